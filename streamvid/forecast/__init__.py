@@ -1,5 +1,5 @@
-"""Forecasts of what a run delivers and costs, for sealed datasets and for metadata (`streamvid plan`).
+"""Forecasts of the deliveries and costs of a run, for sealed datasets and for metadata (`streamvid plan`).
 
-May import everything up to loader and sharder. Read run.py (input and result) first, then dataset.py and
+May import all packages up to loader and sharder. Read run.py (input and result) first, then dataset.py and
 metadata.py (the two sources), then counts.py, loads.py, batches.py and host.py, which compute the parts.
 """

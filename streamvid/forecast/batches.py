@@ -1,4 +1,4 @@
-"""Batches that a loader would deliver and their reads, from index rows and packet tables alone."""
+"""Batches that a loader would deliver, and their reads, computed from index rows and packet tables alone."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NUM_PLACES, _SAMPLES_PER_PLACE = 5, 64
 
 
 def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
-    """Return the parts of the VideoLoader that a rank of the run would have, without starting any.
+    """Return the setup of the VideoLoader of one rank of the run, without starting any part of it.
 
-    Raises what VideoLoader raises.
+    Raises the same errors as VideoLoader.
     """
     options = run.options
     plan = PlanArguments(
@@ -51,11 +51,11 @@ def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """One batch that a rank will receive.
+    """Batch that a rank will receive.
 
-    step: number in the epoch, from 0.   keys: of its samples, in the order of the batch.   member_bytes: size of their
-    clips in the tars.   read_bytes: the part of them that is read, a window's packets or the whole clip.
-    num_requests: to an object store.   num_frames_decoded: packets that go through a decoder, by sample.
+    step: index of the step in the epoch.   keys: sample keys in batch order.   member_bytes: total size of the clips in
+    the tars.   read_bytes: number of these bytes that are read: the packets of a window, or the whole clip.
+    num_requests: requests if the store is an object store.   num_frames_decoded: number of decoded packets per sample.
     """
 
     epoch: int
@@ -70,9 +70,9 @@ class PlannedBatch:
 
 
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
-    """Yield every batch of the run's rank, in the order in which the loader delivers them if no sample is bad.
+    """Yield every batch of the run's rank in the order of delivery, provided that no sample is bad.
 
-    Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError.
+    Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if that fails.
     """
     rows, start = IndexRows(), setup.selection.plan(Cursor())
     for request in setup.selection.requests(start, num_epochs):
@@ -128,10 +128,10 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadSample:
-    """Reads for some deliveries of a rank, from which the reads for all are estimated.
+    """Statistics of reads for some samples of a rank, from which all reads are estimated.
 
-    read_share: bytes read per byte of the clips.   requests_per_sample: to an object store.
-    decoded: bucket id → frames that go through a decoder per sample.
+    read_share: bytes read per byte of stored clips.   requests_per_sample: object store requests per sample.
+    decoded: bucket id → mean number of decoded frames per sample.
     """
 
     num_samples: int
@@ -141,13 +141,13 @@ class ReadSample:
 
 
 def sample_reads(setup: Setup) -> ReadSample:
-    """Examine some batches of the run's rank at five places of its first epoch."""
+    """Return read statistics of some batches of the run's rank, taken at five positions of its first epoch."""
     rows, found = IndexRows(), dict[int, PlannedBatch]()
     for place in range(_NUM_PLACES):
         plan, seen = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0
         for request in setup.selection.requests(plan, 1):
             step = plan.cursor.step + request.position[1]
-            if step not in found:  # the places overlap in a short epoch
+            if step not in found:  # positions overlap in a short epoch
                 found[step] = _batch(request, rows)
             seen += len(request.samples)
             if seen >= _SAMPLES_PER_PLACE:

@@ -1,4 +1,4 @@
-"""Exact steps and samples of a run: what each bucket delivers, and would deliver under each tail policy."""
+"""Exact step and sample counts of a run, per bucket and under each tail policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUMMED = ("num_steps", "num_delivered", "num_dropped", "num_repeated")
 
 @dataclass(frozen=True, slots=True)
 class TailCounts:
-    """Counts of all buckets together under one tail policy."""
+    """Counts over all buckets under one tail policy."""
 
     tail: Tail
     num_steps: int
@@ -31,7 +31,7 @@ class TailCounts:
 
 @dataclass(frozen=True, slots=True)
 class StarvedBucket:
-    """A bucket that has samples but delivers none. num_samples: per epoch."""
+    """Bucket that has samples but delivers none. num_samples: available samples per epoch."""
 
     bucket_id: str
     num_samples: int
@@ -43,8 +43,8 @@ class StarvedBucket:
 class RunCounts:
     """Exact counts of a run that is never interrupted.
 
-    steps: per epoch.   buckets: summed over the epochs; only the last epoch's carried samples are never delivered.
-    tails: one entry per tail policy that these options allow.
+    steps: number of steps in each epoch.   buckets: reports summed over the epochs, except that `num_carried` counts
+    only the last epoch's carried samples, which are never delivered.   tails: counts under each allowed tail policy.
     """
 
     tail: Tail
@@ -61,7 +61,7 @@ class RunCounts:
 def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions, num_epochs: int) -> RunCounts:
     """Return the counts of a run.
 
-    plan_of: returns the plan of epoch 0 for options that differ from `options` only in their tail.
+    plan_of: function that returns the plan of epoch 0 for options that differ from `options` only in the tail policy.
     """
     tails = [tail for tail, rule in TAIL_RULES.items() if rule.is_equal or options.accumulate == 1]
     plans = {tail: plan_of(replace(options, tail=tail)) for tail in tails}
@@ -84,7 +84,7 @@ def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions,
 
 
 def failure_of(plan: EpochPlan, num_epochs: int) -> PlanError | None:
-    """Return the error with which a run of this plan would end at once; None if it has a step."""
+    """Return the error that a run of this plan would raise before its first step, or None if it has a step."""
     try:
         plan.check(num_epochs)
     except PlanError as error:
@@ -93,7 +93,7 @@ def failure_of(plan: EpochPlan, num_epochs: int) -> PlanError | None:
 
 
 def _epochs(plan: EpochPlan, num_epochs: int) -> tuple[list[int], list[tuple[BucketReport, ...]]]:
-    """Return (steps, reports) of each epoch of a run that is never interrupted."""
+    """Return the numbers of steps and the bucket reports of all epochs of a run that is never interrupted."""
     steps, reports = [], []
     for _ in range(num_epochs):
         steps.append(plan.num_steps_left)
@@ -125,7 +125,7 @@ def _tail_counts(tail: Tail, num_steps: int, buckets: Sequence[BucketReport]) ->
 
 
 def _starved(report: BucketReport, options: PlanOptions, num_ranks: int, num_epochs: int) -> StarvedBucket:
-    """Return a starved bucket with every change that would give it a step."""
+    """Return a starved bucket with all remedies that would give it a step."""
     samples, remedies = -(-report.num_available // num_epochs), []
     if options.sync == "bucket" and samples >= num_ranks:
         remedies.append(f"batch size {samples // num_ranks}")

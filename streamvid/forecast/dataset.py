@@ -1,4 +1,4 @@
-"""Forecast for a sealed dataset: counts from the shard table; shapes, loads, memory and time from its index."""
+"""Forecast for a sealed dataset: counts from its shard table; shapes, loads, memory and time from its index."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from streamvid.plan import Cursor
 from streamvid.plan.cost import cost_classes, default_costs
 
 MAX_SCANNED_SHARDS = 4096
-"""Maximum number of shards whose index is read, spread evenly over all of them."""
+"""Maximum number of shards whose index is read. They are spread evenly over all shards."""
 
 _Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
 _SCANNED = ("clip_bytes", "window_num_frames", "clip_width", "clip_height", "crop_fraction", "upscale")
-_CLOSED_GOP = 8  # frames decoded before the first wanted one if no packets were read: half a native key interval
+_CLOSED_GOP = 8  # frames decoded before the first wanted one if no packet table was read: half a native key interval
 _OPENING_REQUESTS = 10  # per rank: manifest, shard table, footers
 
 
 def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
-    """Return what the run would deliver from a sealed dataset, and its cost. Raises what VideoLoader raises."""
+    """Return the forecast of a run on a sealed dataset. Raises the same errors as VideoLoader."""
     setup = set_up_run(dataset, run)
     selection = setup.selection
     counts = count_run(lambda options: replace(selection, options=options).plan(Cursor()), run.options, run.num_epochs)
@@ -57,16 +57,16 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
     )
 
 
-# --------------------------------------------------------------------------------------------- what the index says
+# -------------------------------------------------------------------------------------------------- index values
 
 
 @dataclass(frozen=True)
 class BucketScan:
-    """Index values of a bucket's samples that pass the filter.
+    """Index values of the samples of a bucket that pass the filter.
 
-    pixels: mean of the stored frames.
-    first: int64 (shards,), where each shard's samples begin in clip_bytes; clip_bytes: int64 (samples,). Both are None
-    if only some shards were read.
+    pixels: mean number of pixels per stored frame.   first: int64 (shards,), index of each shard's first sample in
+    `clip_bytes`.   clip_bytes: int64 (samples,), sizes of the stored clips. The last two are None if only some shards
+    were read.
     """
 
     bucket: Bucket
@@ -76,7 +76,7 @@ class BucketScan:
     clip_bytes: Int64Array | None
 
     def sizes(self, shards: Int64Array, places: Int64Array) -> Int64Array:
-        """Return the bytes of samples' clips, int64; the mean for all of them if only some shards were read."""
+        """Return the clip sizes of samples in bytes, int64; each is the mean size if only some shards were read."""
         if self.first is None or self.clip_bytes is None:
             return np.full(len(shards), round(self.shape.bytes_mean), np.int64)
         found: Int64Array = self.clip_bytes[self.first[shards] + places]
@@ -84,9 +84,9 @@ class BucketScan:
 
 
 def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str, BucketScan]:
-    """Read one row group of the samples index per shard, and return a scan per bucket id.
+    """Read one row group of the samples index per shard, and return one scan per bucket id.
 
-    If there are more than `max_shards` shards, that many are read, spread evenly, and at least one in each bucket.
+    If there are more than `max_shards` shards, read about that many, spread evenly, and at least one per bucket.
     """
     (part,) = setup.mix.parts
     total = sum(len(counts) for counts in part.subset.counts.values())
@@ -117,7 +117,7 @@ def _scan_shard(part: MixPart, bucket_id: str, number: int) -> _Columns:
 
 
 def _numbers(column: Any) -> npt.NDArray[Any]:
-    """Return a column's numbers, NaN for missing ones."""
+    """Return the numbers in a column, with NaN for missing values."""
     import pyarrow.compute as pc
 
     return numbers_of(pc.fill_null(column, float("nan")) if column.null_count else column)
@@ -191,7 +191,7 @@ def _estimates(
 
 
 def decode_ms(scan: BucketScan, reads: ReadSample, costs: HostCosts) -> float:
-    """Return CPU milliseconds per sample of a bucket: from the cost table if listed, else estimated from pixels."""
+    """Return the CPU milliseconds per sample of a bucket, as listed in the cost table or estimated from its pixels."""
     bucket, named = scan.bucket, costs.decode_ms or {}
     key = key_of(bucket, named, "cost table decode_ms")
     if key is not None:
@@ -202,7 +202,7 @@ def decode_ms(scan: BucketScan, reads: ReadSample, costs: HostCosts) -> float:
 
 
 def _shards_per_rank(setup: Setup) -> float:
-    """Estimate how many shards a rank reads from in an epoch, as if samples were assigned to ranks at random."""
+    """Return the mean number of shards that a rank reads per epoch if samples are assigned to ranks at random."""
     others = 1 - 1 / setup.selection.world.num_ranks
     return sum(
         float((1 - others ** counts.astype(np.float64)).sum()) for counts in setup.mix.parts[0].subset.counts.values()

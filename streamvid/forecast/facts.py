@@ -1,4 +1,4 @@
-"""Sizes of clips as stated in metadata, one block of rows at a time. No video is opened.
+"""Reading of clip sizes from metadata, one block of rows at a time. No video is opened.
 
 Memory does not grow with the number of rows. Only the needed columns of CSV and Parquet files are converted.
 """
@@ -31,18 +31,18 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "seconds": ("duration_seconds", "duration", "seconds", "duration_sec"),
     "num_bytes": ("num_bytes", "bytes", "file_size", "filesize", "size_bytes", "size"),
 }
-"""Facts that are read, with the usual names of their columns."""
+"""Usual column names of each fact that is read."""
 
 _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
 @dataclass(frozen=True)
 class FactsBlock:
-    """Rows of a metadata file that are readable.
+    """Readable rows in one block of a metadata file.
 
-    rows: (n,) their numbers, from 0. values: name in COLUMNS → float64 (n,), NaN if missing or not a number; only
-    columns that the file has. sources: (n,) the rows' file names, None if there is no such column.
-    broken: row number → reason, for the unreadable rows between them.
+    rows: (n,), row numbers from 0. values: name in COLUMNS → float64 (n,), with NaN for missing values and for values
+    that are not numbers; names without a column are absent. sources: (n,), file names; None if no column holds them.
+    broken: row number → reason, for the unreadable rows of the block.
     """
 
     rows: Int64Array
@@ -51,16 +51,16 @@ class FactsBlock:
     broken: Mapping[int, str]
 
     def source(self, place: int) -> str:
-        """Return the file name in row `rows[place]`, or ""."""
+        """Return the file name in row `rows[place]`, or "" if there is none."""
         value = None if self.sources is None else self.sources[place].as_py()
         return "" if value is None else str(value)
 
 
 @dataclass(frozen=True)
 class FactsFile:
-    """One metadata file, or several of one kind.
+    """One metadata file, or several Parquet files with the same columns.
 
-    columns: name in COLUMNS → the file's column. source_column: the column that holds paths.
+    columns: name in COLUMNS → column name in the file. source_column: column that holds paths, if any.
     """
 
     paths: tuple[Path, ...]
@@ -68,7 +68,7 @@ class FactsFile:
     source_column: str | None
 
     def blocks(self) -> Iterator[FactsBlock]:
-        """Yield all rows in order. Raises SourceError for a file that cannot be read."""
+        """Yield all rows in order, in blocks. Raises SourceError if a file cannot be read."""
         wanted = {*self.columns.values(), *([self.source_column] if self.source_column else [])}
         first = 0
         for path in self.paths:
@@ -86,7 +86,7 @@ class FactsFile:
 
 
 def is_metadata(source: Path) -> bool:
-    """Return whether a path is a metadata file, by its name, or a folder of Parquet files."""
+    """Return True if a path has the name of a metadata file or is a folder of Parquet files without a manifest."""
     if source.is_dir():
         return not (source / "manifest.json").exists() and any(source.glob("*.parquet"))
     return is_metadata_name(source.name)
@@ -95,7 +95,7 @@ def is_metadata(source: Path) -> bool:
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """Find the columns of a metadata file or of a folder of Parquet files.
 
-    Raises SourceError, which names what is missing and what to use instead, if rows do not state the sizes of clips.
+    Raises SourceError if there are no columns for the sizes of clips. It names the missing columns and an alternative.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)
@@ -106,8 +106,8 @@ def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
         missing.append("num_frames (or fps and duration)")
     if missing:
         raise SourceError(
-            f"metadata {source} has no column {', '.join(missing)}; it has {', '.join(names) or 'none'}. "
-            "plan reads sizes from columns, not from videos; `streamvid shard SOURCE DEST --dry-run` probes the files"
+            f"metadata {source} has no column {', '.join(missing)}; its columns: {', '.join(names) or 'none'}. "
+            "`streamvid plan` reads sizes from columns; to probe files, run `streamvid shard SOURCE DEST --dry-run`"
         )
     if video_column is not None:
         return FactsFile(paths, columns, find_column(names, video_column, VIDEO_COLUMNS, "video_column"))

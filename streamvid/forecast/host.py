@@ -1,4 +1,4 @@
-"""Memory of a host, by the loader's own arithmetic, and the estimated time per epoch."""
+"""Host memory of a run, computed as in the loader, and the estimated time per epoch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class HostCosts:
     are not a measurement of your machine.
 
     decode_ms: CPU milliseconds per sample, by bucket id, WxH@F or glob.
-    decode_ns_per_pixel: for other buckets, CPU time per pixel of every decoded frame, delivered or not.
-    make_ns_per_pixel: for other buckets, CPU time per delivered pixel, for scaling and conversion to RGB.
-    sample_ms: for other buckets, additional CPU time per sample.
-    num_workers: decode workers per rank.   ranks_per_node: ranks of one machine, which share its network link.
-    worker_bytes: memory of one decode worker.
-    request_ms: time from a request to its first byte.   requests_in_flight: per rank.
-    link_mb_per_second: per machine.
+    decode_ns_per_pixel: for other buckets, CPU nanoseconds per pixel of every decoded frame, delivered or not.
+    make_ns_per_pixel: for other buckets, CPU nanoseconds per delivered pixel, for scaling and conversion to RGB.
+    sample_ms: for other buckets, additional CPU milliseconds per sample.
+    num_workers: decode workers per rank.   ranks_per_node: ranks per machine, which share its network link.
+    worker_bytes: memory per decode worker.
+    request_ms: milliseconds from a request to its first byte.   requests_in_flight: concurrent requests per rank.
+    link_mb_per_second: network bandwidth per machine.
     """
 
     decode_ms: Mapping[str, float] | None = None
@@ -52,7 +52,7 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Work of the busiest rank in an epoch. gpu_seconds: None if the costs of steps were not measured."""
+    """Work of the busiest rank in an epoch. gpu_seconds: GPU time; None if step costs were not measured."""
 
     decode_cpu_seconds: float
     num_requests: float
@@ -71,10 +71,10 @@ class EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Estimates of an epoch under a table of host costs.
+    """Estimates for one epoch, based on a table of host costs.
 
-    work: of the busiest rank; its requests go to an object store.   read_share: bytes read per byte of clips.
-    num_samples_looked_at: number of deliveries from which requests and bytes were scaled up.
+    work: work of the busiest rank, assuming an object store.   read_share: bytes read per byte of stored clips.
+    num_samples_looked_at: number of samples from which requests and bytes are extrapolated.
     """
 
     work: RankWork
@@ -87,7 +87,7 @@ class Estimates:
 
 
 def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
-    """Return the duration of each part of an epoch, and the name of the longest part."""
+    """Return the estimated duration of an epoch and of each of its parts."""
     on_node = min(num_ranks, costs.ranks_per_node)
     parts: dict[EpochPart, float | None] = {
         "decode": work.decode_cpu_seconds / costs.num_workers,
@@ -102,7 +102,7 @@ def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes of host memory. ring_bytes_yuv420p: None if a bucket has an odd side."""
+    """Host memory in bytes. ring_bytes_yuv420p: ring size with yuv420p; None if a bucket has an odd side."""
 
     ring_bytes: int
     ring_bytes_yuv420p: int | None
@@ -120,7 +120,7 @@ def host_memory(
     prefetch_bytes: int,
     num_ranks: int,
 ) -> HostMemory:
-    """Return the host memory of a run: the ring exactly, workers as the cost table estimates them.
+    """Return the host memory of a run. The ring is exact; the workers are estimated from the cost table.
 
     max_clip_bytes: size of the largest clip, 0 if unknown.
     """

@@ -1,4 +1,4 @@
-"""Loads of ranks: samples, tokens, costs and bytes that each rank takes at the steps of an epoch."""
+"""Loads of ranks: samples, tokens, costs and bytes of each rank at the steps of an epoch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from streamvid.plan.step import Step
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 ClipBytes: TypeAlias = Callable[[str, Int64Array, Int64Array], Int64Array]
-"""(bucket id, shards, places) of samples → bytes of their clips, all int64 (n,)."""
+"""Function from (bucket id, shards, indices in shards) of samples to their clip bytes. All arrays are int64 (n,)."""
 
-_SLICE_STEPS = 256  # each slice costs one search of the order, whatever its length
+_SLICE_STEPS = 256  # each slice costs one search of the order, regardless of its length
 _MAX_STEPS = 1 << 14
 _MAX_SAMPLES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """Loads of the first epoch: tokens per rank and step, totals by rank, and how unequal ranks are.
+    """Loads of the first epoch: tokens per rank and step, totals by rank, and imbalance between ranks.
 
-    imbalance: mean over steps of (busiest rank / mean rank); 1.0 if all ranks are equal.
-    member_bytes: of the clips in the tars; None if sizes are unknown.
-    is_estimate: only some steps were computed.   bytes_are_estimate: only some steps or shards were used.
+    imbalance_tokens, imbalance_costs: mean over steps of (busiest rank / mean rank); 1.0 if all ranks are equal.
+    member_bytes_by_rank: total size of clips in the tars; None if sizes are unknown.
+    is_estimate: True if only some steps were computed.
+    bytes_are_estimate: True if only some steps were computed or clip sizes are not exact.
     """
 
     num_steps_looked_at: int
@@ -45,10 +46,10 @@ class LoadSummary:
 
 @dataclass(frozen=True)
 class RankLoads:
-    """Loads of ranks at the computed steps: all of an epoch, or slices spread evenly over it.
+    """Loads of ranks at the computed steps, which are all steps of an epoch or slices spread evenly over it.
 
-    num_steps: of the epoch.   samples, tokens, costs: int64 (steps computed, ranks), costs in the unit of the plan's
-    costs.   num_bytes: int64 (ranks,), of the clips of these steps; None if sizes are unknown.
+    num_steps: number of steps in the epoch.   samples, tokens, costs: int64 (computed steps, ranks), with costs in the
+    unit of the plan.   num_bytes: int64 (ranks,), clip bytes of the computed steps; None if sizes are unknown.
     """
 
     num_steps: int
@@ -59,12 +60,12 @@ class RankLoads:
 
     @property
     def is_sampled(self) -> bool:
-        """True if only some steps were computed, so that figures of the epoch are scaled."""
+        """True if only some steps were computed, so that totals of the epoch are extrapolated."""
         return len(self.tokens) < self.num_steps
 
     @property
     def scale(self) -> float:
-        """Steps of the epoch per computed step."""
+        """Ratio of the epoch's steps to the computed steps."""
         return self.num_steps / max(1, len(self.tokens))
 
     @property
@@ -73,7 +74,7 @@ class RankLoads:
         return float(self.costs.max(axis=1, initial=0).sum()) * self.scale
 
     def summary(self, sizes_are_exact: bool = True) -> LoadSummary:
-        """Return the figures of the epoch. sizes_are_exact: True if clip sizes were read, not estimated."""
+        """Return the loads of the whole epoch. sizes_are_exact: True if clip sizes were read, not estimated."""
         present = self.tokens[self.tokens > 0]
         return LoadSummary(
             num_steps_looked_at=len(self.tokens),
@@ -93,7 +94,7 @@ class RankLoads:
 
 
 def imbalance(loads: Int64Array) -> float:
-    """Return the mean over steps of (busiest rank / mean rank). loads: (steps, ranks)."""
+    """Return the mean over steps of (busiest rank / mean rank). loads: int64 (steps, ranks)."""
     if not loads.size:
         return 1.0
     means = loads.mean(axis=1)
@@ -108,7 +109,7 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Walk through the steps of the plan's epoch: all of them, or as many as take a few seconds."""
+    """Return the loads at all steps of the plan's epoch, or at as many steps as take a few seconds to compute."""
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

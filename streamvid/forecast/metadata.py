@@ -1,7 +1,7 @@
-"""Forecast for metadata: the buckets of its rows, by the sizes that it states. No media file is opened.
+"""Forecast for metadata: rows are assigned to buckets by the sizes that they state. No media file is opened.
 
-Rows of equal size that can fill the same bucket lengths are counted together, so that ten million rows need
-only one assignment per such group.
+Rows of equal size that can fill the same bucket lengths are counted together, so that even ten million rows need only
+one assignment per group.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MAX_SIDE = (1 << 20) - 1
 _SIDE_BITS = 20
 _MAX_FRAMES = (1 << 31) - 1
 _MAX_EXAMPLES = 3
-_NEAR = 1e-6  # distance to a whole number of frames, where float64 may round to the other side
+_NEAR = 1e-6  # distance from a whole number of frames within which float64 may round to the wrong side
 
 UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-frame-count", "unknown-duration"
 
@@ -58,15 +58,15 @@ UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-f
 def forecast_metadata(
     source: Path, run: PlannedRun, config: BucketConfig, video_column: str | None = None
 ) -> RunForecast:
-    """Return what the run would deliver if `source` were sharded into the buckets of `config`.
+    """Return the forecast of a run on `source` as if it were sharded into the buckets of `config`.
 
-    Raises SourceError for metadata that cannot be read, and if no row has a bucket.
+    Raises SourceError if the metadata cannot be read or no row is assigned to a bucket.
     """
     facts = open_facts(source, video_column)
     found = assign_rows(facts.blocks(), config, run.options.seed)
     buckets = {name: found.buckets[name].bucket for name in found.counts}
     if not buckets:
-        raise SourceError(f"no row of {source} has a bucket: {_why(found)}")
+        raise SourceError(f"no row of {source} is assigned to a bucket: {_why(found)}")
     sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch, config.model)
     table = default_costs(buckets.values(), config.model)
     costs = (run.costs or table).costs(sizes)
@@ -103,28 +103,28 @@ def forecast_metadata(
 
 
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
-    """Return the run's batch sizes, or else those of the bucket configuration."""
+    """Return the batch sizes of the run or, if it has none, of the bucket configuration."""
     if run.max_tokens_per_batch is not None or isinstance(run.batch_size, int | Mapping):
         return run.batch_size if isinstance(run.batch_size, int | Mapping) else None
     return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None
 
 
 def _notes(found: AssignedRows, config: BucketConfig) -> tuple[str, ...]:
-    notes = ["sizes are taken from the metadata; shard probes the files and rejects those that differ"]
+    notes = ["sizes are taken from the metadata; shard probes the files, so its counts may differ"]
     if found.frames_are_estimated:
-        notes.append("rows without num_frames: frames are duration x fps, rounded (an estimate)")
+        notes.append("for rows without num_frames, the number of frames is estimated as duration x fps, rounded")
     if not found.has_bytes:
-        notes.append("no column of file sizes (num_bytes): memory for clips read ahead is left out")
+        notes.append("the metadata has no file sizes (num_bytes), so memory for clips read ahead is not counted")
     if config.assign == "all":
-        notes.append("--assign all stores a clip in each bucket that may take it; counts are for one epoch's draws")
+        notes.append("--assign all stores a clip in each bucket that accepts it; counts are for the draws of one epoch")
     return tuple(notes)
 
 
 def _why(found: AssignedRows) -> str:
     kinds = sorted(found.left_out.values(), key=lambda left: -left.num_rows)
     if not kinds:
-        return "it has no rows"
-    return "; ".join(f"{left.kind}: {left.num_rows} rows, such as {left.examples[0].reason}" for left in kinds)
+        return "the metadata has no rows"
+    return "; ".join(f"{left.kind}: {left.num_rows} rows, for example: {left.examples[0].reason}" for left in kinds)
 
 
 # ----------------------------------------------------------------------------------------------------- assigned rows
@@ -132,7 +132,7 @@ def _why(found: AssignedRows) -> str:
 
 @dataclass(slots=True)
 class AssignedBucket:
-    """Rows of one bucket. expected: by their probabilities; drawn: whole rows; all sums are over these."""
+    """Rows of one bucket. expected: sum of probabilities. drawn: number of drawn rows; all sums are over drawn rows."""
 
     bucket: Bucket
     expected: Fraction = Fraction(0)
@@ -145,7 +145,7 @@ class AssignedBucket:
     seconds: float = 0.0
 
     def shape(self) -> BucketShape:
-        """Return the means over the rows; frames are counted at the requested frame rate."""
+        """Return the means over the drawn rows. Frames are counted at the requested frame rate."""
         count = max(1, self.drawn)
         return BucketShape(
             num_samples=self.drawn,
@@ -164,8 +164,9 @@ class AssignedBucket:
 class AssignedRows:
     """All rows of a metadata file, each in `buckets` or in `left_out`.
 
-    num_groups: number of distinct kinds of rows.   max_bytes: size of the largest file, 0 if sizes are not stated.
-    has_bytes: the file states sizes in bytes.   frames_are_estimated: some come from duration and fps.
+    num_groups: number of groups of rows with equal bucket choices.   max_bytes: size of the largest file; 0 if unknown.
+    has_bytes: True if there is a column of file sizes.   frames_are_estimated: True if some numbers of frames were
+    computed from duration and fps.
     """
 
     num_rows: int = 0
@@ -178,12 +179,12 @@ class AssignedRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows by bucket id, sorted; empty buckets are left out."""
+        """Number of drawn rows by bucket id, sorted, without empty buckets."""
         return {name: found.drawn for name, found in sorted(self.buckets.items()) if found.drawn}
 
 
 def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -> AssignedRows:
-    """Assign all rows to buckets. If keep probabilities decide, draw as the sharder does with this seed."""
+    """Assign all rows to buckets. If probabilities decide, make the same draws as the sharder with this seed."""
     found = AssignedRows()
     groups: dict[int, _RowGroup] = {}
     lengths = np.array(_lengths(config), np.int64)
@@ -207,8 +208,8 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return all frame counts, ascending: of a clip's frames, the choice depends only on the counts that they reach."""
-    if config.opensora is not None:  # including those of probability 0, which keep clips from others
+    """Return the buckets' frame counts, ascending. The choice of a bucket depends only on those that a clip reaches."""
+    if config.opensora is not None:  # including counts of probability 0, which keep clips from other buckets
         return sorted({frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames})
     return sorted(config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates})
 
@@ -218,7 +219,7 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows of a block that state a size and a number of frames. places: their numbers in the block."""
+    """Rows of a block that state a size and a number of frames. places: indices of these rows in the block."""
 
     block: FactsBlock
     places: Int64Array
@@ -232,7 +233,7 @@ class _SizedRows:
 
     @staticmethod
     def of(block: FactsBlock, rate: FrameRate, found: AssignedRows) -> _SizedRows:
-        """Return the usable rows, and count the others as left out."""
+        """Return the usable rows of a block, and count its other rows as left out."""
         empty = np.full(len(block.rows), np.nan)
         values = {name: block.values.get(name, empty) for name in ("height", "width", "fps", "seconds", "num_bytes")}
         fps = np.where(values["fps"] > 0, values["fps"], np.nan)
@@ -243,7 +244,7 @@ class _SizedRows:
             frames = np.where(np.isnan(frames), guessed, frames)
         sized = _is_count(values["height"], MAX_SIDE) & _is_count(values["width"], MAX_SIDE)
         counted = _is_count(frames, _MAX_FRAMES)
-        _unusable(found, block, ~sized, NO_SIZE, "height and width", values["height"])
+        _unusable(found, block, ~sized, NO_SIZE, "height or width", values["height"])
         _unusable(found, block, sized & ~counted, NO_FRAMES, "num_frames", frames)
         found.has_bytes |= "num_bytes" in block.values
         stored = np.where(sized & counted, frames, 0).astype(np.int64)
@@ -259,14 +260,14 @@ class _SizedRows:
         )
 
     def codes(self, lengths: Int64Array) -> Int64Array:
-        """Return a number per row. Rows with equal numbers go to the same buckets with the same probabilities."""
+        """Return a code per row. Rows with equal codes go to the same buckets with the same probabilities."""
         # An image is a row with one frame.
         reach = np.where(self.frames == 1, 0, np.searchsorted(lengths, self.reached, side="right") + 1)
         codes: Int64Array = (reach << (2 * _SIDE_BITS)) | (self.height << _SIDE_BITS) | self.width
         return codes
 
     def shape(self, place: int) -> Shape:
-        """Return the values that decide about one row."""
+        """Return the values of one row that decide its bucket."""
         frames, height, width = (int(column[place]) for column in (self.reached, self.height, self.width))
         return Shape(frames, height, width, is_image=bool(self.frames[place] == 1))
 
@@ -289,7 +290,7 @@ def _unusable(
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
-    """Return `rate.num_frames` of each row, -1 if the row states too little for it; images keep their frame."""
+    """Return each row's number of frames at the requested rate, or -1 if it is unknown. Images keep their one frame."""
     if rate.fps is None or rate.rule == "native":
         return frames
     if rate.rule == "cap":
@@ -307,15 +308,15 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
     return np.where(frames == 1, frames, result)
 
 
-# ------------------------------------------------------------------------------------------------------ where they go
+# ---------------------------------------------------------------------------------------------------- bucket choices
 
 
 @dataclass(slots=True)
 class _RowGroup:
-    """Rows of one size and one reachable length, and their possible buckets.
+    """Group of rows with one size and one reachable length, and their possible buckets.
 
-    waste: (share cropped, upscaling factor) in each of these buckets.
-    ends: cumulative probabilities; None: one bucket takes all rows, or none takes any.
+    waste: (cropped share, upscaling factor) in each possible bucket.
+    ends: cumulative probabilities of the buckets; None if one bucket receives all rows or none receives any.
     """
 
     choices: Choices
@@ -351,7 +352,7 @@ def _count(found: AssignedRows, group: _RowGroup, rows: _SizedRows, members: Int
 
 
 def _draws(seed: int, block: FactsBlock, places: Int64Array) -> Float64Array:
-    """Return numbers in [0, 1) as the sharder draws them for a source; for rows without a source, by row number."""
+    """Return a number in [0, 1) per row, drawn by source as in the sharder or, without sources, by row number."""
     if block.sources is None:
         return uniform_array(seed, block.rows[places])
     keys = (record_key(normpath(block.source(place))) for place in places.tolist())

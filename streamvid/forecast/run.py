@@ -1,4 +1,4 @@
-"""Input and result of `streamvid plan`: a planned run, and its deliveries and cost."""
+"""Input and result of `streamvid plan`: a planned run and its forecast."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from streamvid.plan.position import MAX_NUM_RANKS
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """The run to forecast, in the terms of VideoLoader.
+    """Run to forecast, described in terms of VideoLoader's arguments.
 
-    costs: measured step costs; None: predicted from tokens.
-    details: also read the samples index, for shapes, bytes, memory and time; False: counts only.
+    costs: measured step costs; None to predict them from tokens.
+    details: True to add loads and memory and, from a dataset's samples index, shapes and time.
     """
 
-    num_ranks: int = option(1, help="Data-parallel ranks of the run.", minimum=1, maximum=MAX_NUM_RANKS)
+    num_ranks: int = option(1, help="Number of data-parallel ranks.", minimum=1, maximum=MAX_NUM_RANKS)
     batch_size: int | Mapping[str, int] | BucketConfig | None = None
     max_tokens_per_batch: int | None = option(None, help="Maximum tokens per batch, instead of --batch-size.")
     options: PlanOptions = option(default_factory=PlanOptions)
-    num_epochs: int = option(1, flag="--epochs", help="Epochs of the run.", minimum=1, maximum=1000)
+    num_epochs: int = option(1, flag="--epochs", help="Number of epochs.", minimum=1, maximum=1000)
     split: str = option("train", help="Split of the dataset.")
-    where: str | None = option(None, metavar="CONDITION", help="Condition on columns, as VideoLoader(where=…).")
+    where: str | None = option(None, metavar="CONDITION", help="Condition on columns, as in VideoLoader(where=…).")
     costs: CostTable | None = None
     host: HostCosts = field(default_factory=HostCosts)
     prefetch_bytes: int = 256 * 2**20
@@ -45,11 +45,12 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class BucketShape:
-    """Loss from fitting clips into one bucket, as means over the samples that were read.
+    """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    The shares are None if the index does not record them. `crop_mean` and `crop_max` are shares of the picture,
-    `upscale_mean` is a factor, `frames_unused_share` is the share of the clips' frames that one pass does not deliver.
-    bytes_mean: of a stored clip, or of a source file.   expected: mean number of metadata rows for the bucket.
+    crop_mean, crop_max: mean and maximum cropped share of the picture.   upscale_mean: mean upscaling factor. These are
+    None if the index does not record them.   frames_unused_share: share of the clips' frames that one pass does not
+    deliver.   bytes_mean: mean size of a stored clip or source file.   expected: mean number of metadata rows for the
+    bucket over all draws.
     """
 
     num_samples: int
@@ -65,7 +66,7 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """Facts about a sealed dataset. num_shards: by bucket id, of the split and filter."""
+    """Facts about a sealed dataset. num_shards: number of shards that the run uses, by bucket id."""
 
     plan_fingerprint: str
     split: str
@@ -76,7 +77,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True, slots=True)
 class LeftOutRow:
-    """One row of metadata that gets no bucket."""
+    """Row of metadata that is assigned to no bucket."""
 
     row: int
     source: str
@@ -85,7 +86,7 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Rows of metadata that get no bucket, of one kind. expected: their mean number over all draws."""
+    """Rows of metadata without a bucket, for one kind of reason. expected: their expected number over all draws."""
 
     kind: str
     num_rows: int = 0
@@ -95,9 +96,10 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFacts:
-    """Facts about metadata. columns: fact → column.   num_groups: number of distinct kinds of rows.
+    """Facts about metadata.
 
-    left_out: most frequent first.
+    columns: fact → column name.   num_groups: number of groups of rows with equal bucket choices.
+    left_out: rows without a bucket, by kind of reason, most frequent first.
     """
 
     columns: Mapping[str, str]
@@ -110,7 +112,7 @@ class MetadataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """Needs of the first epoch. estimates: None for metadata, whose bytes are unknown before there are shards."""
+    """Loads, memory and time of the first epoch. estimates: None for metadata, because clip sizes are not known yet."""
 
     loads: LoadSummary
     memory: HostMemory
@@ -121,9 +123,9 @@ class RunDetails:
 class RunForecast:
     """Forecast of a run.
 
-    about: the source.   shapes: by bucket id; empty if only counts were requested.
-    details: None if only counts were requested, and for a run without a step.
-    failure: the error with which the run would end at once.
+    about: facts about the source.   shapes: shape of each bucket, by id; empty for a dataset without `details`.
+    details: None if they were not requested or the run has no step.
+    failure: error that the run would raise before its first step; None if it has a step.
     """
 
     source: str
@@ -138,11 +140,11 @@ class RunForecast:
 
     @property
     def kind(self) -> Literal["dataset", "metadata"]:
-        """The kind of the source."""
+        """Kind of the source."""
         return "dataset" if isinstance(self.about, DatasetFacts) else "metadata"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the forecast as plain JSON: `about` under its kind, counts at the top, the failure left out."""
+        """Return the forecast as plain JSON, with `about` under its kind, counts at the top level, and no failure."""
         value = asdict(self, dict_factory=_plain)
         del value["failure"]
         return {

@@ -103,7 +103,7 @@ class RequestPool:
                 num_bytes, job = self._queue.popleft()
                 self._num_active += 1
                 self._bytes_active += num_bytes
-                # A thread that starts a job wakes the next one; a thread that ends a job looks for work: none wakes in vain.
+                # A starting job wakes the next thread; an ending job frees its own thread. None wakes in vain.
                 if self._may_begin():
                     self._condition.notify()
             try:
