@@ -82,7 +82,7 @@ def connection_error(error: BaseException, when: str) -> RequestError:
     known = {
         "refused": "the connection was refused",
         "reset by peer": "the connection was reset",
-        "timed out": "no response arrived in time",
+        "timed out": "the connection timed out",
         "Name or service not known": "the server's name is unknown",
         "Temporary failure in name resolution": "the server's name cannot be resolved",
         "certificate": "the server's certificate is not trusted",
@@ -93,7 +93,7 @@ def connection_error(error: BaseException, when: str) -> RequestError:
     }
     cause = next((said for part, said in known.items() if part.lower() in text.lower()), "")
     if not cause and any("timeout" in name.lower() for name in names):
-        cause = "no response arrived in time"
+        cause = "the connection timed out"
     cause = cause or f"the connection failed ({names[0]})"
     is_final = "certificate" in cause
     hint = "Check endpoint_url (AWS_ENDPOINT_URL), the network and the server"
