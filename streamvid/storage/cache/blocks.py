@@ -94,7 +94,7 @@ class BlockCache:
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object. A missing block is fetched into memory as a whole.
+        """Fill every buffer from its offset in the object. Storing a block that is wanted only in part takes extra memory.
 
         name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
         fetch: function that reads the given ranges: whole blocks, or only the wanted bytes if nothing can be stored. It
@@ -210,7 +210,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Return True if the block was read, False if it must be fetched, and None if another reader is fetching it."""
+        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader is fetching it."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
@@ -243,7 +243,7 @@ class BlockCache:
             process.recently_fetched /= 2
 
     def _wait(self, block: CacheBlock, deadline: float) -> bool:
-        """Return the same as `_try`, but wait for another reader, and return False after the deadline."""
+        """Do the same as `_try`, but wait for another reader, and return False after the deadline."""
         delay = 0.001
         while not self._read(block):
             got = self._try(block)
