@@ -94,7 +94,7 @@ class BlockCache:
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object. Storing a block that is wanted only in part takes extra memory.
+        """Fill every buffer from its offset in the object. Storing a block that is wanted only in part takes memory.
 
         name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
         fetch: function that reads the given ranges: whole blocks, or only the wanted bytes if nothing can be stored. It
@@ -210,7 +210,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader is fetching it."""
+        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader fetches it."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
