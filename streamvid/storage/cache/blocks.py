@@ -210,7 +210,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader fetches it."""
+        """Read or claim a block. Return True if read, False if it must be fetched, None if others are fetching it."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
