@@ -1,7 +1,7 @@
-"""From a sealed dataset to uniform batches: fetch, decode, batch, on one rank of many.
+"""Loading of uniform batches from a sealed dataset, on one of many ranks: fetch, decode, batch.
 
-Rooms and files import only from those to their left: options, view ← workers, mix ← delivery ← batch ← setup ←
-loader. Read loader.py, mix.py, then the rooms in the order view, delivery, workers, batch.
+Packages and files import only from those to their left: options, view ← workers, mix ← delivery ← batch ← setup ←
+loader. Read loader.py and mix.py, then the packages in the order view, delivery, workers, batch.
 
-Kept free of imports: decode workers start here and must not pay for torch.
+This file imports nothing, because decode workers import it and must not load torch.
 """

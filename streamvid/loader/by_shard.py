@@ -1,4 +1,4 @@
-"""Delivery of a dataset shard by shard: all samples in their order, as a loader shows them at each visit."""
+"""Delivery of a dataset shard by shard: all samples in stored order, as a loader delivers them at each visit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _OF_PLANS = {"accumulate", "groups", "num_epochs", "schedule", "shuffle", "split
 
 @dataclass(frozen=True)
 class ByShard:
-    """Delivery of the shards of a dataset.
+    """Delivery of a dataset shard by shard. Samples of all splits are delivered, and no caption is dropped as a whole.
 
-    source: with an open Dataset. options: VideoLoader's arguments; those about plans, including filters, have no effect
-    here, where the samples of all splits are delivered, and captions are not dropped as a whole.
-    batch_sizes: by bucket, so that a shard's batches are the same for every reader.
+    source: config of the dataset, with an open Dataset as its URL.
+    options: VideoLoader's arguments, without those for plans, such as filters.
+    batch_sizes: bucket id → batch size, so that a shard's batches are the same for every reader.
     """
 
     source: DatasetConfig
@@ -39,15 +39,17 @@ class ByShard:
 
     @staticmethod
     def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
-        """Create it from VideoLoader's arguments. Raises ConfigError for several datasets, for a dataset of texts, and
-        for impossible batch sizes."""
+        """Return the delivery for VideoLoader's arguments; arguments for plans are ignored.
+
+        Raises ConfigError for more than one dataset, a dataset of texts, and invalid batch sizes.
+        """
         source, kept = sources[0], {name: value for name, value in options.items() if name not in _OF_PLANS}
         dataset = source.url
         assert isinstance(dataset, Dataset)
         if len(sources) > 1:
-            raise ConfigError(f"dataset names {len(sources)} datasets; encode one at a time, each to its own features")
+            raise ConfigError(f"dataset: got {len(sources)} datasets; encode one at a time, each to its own features")
         if dataset.manifest.clips == "text":
-            raise ConfigError(f"dataset {dataset.url} holds texts, which are delivered as they are; use one of videos")
+            raise ConfigError(f"dataset {dataset.url}: contains texts, which need no encoding; use a dataset of videos")
         tokens = kept.pop("max_tokens_per_batch", None)
         rule = rule_of(kept.get("preset")) or (None if tokens is None else common_rule([dataset.manifest]))
         sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)
@@ -57,20 +59,20 @@ class ByShard:
 
     @property
     def dataset(self) -> Dataset:
-        """Dataset that is delivered."""
+        """Dataset to deliver."""
         assert isinstance(self.source.url, Dataset)
         return self.source.url
 
     def view_facts(self) -> Mapping[str, Any]:
-        """Return everything that a visit's tensors depend on, as JSON: see `sidecar.view_facts`."""
+        """Return everything that the tensors of a visit depend on, as JSON; see `batch.features.view_facts`."""
         with self._loader(self.dataset.shards[0], 0, 1) as loader:
             return loader.view_facts[0]
 
     def batches(self, shard: ShardInfo, num_visits: int) -> Iterator[tuple[list[str], list[Batch | None]]]:
-        """Yield the keys of neighboring samples, and for each visit a batch of them.
+        """Yield (keys, batches): the keys of consecutive samples, and one batch of these samples per visit.
 
-        Rows that are marked as repeats took the place of bad samples (BAD-1). None: all samples are bad, and so are all
-            that follow. Raises SampleError if a shard has more bad samples than max_bad_fraction allows.
+        Rows marked as repeats replace bad samples (BAD-1). A batch is None if its samples and all later ones are bad.
+        Raises SampleError if a shard has more bad samples than max_bad_fraction allows.
         """
         keys, first = self.dataset.samples(shard, ["key"]).column("key").to_pylist(), 0
         limits = options_of(LimitOptions, self.options.get("limits"), "limits")
@@ -83,8 +85,8 @@ class ByShard:
                 first = last
         if len(keys) - first > allowed:
             raise SampleError(
-                f"{self.dataset.url}: no sample of {shard.path} from {keys[first]} on is good: {len(keys) - first} are "
-                "bad, more than max_bad_fraction allows; verify or copy the dataset again, or raise it"
+                f"{self.dataset.url}: no sample of {shard.path} from {keys[first]} on is good: {len(keys) - first} "
+                "samples are bad, more than max_bad_fraction allows; copy the dataset again, or raise max_bad_fraction"
             )
         if first < len(keys):
             yield keys[first:], [None] * num_visits
@@ -108,6 +110,6 @@ def _until_all_are_bad(loader: VideoLoader) -> Iterator[Batch]:
     try:
         yield from loader
     except SampleError:
-        # Raised for a sample that no other of its shard can replace; other errors have other causes.
+        # Raised for a sample that no other sample of its shard can replace; errors with other causes are passed on.
         if not loader.substituted or loader.substituted[-1].substitute_key is not None:
             raise

@@ -1,7 +1,7 @@
-"""Comparison between the processes of a run: their plans, and the batches that they share.
+"""Comparison of plans and shared batches between the processes of a run.
 
-Everything goes through the collectives of torch.distributed. Payloads are JSON in uint8 tensors, not pickled objects:
-what a peer sends is parsed, never run (SAFE-1). Processes are named by their rank in torch.distributed, as in its logs.
+All communication uses the collectives of torch.distributed. Payloads are JSON in uint8 tensors, not pickled objects, so
+data from a peer is parsed but never executed (SAFE-1). Processes are identified by their torch.distributed rank.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 _END_OF_EPOCH = -1
 _ABSENT = "absent"
 _NUM_VALUES_NAMED = 4
-SHOWN_LENGTH = 160  # of a value in an error message
+SHOWN_LENGTH = 160  # maximum number of characters of a value in an error message
 _MASK = (1 << 64) - 1
 
 
 def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGroups) -> None:
-    """Raise ConfigError in every process if the identities of their plans differ; a collective."""
+    """Compare the plan identities of all processes. A collective: all processes raise ConfigError if they differ."""
     processes_per_rank = None if groups.process_group is not None else 1
     if groups.shared_group is not None:
         processes_per_rank = groups.shared_group.size()
@@ -47,13 +47,13 @@ def check_equal_on_all_ranks(
     processes_per_rank: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Compare `identity` with that of every process of `group` (None: all); a collective, so all must call it.
+    """Compare `identity` across the processes of `group` (None: all processes). A collective: all of them must call it.
 
-    Its values are plain JSON. Also compares num_ranks, and checks that the processes' ranks are each of
-    0..num_ranks-1, equally often: `processes_per_rank` times if that is given. Does nothing if
-    torch.distributed is not initialized.
+    The values of `identity` are plain JSON. Also compares num_ranks, and verifies that the same number of processes has
+    each rank from 0 to num_ranks - 1: `processes_per_rank` of them if that is given. Does nothing if torch.distributed
+    is not initialized.
 
-    Raises the same ConfigError in every process: it names the components that differ, their values and their processes.
+    Raises the same ConfigError in every process, naming the components that differ, their values and their processes.
     Raises LoaderError if a process does not arrive within `timeout_seconds`; `group` is unusable after that.
     """
     if not is_initialised():
@@ -75,9 +75,9 @@ def check_equal_on_all_ranks(
 
 
 def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return, for each component that is not the same everywhere, 'NAME is VALUE on processes …, VALUE on process …'.
+    """Return 'NAME is VALUE on processes …, VALUE on process …' for each component that differs between processes.
 
-    In the order of the identities, which puts causes first.
+    Components are in the order of the identities, in which causes precede their effects.
     """
     lines = []
     for name in dict.fromkeys(name for identity in identities.values() for name in identity):
@@ -98,17 +98,18 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
-        f"{len(ranks)} processes must be {num_ranks} ranks of {expected} each, but {', '.join(named)}{more}. Give "
-        "each its world=World(rank, num_ranks); processes that share a batch have the same rank, and a shared_group"
+        f"{len(ranks)} processes must form {num_ranks} ranks of {expected} each, but {', '.join(named)}{more}. Pass "
+        "world=World(rank, num_ranks) in each; processes that share a batch need the same rank and a shared_group"
     )
 
 
 class SharedBatchCheck:
-    """Checks that processes that share batches (sequence, tensor, context parallel) have the same ones.
+    """Comparison of the batches that processes share (sequence, tensor or context parallelism).
 
-    Each step is one small all_gather, checked when the next step begins, so that neither the host nor a CUDA device
-    waits for it: when the error is raised, the first differing batch has been delivered, the second has not. Every
-    member of `group` must call `batch` and `end` in the same order. With NCCL, it all runs on a separate CUDA stream.
+    Each step starts one small all_gather, which is checked when the next step begins, so that neither the host nor a
+    CUDA device waits for it. By the time an error is raised, the first differing batch has been delivered, but not the
+    second. Every member of `group` must call `batch` and `end` in the same order. With NCCL, the communication runs on
+    a separate CUDA stream.
     """
 
     def __init__(self, world: World, group: ProcessGroup) -> None:
@@ -124,7 +125,7 @@ class SharedBatchCheck:
         self._pending: _Pending | None = None
 
     def batch(self, epoch: int, step: int, digest: int, sample_keys: Sequence[str]) -> None:
-        """Send this step's batch to the peers, with `digest` as 64 bits of hash, and check the previous step.
+        """Send `digest`, a 64-bit hash of this step's batch, to the peers, and check the previous step.
 
         Raises the same SharedBatchError in every member if the batches of the previous step differ.
         """
@@ -132,7 +133,7 @@ class SharedBatchCheck:
         self._pending = self._start(epoch, step, digest, sample_keys)
 
     def end(self, epoch: int) -> None:
-        """Check the last step of an epoch, and that every member ends here. Raises SharedBatchError if not."""
+        """Check the last step of an epoch, and that all members end the epoch here. Raises SharedBatchError if not."""
         self._examine()
         self._pending = self._start(epoch, _END_OF_EPOCH, 0, ())
         self._examine()
@@ -158,8 +159,8 @@ class SharedBatchCheck:
         except RuntimeError as error:
             raise SharedBatchError(
                 f"{_processes(self._processes)} share batches, but not all of them reached "
-                f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. One has "
-                "ended, is stuck or left its loop earlier; see its own log for the reason"
+                f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. One of "
+                "them has ended, is stuck or left its loop earlier; see its log for the reason"
             ) from error
         if any(row != told[0] for row in told):
             raise SharedBatchError(self._why(pending, told))
@@ -174,12 +175,12 @@ class SharedBatchCheck:
             return f"{start}{shown}. Pass all members of a shared_group the same World(rank, num_ranks)"
         if len(set(zip(epochs, steps, strict=True))) > 1:
             shown = self._holders([_position(epoch, step) for epoch, step in zip(epochs, steps, strict=True)])
-            return f"{start}{shown}. They must iterate alike: leave a loop, load a state and set_epoch at the same step"
+            return f"{start}{shown}. All must leave a loop, load a state and call set_epoch at the same step"
         if any(some != keys[0] for some in keys):
             slot = next(i for i in range(max(map(len, keys))) if len({_at(some, i) for some in keys}) > 1)
             return (
                 f"{start}the sample in slot {slot} is {self._holders([_at(some, slot) for some in keys])}. They must "
-                "read the same stored bytes; their quarantine files name samples that were substituted"
+                "read the same stored bytes; their quarantine files list the samples that were substituted"
             )
         shown = self._holders([f"digest {digest & _MASK:016x}" for digest in digests])
         return (
@@ -221,7 +222,7 @@ def _at(keys: Sequence[str], slot: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON. A long value is cut, and identified by a hash of the whole."""
+    """Return a value as JSON; a long value is truncated and followed by a hash of the whole."""
     text = json.dumps(value, sort_keys=True)
     if len(text) <= SHOWN_LENGTH:
         return text
@@ -260,7 +261,7 @@ def _processes(numbers: Sequence[int]) -> str:
 
 
 def _backends(group: ProcessGroup) -> dict[str, str]:
-    """Return device type → backend: {"cpu": "gloo", "cuda": "nccl"}."""
+    """Return a mapping from device type to backend, such as {"cpu": "gloo", "cuda": "nccl"}."""
     import torch.distributed as dist
 
     pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
@@ -288,7 +289,7 @@ def _start_gather(mine: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.T
 
 
 def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> list[bytes]:
-    """Return the payloads of all members in the order of the group. Raises LoaderError if one does not come in time."""
+    """Return all members' payloads, in the order of the group. Raises LoaderError if one does not arrive in time."""
     import torch
 
     device, timeout = _device_of(group), timedelta(seconds=timeout_seconds)
@@ -306,6 +307,6 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
     except RuntimeError as error:
         raise LoaderError(
             f"not every process compared its loader within {timeout_seconds:g} s: {_first_line(error)}. A "
-            "process of the group has ended, is stuck or never iterates a loader; if it only starts slowly, it "
-            "needs more time"
+            "process of the group has ended, is stuck or never iterates over a loader; if it is only slow to "
+            "start, let all processes wait for it before they iterate"
         ) from error

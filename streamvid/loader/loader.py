@@ -1,4 +1,4 @@
-"""VideoLoader: sealed datasets as uniform batches for one rank, exactly and resumably."""
+"""VideoLoader: uniform batches of sealed datasets for one rank, with an exact and resumable position."""
 
 from __future__ import annotations
 
@@ -40,48 +40,52 @@ if TYPE_CHECKING:
 
 
 class VideoLoader:
-    """Streams sealed datasets as uniform batches to one rank of a training run.
+    """Stream of uniform batches from sealed datasets, for one rank of a training run.
 
-    Every rank gets the same number of steps, and all ranks have the same bucket at each step. Options that belong
-    together are one object, which may also be given as a mapping: `view={"temporal": "head"}`.
+    Every rank gets the same number of steps, and all ranks have the same bucket at each step. Related
+    options form one object, which may also be given as a mapping: `view={"temporal": "head"}`.
 
     dataset: local path, file:// or s3:// URL, open Dataset or DatasetConfig (or a mapping of its fields), or a list of
-        several, whose samples are mixed.
+        these, whose samples are mixed.
     batch_size: samples per rank and step: one number, or a mapping from buckets (id, WxH@F, glob, "*" for all others),
         or a BucketConfig.
-    max_tokens_per_batch: instead of batch_size; as many samples of each bucket as fit. Tokens are those of `preset`'s
-        model, else of the model that the dataset was sealed for, else 4 x 16 x 16 (T, H, W) of the clip.
-    preset: model to train: a preset such as "wan2.1-480p", a bucket configuration file, or a ModelRule. Datasets that
-        do not fit the model are rejected.
-    world: data-parallel position. None: from torch.distributed, else from launcher variables, else one rank.
-    num_epochs: epochs of one `for` loop; None: endless.
+    max_tokens_per_batch: limit that replaces batch_size: a batch holds as many samples as fit. Tokens are counted as by
+        `preset`'s model, else by the model that the dataset was sealed for, else one per 4 x 16 x 16 (T, H, W) block.
+    preset: model to train: a preset name such as "wan2.1-480p", a bucket configuration file, or a ModelRule. Datasets
+        that do not fit the model are rejected.
+    world: data-parallel position. None: taken from torch.distributed, else from launcher variables, else a single rank.
+    num_epochs: number of epochs per `for` loop; None: endless.
     seed: seed of all random choices.
-    shuffle: "window" permutes shards, and samples within runs of `schedule.window` shards; "shards"; or "none".
-    tail: use of a bucket's last samples, which do not fill a global batch: "carry", "drop", "pad", "shrink" or
-        "uneven", see PlanOptions. None selects "carry" for split "train", else "uneven", which delivers each sample
-        exactly once; its last batches may differ in size between ranks, or be missing on some.
-    sync: "bucket": all ranks have the same bucket at each step; "cost": buckets of about the same predicted cost.
-    accumulate: gradient accumulation steps. The number of steps per epoch is a multiple of it.
-    split: split of the dataset, as sharded.
+    shuffle: "window" permutes shards, and samples within runs of `schedule.window` shards; "shards" permutes only
+        shards; "none" permutes nothing.
+    tail: policy for a bucket's last samples, which do not fill a global batch: "carry", "drop", "pad", "shrink" or
+        "uneven"; see PlanOptions. None selects "carry" for split "train", else "uneven". "uneven" delivers each sample
+        exactly once; the last batches may differ in size between ranks, or be missing on some ranks.
+    sync: "bucket": all ranks have the same bucket at each step; "cost": their buckets have similar predicted costs.
+    accumulate: number of gradient accumulation steps. The number of steps per epoch is a multiple of it.
+    split: split of the dataset to deliver.
     where: condition on columns, such as "aesthetic > 5". Samples that do not meet it are left out.
-    columns: columns of the index that are delivered with each batch.
+    columns: index columns that are delivered with each batch.
     media: conditioning inputs (control videos, reference images, masks) that are delivered as `batch.media`, by name.
-    features: precomputed features that `streamvid encode` made from the dataset, delivered instead of video: a path, a
-        URL or an open Sidecar, or a list with one per dataset. Features made with another view or seed are rejected.
-    view: ViewOptions: which frames and which crop of a clip a delivery shows.
-    output: OutputOptions: layout, pixel format and decoding of what is delivered.
+    features: precomputed features that `streamvid encode` created from the dataset, delivered instead of video: a path,
+        URL or open Sidecar, or a list with one of these per dataset. Features of another view or seed are rejected.
+    view: ViewOptions: frames and crop of each delivered clip.
+    output: OutputOptions: layout, pixel format and decoding of the delivered samples.
     schedule: ScheduleOptions: order of samples, and their number per epoch.
-    limits: LimitOptions: memory, time and bad samples.
+    limits: LimitOptions: limits on memory, time and bad samples.
     storage: StorageOptions: access to object stores, and a local cache.
-    groups: ProcessGroups: processes that compare what they load.
-    device: device of the batches, to which the next batch is copied ahead. None: batches stay in the (pinned) ring.
-    num_workers: decode processes; 0 decodes in a thread of this process. None: the cores of this rank, at most 8.
+    groups: ProcessGroups: processes that compare their plans and batches.
+    device: device to which batches are copied, one batch ahead. None: batches stay in the ring, pinned if CUDA is
+        available.
+    num_workers: number of decode processes; 0 decodes in a thread of this process. None: this rank's share of the
+        cores, at most 8.
 
     A plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching. `accelerator.prepare`
     leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader moves to the next epoch.
     Calling `iter()` after a `break` starts the epoch again.
 
-    Raises ConfigError, DatasetError, PlanError; while iterating SampleError, WorkerError, RingFullError.
+    Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
+    delivered. Iteration raises SampleError, WorkerError or RingFullError.
     """
 
     def __init__(
@@ -160,12 +164,12 @@ class VideoLoader:
 
     @property
     def options(self) -> PlanOptions:
-        """Options of the plan."""
+        """Plan options."""
         return self._selection.options
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Buckets in the order of their ids."""
+        """All buckets, sorted by id."""
         return self._setup.buckets
 
     @property
@@ -175,12 +179,12 @@ class VideoLoader:
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:
-        """All datasets."""
+        """All datasets, in the order in which they were given."""
         return tuple(part.dataset for part in self._selection.mix.parts)
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """For each dataset, as JSON, what determines the view of a visit. Features must have the same values."""
+        """Values that determine the view of a visit, for each dataset, as JSON. Features must have the same values."""
         return self._setup.view_facts
 
     @property
@@ -191,34 +195,34 @@ class VideoLoader:
     # Remaining work.
 
     def __len__(self) -> int:
-        """Number of batches in the whole current epoch: the same on every rank, except with tail="uneven"."""
+        """Return the number of batches in the whole current epoch, equal on all ranks except with tail="uneven"."""
         if self.options.tail_rule.is_equal:
             return self._plan.num_steps
         return self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank)
 
     @property
     def epoch(self) -> int:
-        """Epoch of the last batch handed out, or of the next one."""
+        """Current epoch: that of the last batch handed out, or the one that begins next."""
         return self._plan.cursor.epoch
 
     @property
     def num_steps_left(self) -> int:
-        """Remaining batches of the current epoch."""
+        """Number of remaining batches in the current epoch."""
         return self._plan.num_batches_left(self.world.rank, self._num_done)
 
     def num_steps(self, num_epochs: int) -> int:
-        """Return the number of steps of the first `num_epochs` epochs together, for a learning rate schedule."""
+        """Return the total number of steps in the first `num_epochs` epochs, for a learning rate schedule."""
         return self._plan.num_steps_through(num_epochs)
 
     def plan_report(self) -> tuple[BucketReport, ...]:
-        """Return how many samples of each bucket the remainder of the epoch delivers, carries, drops and repeats."""
+        """Return the numbers of samples per bucket that the rest of the epoch delivers, carries, drops and repeats."""
         return self._plan.report()
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(bucket id, shape of `batch.video`) of every full batch, largest first, for a warm-up.
+        """(bucket id, shape of `batch.video`) for a full batch of each bucket, largest first, for a warm-up.
 
-        Last batches of tail="shrink" and "uneven" are smaller.
+        With tail="shrink" and tail="uneven", the last batches can be smaller.
         """
         axes = [RING_LAYOUT.index(name) for name in self._setup.output.layout]
         found = []
@@ -230,7 +234,7 @@ class VideoLoader:
 
     @property
     def ring_bytes(self) -> int:
-        """Shared memory that the loader takes when it iterates: the ring of decoded frames and the clips read ahead."""
+        """Size of the loader's shared memory during iteration: the ring of decoded frames and the clips read ahead."""
         options = self._setup.pipeline
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
@@ -242,7 +246,7 @@ class VideoLoader:
 
     @property
     def substituted(self) -> list[Substitution]:
-        """Bad samples that were substituted on this rank, the last 10000 of them (BAD-1)."""
+        """The last 10000 bad samples that were substituted on this rank (BAD-1)."""
         return self._pipeline.substituted
 
     # Iteration.
@@ -250,7 +254,7 @@ class VideoLoader:
     def __iter__(self) -> Iterator[Batch]:
         pipeline = self._open_pipeline()
         pipeline.stop()
-        # A caller that counts batches takes the last one and never asks for the end: that epoch is over all the same.
+        # A caller that counts batches may take the last one and never ask for the end; the epoch is over nevertheless.
         is_over = self._num_done and not self.num_steps_left
         self._move_to(self._plan.next_epoch() if is_over else self._start)
         self._compare()
@@ -273,7 +277,7 @@ class VideoLoader:
             while end_epoch is not None and self.epoch < end_epoch:  # trailing epochs without a step
                 self._move_to(self._plan.next_epoch())
         finally:
-            # Runs in any thread that collects an abandoned iterator, so it must not wait.
+            # Runs in whichever thread garbage-collects an abandoned iterator, so it must not wait.
             pipeline.cancel(run)
 
     def _hand_over(self, pipeline: Pipeline, pending: PendingBatch, waited: float, making: float) -> None:
@@ -293,24 +297,24 @@ class VideoLoader:
     def _made(self, pending: PendingBatch) -> Batch:
         setup, output = self._setup, self._setup.output
         batch = make_batch(pending, setup.columns, setup.numeric, output.layout, output.tokenizer)
-        if setup.shared_check is not None:  # while it is on the host; reading it back from a device would wait
+        if setup.shared_check is not None:  # while the batch is on the host; reading it back from a device would wait
             pending.digest = batch.digest()
         return batch
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's position as JSON, counting batches handed out; equal on all ranks after the same step."""
+        """Return the position after the batches handed out, as JSON; equal on all ranks after the same step."""
         return make_state(self._plan, self._num_done, self._belongs_to())
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
-        """Resume after the batch at which `state` was taken, at the next `iter()`; a loop in progress ends.
+        """Resume at the next `iter()`, after the batch at which `state` was saved. A loop in progress ends.
 
         Raises StateError, and changes nothing, for a state of another dataset, split, filter, seed, shuffle or tail.
-        `force` takes it all the same, as an approximate position: the same epoch, and about the same share of its
-        steps. It is unknown which samples of that epoch were delivered before: some repeat, some are missing, and
-        exactly-once holds from the next epoch on.
-        Within a group of `accumulate`, loss weights count the remaining batches of that group alone.
+        With `force`, such a state is used as an approximate position: the same epoch, after about the same share of its
+        steps. Some samples of that epoch may then repeat and others be missing; from the next epoch on, each sample is
+        delivered exactly once again.
+        After a resume within an accumulation group, loss weights count only the remaining batches of that group.
         """
         self._pipeline.check_usable()
         cursor, progress, belongs_to = read_state(state)
@@ -320,7 +324,7 @@ class VideoLoader:
         self._jump_to(cursor)
 
     def set_epoch(self, epoch: int, step: int | None = None) -> None:
-        """Start the given epoch at the next `iter()`, from its step `step` if that is given; a loop in progress ends.
+        """Start the given epoch at the next `iter()`, at step `step` if that is given. A loop in progress ends.
 
         Without `step`, the current epoch keeps its position, so that the usual `set_epoch` before each loop does not
         undo a resume. Raises ConfigError for an invalid epoch, and for a step that the epoch does not have.
@@ -330,17 +334,17 @@ class VideoLoader:
             start = self._selection.plan(Cursor(epoch))
             self._jump_to(start.cursor_after(require_integer("step", step, 0, start.num_steps_left)))
         elif epoch == self.epoch and self._num_done and not self.num_steps_left:
-            # The epoch is requested again after its last batch, which iter() alone would take as its end.
+            # The caller requests this epoch again after its last batch; iter() alone would begin the next one.
             self._jump_to(self._start)
         elif epoch != self.epoch:
-            # The epoch after a finished one starts where that one ended, which differs from its default start after a
-            # resume with other batch sizes.
+            # The epoch after a finished one starts where the finished one ended. After a resume with other batch sizes,
+            # this differs from its default start.
             follows = epoch == self.epoch + 1 and not self.num_steps_left
             self._jump_to(self._plan.next_epoch() if follows else Cursor(epoch=epoch))
 
     def _belongs_to(self) -> Mapping[str, Any]:
-        # With another tail, positions mean the same samples, but samples that "carry" has carried precede the start of
-        # the epoch, where other tails do not look: they would be lost silently.
+        # With another tail, positions refer to the same samples, but samples that "carry" has carried precede the start
+        # of the epoch, and other tails would silently lose them.
         options = {**self.options.order_key(), "tail": self.options.tail}
         return {"datasets": self._selection.mix.identity(), "split": self.split, **options}
 
@@ -369,7 +373,7 @@ class VideoLoader:
 
     def _new_pipeline(self) -> Pipeline:
         pipeline = Pipeline(self._selection.mix.parts, self._setup.pipeline)
-        # Runs when the loader is collected, in any thread, or the interpreter ends.
+        # Runs when the loader is garbage-collected, in any thread, or when the interpreter exits.
         self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
         return pipeline
 
@@ -387,7 +391,7 @@ class VideoLoader:
         return pipeline
 
     def close(self) -> None:
-        """End workers and threads and release the memory; batches that the caller holds stay valid. Idempotent."""
+        """Stop workers and threads and release memory. Batches that the caller holds stay valid. Idempotent."""
         self._pipeline.close()
         self._finalizer.detach()
 
@@ -401,9 +405,9 @@ class VideoLoader:
 
     def __getitem__(self, index: object) -> Any:
         raise TypeError(
-            "VideoLoader yields batches, not samples: iterate it directly. It is not a Dataset: "
+            "VideoLoader yields batches, not samples: iterate over it. It is not a Dataset: "
             "do not wrap it in a torch DataLoader, because it has its own workers and batching"
         )
 
     def __reduce__(self) -> Any:
-        raise TypeError("VideoLoader cannot be pickled; make it in the process that iterates it, and pass state_dict()")
+        raise TypeError("VideoLoader cannot be pickled; create it in the process that uses it, and pass state_dict()")

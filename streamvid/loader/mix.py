@@ -1,4 +1,4 @@
-"""The datasets of a loader as its plan counts them, each with its split, its filter and its settings."""
+"""The datasets of a loader, each with the samples that its plan uses, a filter and settings."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class DatasetConfig:
     """One dataset of a loader."""
 
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
-    num_repeats: float | str | Fraction = option(1, help="How often an epoch takes each sample: 2, 0.5 or '3/2'.")
+    num_repeats: float | str | Fraction = option(1, help="Deliveries per sample and epoch, such as 2, 0.5 or '3/2'.")
     weight: float | str | Fraction | None = option(
         None, help="Weight of this dataset in the mix, instead of num_repeats."
     )
-    where: str | None = option(None, help="Condition on its columns. Other samples are left out.")
+    where: str | None = option(None, help="Condition on columns of this dataset; other samples are left out.")
     name: str | None = option(
-        None, help="Name from which its random choices are derived.", shown_default="its place in the list"
+        None, help="Name from which its random choices are derived.", shown_default="its position in the list"
     )
-    captions: TextOptions = option(default_factory=TextOptions, help="Texts of its samples.")
+    captions: TextOptions = option(default_factory=TextOptions, help="Options for the texts of its samples.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -85,7 +85,7 @@ class DataArguments:
 
 @dataclass(frozen=True)
 class Subset:
-    """Samples of a dataset that take part: those of a split that pass a filter.
+    """Samples of a dataset that a loader uses: the samples of one split that pass a filter.
 
     shards: bucket id → shards with such samples, in plan order.
     counts: bucket id → number of such samples in each of those shards.
@@ -99,7 +99,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return a shard of `shards`. The last ones are cached, because building one from the table takes time."""
+        """Return shard `number` of a bucket. Recent ones are cached, because building one from the table takes time."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -110,11 +110,11 @@ class Subset:
 
     @property
     def num_samples(self) -> int:
-        """Mean number of samples per pass; samples of draw sets count by their probability."""
+        """Mean number of samples per pass; samples in draw sets are weighted by their probability."""
         return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
     def samples_per_pass(self, bucket_id: str) -> Fraction:
-        """Return the mean number of samples of one bucket per pass."""
+        """Return the mean number of samples per pass in one bucket."""
         counts, sets = self.counts[bucket_id], self.draws.get(bucket_id, ())
         drawn = [(int(counts[one.shards].sum()), one.probability) for one in sets]
         return int(counts.sum()) - sum((stored * (1 - share) for stored, share in drawn), Fraction(0))
@@ -127,13 +127,13 @@ class Subset:
 
 @dataclass(frozen=True, eq=False)
 class MixPart:
-    """One dataset of a loader. Has no reference to the loader, so that threads keep no loader alive.
+    """One dataset of a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
-    seed: seed of its random choices (SAMPLE-1): the loader's, or a separate seed for one of several datasets.
-    columns: the caller's column name → its name in this index.
-    rate: frame rate at which its clips are read.
-    media: conditioning inputs that are delivered as well.
-    sidecar: precomputed features that are delivered instead of clips.
+    seed: seed of its random choices (SAMPLE-1): the loader's, or with several datasets, one derived for this dataset.
+    columns: column name used by the caller → column name in this dataset's index.
+    rate: rule for the frame rate at which its clips are read.
+    media: conditioning inputs to deliver.
+    sidecar: precomputed features to deliver instead of clips.
     """
 
     number: int
@@ -155,7 +155,7 @@ class MixPart:
 
     @property
     def is_remote(self) -> bool:
-        """True if its index or its clips are in an object store."""
+        """True if its index, clips or features are in an object store."""
         return not (self.dataset.store.is_local and self.source.store.is_local)
 
     @property
@@ -166,7 +166,11 @@ class MixPart:
 
 @dataclass(frozen=True)
 class Mix:
-    """All datasets of a loader. buckets: by id; see `_common_ids`."""
+    """All datasets of a loader.
+
+    repeats: deliveries per sample and epoch, for each dataset.
+    buckets: bucket id → bucket, for all datasets; see `_common_ids`.
+    """
 
     parts: tuple[MixPart, ...]
     repeats: tuple[Fraction, ...]
@@ -184,15 +188,15 @@ class Mix:
 
     @property
     def sources(self) -> list[Dataset | Sidecar]:
-        """All data sources that are read."""
+        """All datasets and sidecars that are read."""
         return [one for part in self.parts for one in (part.dataset, part.sidecar) if one is not None]
 
     def is_numeric(self, column: str) -> bool:
-        """Return whether a column, by the caller's name, holds numbers or booleans in all datasets."""
+        """Return whether a column requested by the caller holds numbers or booleans in all datasets."""
         return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
 
     def identity(self) -> list[dict[str, str | None]]:
-        """Return what positions depend on, for each dataset, as plain JSON."""
+        """Return the properties of each dataset that positions depend on, as plain JSON."""
         found = []
         for part, repeats in zip(self.parts, self.repeats, strict=True):
             chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.plan
@@ -212,8 +216,8 @@ class Mix:
 class SampleRequest:
     """One slot of a batch: a stored sample at a visit.
 
-    shard: number of the shard in `part.subset.shards[bucket_id]`.
-    place: number of the sample among those in the shard that pass the part's filter.
+    shard: index of the shard in `part.subset.shards[bucket_id]`.
+    place: index of the sample among the samples of the shard that pass the part's filter.
     """
 
     part: MixPart
@@ -229,20 +233,23 @@ class SampleRequest:
 
     @property
     def file(self) -> ShardInfo | SidecarShard:
-        """Tar that contains its clip, or the features that replace it; in `part.source`."""
+        """Tar in `part.source` that contains the clip, or the features that replace it."""
         sidecar = self.part.sidecar
         return self.shard_info if sidecar is None else sidecar.shard(self.shard_info)
 
     @property
     def shown_visit(self) -> int:
-        """Visit whose frames and caption are delivered; for a sidecar, one of the visits that it has."""
+        """Visit whose frames and caption are delivered; with a sidecar, one of the visits that it stores."""
         sidecar = self.part.sidecar
         return self.visit if sidecar is None else self.visit % sidecar.manifest.num_visits
 
 
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
-    """Yield (shard, place) of the substitutes for a bad sample, in order (BAD-1): the other samples of its shard in a
-    circle, then the following shards of the bucket, in a circle; each other sample once."""
+    """Yield (shard, place) of all possible substitutes for a bad sample, in the order in which they are tried (BAD-1).
+
+    The other samples of its shard come first, then those of the other shards of the bucket. In both cases, the order
+    begins after the bad one and wraps around.
+    """
     counts = sample.part.subset.counts[sample.bucket_id]
     for step in range(len(counts)):
         shard = (sample.shard + step) % len(counts)
@@ -253,10 +260,10 @@ def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
 
 
 def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
-    """Return the config of each given dataset, with its URL replaced by the open dataset.
+    """Return a config for each given dataset, with its URL replaced by the open dataset.
 
-    datasets: one or several of a path, a URL, an open Dataset, a DatasetConfig or a mapping of its fields.
-    Raises ConfigError, and the errors of opening a dataset.
+    datasets: a path, a URL, an open Dataset, a DatasetConfig or a mapping of its fields, or a list of these.
+    Raises ConfigError for invalid values, and the errors of `open_dataset`.
     """
     several: Sequence[Any] = datasets if isinstance(datasets, list | tuple) else [datasets]
     if not several:
@@ -267,7 +274,7 @@ def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
         raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig its own name")
     weighted = sum(config.weight is not None for config in configs)
     if weighted not in (0, len(configs)):
-        raise ConfigError(f"dataset: {weighted} of {len(configs)} have a weight; give all of them one, or none")
+        raise ConfigError(f"dataset: {weighted} of {len(configs)} have a weight; give all of them a weight, or none")
     return [
         config if isinstance(config.url, Dataset) else replace(config, url=stores.open(config.url))
         for config in configs
@@ -295,7 +302,7 @@ def open_mix(
     mix_by: MixBy = "samples",
     model: ModelRule | None = None,
 ) -> Mix:
-    """Open all datasets; features are not opened yet. model: rule that counts tokens for the weights."""
+    """Open all datasets, but not their features. model: rule for counting the tokens of weighted datasets."""
     configs = open_configs(data.dataset, stores)
     buckets: dict[str, Bucket] = {}
     parts = [_open_part(number, config, data, len(configs) > 1, seed, buckets) for number, config in enumerate(configs)]
@@ -343,7 +350,7 @@ def _repeats(
     by: MixBy,
     model: ModelRule | None,
 ) -> list[Fraction]:
-    """Return how often an epoch takes each dataset's samples."""
+    """Return the number of deliveries per sample and epoch, for each dataset."""
     if configs[0].weight is not None:
         weights = [exact_fraction("weight", config.weight) for config in configs]
         if by == "tokens":  # else datasets of different models may be mixed
@@ -353,17 +360,17 @@ def _repeats(
         return repeats_of_weights(weights, [part.subset.num_samples for part in parts], tokens, samples_per_epoch, by)
     if samples_per_epoch is not None:
         raise ConfigError(
-            f"schedule.samples_per_epoch={samples_per_epoch}: needs weights; give each DatasetConfig one, or leave it "
-            "out"
+            f"schedule.samples_per_epoch={samples_per_epoch}: needs weights; give each DatasetConfig one, or "
+            "leave samples_per_epoch out"
         )
     return [exact_fraction("num_repeats", config.num_repeats) for config in configs]
 
 
 def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str) -> dict[str, str]:
-    """Return a dataset's bucket id → the loader's. Adds new buckets to `buckets`, the loader's so far.
+    """Return a mapping from a dataset's bucket ids to the loader's. Add new buckets to `buckets`, the loader's so far.
 
-    Buckets of the same shape share an id, so that they mix within a batch; those of one dataset stay apart, as in its
-    manifest. An id that is already in use for another shape is replaced by the explicit id of the size.
+    Buckets of different datasets with the same shape share an id, so that their samples mix within a batch. Buckets of
+    one dataset stay separate. An id that is already used for another shape is replaced by the size's explicit id.
     """
     common = {
         bucket.id: bucket.id for bucket in own if bucket.id in buckets and buckets[bucket.id].shape == bucket.shape
@@ -376,8 +383,8 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
         mine = bucket if bucket.id not in buckets else replace(bucket, resolution=None, aspect_ratio=None)
         if not known and mine.id in buckets:
             raise ConfigError(
-                f"dataset {dataset}: bucket {bucket.id} has another shape than the bucket of that name in a dataset "
-                f"before it, and its explicit name {mine.id} is taken; put this dataset first"
+                f"dataset {dataset}: bucket {bucket.id} differs in shape from the bucket with this id in an earlier "
+                f"dataset, and its explicit id {mine.id} is also taken; list this dataset first"
             )
         common[bucket.id] = known[0] if known else mine.id
         buckets.setdefault(common[bucket.id], mine)
@@ -402,7 +409,7 @@ def _draws(
     if chosen is not None and own:
         raise ConfigError(
             f"where={chosen.text!r}: column {own[0]} differs between the buckets that store a clip of {dataset.url}, "
-            "which draws one of them in each epoch; use a property of the clip itself, such as source_width"
+            "which draws one of these buckets in each epoch; use a property of the clip itself, such as source_width"
         )
     numbers = {name: rows.table.number[rows.rows] for name, rows in shards.items()}
     return draw_sets(dataset.manifest.draws, numbers, counts)
@@ -411,23 +418,23 @@ def _draws(
 def _select(
     dataset: Dataset, split: str, where: str | None
 ) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
-    """Return the shards of a split by bucket, in plan order, and how many of their samples pass the filter."""
+    """Return the shards of a split by bucket, in plan order, their numbers of samples that pass, and the filter."""
     table = dataset.shards
     mine = table.select(split)
     if not mine:
         there = ", ".join(map(repr, sorted(table.splits)))
-        raise DatasetError(f"split={split!r} has no samples in {dataset.url}; it has {there or 'no samples at all'}")
+        raise DatasetError(f"split={split!r} has no samples in {dataset.url}; available splits: {there or 'none'}")
     for bucket_id in mine:
         dataset.manifest.bucket(bucket_id)
     chosen = None if where is None else parse_filter(where, dataset)
     passing = table.num_samples if chosen is None else count_matches(dataset, table, chosen)
     kept = {bucket_id: rows[passing[rows] > 0] for bucket_id, rows in mine.items()}
-    # If several datasets have new buckets of one shape, the one whose samples come first provides the id.
+    # Buckets of the same shape are matched between datasets in the order of their first samples.
     kept = dict(sorted(((name, rows) for name, rows in kept.items() if len(rows)), key=lambda item: int(item[1][0])))
     if not kept:
         everything = sum(int(table.num_samples[rows].sum()) for rows in mine.values())
         raise ConfigError(
-            f"where={where!r} admits none of the {everything} samples of split {split!r} in {dataset.url}; loosen it"
+            f"where={where!r} matches none of the {everything} samples of split {split!r} in {dataset.url}; relax it"
         )
     return (
         {bucket_id: ShardRows(table, rows) for bucket_id, rows in kept.items()},

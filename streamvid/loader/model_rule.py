@@ -1,4 +1,4 @@
-"""Model rule of a loader: the datasets and views that fit the model, and the number of tokens per sample."""
+"""Model rule of a loader, and the checks that datasets and views fit the model."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from streamvid.loader.view.view import ViewOptions
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
-    """Return the model rule: the given one, or that of a preset or a bucket configuration file. Raises ConfigError."""
+    """Return the given rule, or that of a preset or bucket configuration file. Raises ConfigError if it has none."""
     if preset is None or isinstance(preset, ModelRule):
         return preset
     if not isinstance(preset, str | Path):
         raise ConfigError(f"preset={preset!r}: must be a preset name such as 'wan2.1-480p', a file, or a ModelRule")
     rule = load_bucket_config(preset).model
     if rule is None:
-        raise ConfigError(f"preset={str(preset)!r} has no model; add a rule to it, such as model: {{frame_rule: 4k+1}}")
+        raise ConfigError(
+            f"preset={str(preset)!r} has no model; add a model rule to it, such as model: {{frame_rule: 4k+1}}"
+        )
     return rule
 
 
 def check_dataset(rule: ModelRule, dataset: Dataset, buckets: Sequence[Bucket]) -> None:
-    """Raise ConfigError, which names what is allowed, for a dataset that does not fit the model.
+    """Raise ConfigError, which names the allowed values, if a dataset does not fit the model.
 
-    This depends on the buckets of the samples and on the rate at which clips are read, not on the model that the
-    dataset was sealed for: one set of shards may serve several models.
+    This depends on the buckets of the samples and on the rate at which clips are read, but not on the model that the
+    dataset was sealed for, because one dataset may serve several models.
     """
     try:
         rule.check_all(buckets, dataset.manifest.frame_rate)
@@ -39,22 +41,22 @@ def check_dataset(rule: ModelRule, dataset: Dataset, buckets: Sequence[Bucket]) 
 
 
 def check_view(rule: ModelRule, view: ViewOptions) -> None:
-    """Raise ConfigError for views that deliver frames at another rate than the model's."""
+    """Raise ConfigError if a view delivers frames at a rate that differs from the model's."""
     named = f"view.max_interval={view.max_interval}" if view.max_interval > 1 else f"view.temporal={view.temporal!r}"
     if rule.fps is not None and (view.max_interval > 1 or view.temporal == "uniform"):
         raise ConfigError(
-            f"{named} delivers frames at other rates than the {float(rule.fps):g} per second of {rule.name}; "
+            f"{named} delivers frames at rates other than the {float(rule.fps):g} per second of {rule.name}; "
             "use temporal='random', 'head', 'middle' or 'chunk' with max_interval=1, or leave preset out"
         )
 
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
-    """Return the rule that the datasets were sealed for, or None. Raises ConfigError if their tokens differ."""
+    """Return the rule that the datasets were sealed for, or None. Raises ConfigError if their token counts differ."""
     rules = [manifest.model for manifest in manifests if manifest.model is not None]
     names = {rule.factors: rule.name for rule in rules}
     if len(names) > 1:
         raise ConfigError(
-            f"datasets were sealed for {' and '.join(sorted(names.values()))}, which make different numbers of tokens "
-            "for a clip; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
+            f"datasets were sealed for {' and '.join(sorted(names.values()))}, which count the tokens of a clip "
+            "differently; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
         )
     return rules[0] if rules else None

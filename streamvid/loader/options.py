@@ -1,4 +1,4 @@
-"""Option objects of VideoLoader. Each groups the settings of one concern, and may be given as a mapping."""
+"""Option objects of VideoLoader. Each groups related settings, and may be given as a mapping."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Form in which samples are delivered."""
+    """Form of the delivered samples."""
 
-    layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is RGB, uint8.")
+    layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(
         None,
         help="Pixel format in the ring. yuv420p takes half the memory and is converted exactly on the device.",
@@ -33,13 +33,15 @@ class OutputOptions:
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Conversion to RGB. fast is swscale's default, 1 to 3 levels too dark. Not allowed with yuv420p.",
+        help="Conversion to RGB. fast is swscale's default, 1 to 3 levels too dark. Cannot be combined with yuv420p.",
         shown_default="exact for clips that are scaled anyway, else fast, because exact would double the time",
     )
-    decode: bool = option(True, help="False delivers the stored bytes as `batch.clips`, for your own decoder.")
+    decode: bool = option(
+        True, help="Decode clips. False delivers the stored bytes as `batch.clips`, for your own decoder."
+    )
     tokenizer: Tokenizer | None = option(
         None,
-        help="Function that converts the texts of a batch, a list of str, to `batch.text_tokens`, int64 (B, L), and "
+        help="Function that converts the texts of a batch (a list of str) to `batch.text_tokens`, int64 (B, L), and "
         "`batch.text_mask`, bool (B, L). Called once per batch in the caller's thread, while workers decode.",
     )
 
@@ -61,11 +63,13 @@ class OutputOptions:
 class ScheduleOptions:
     """Order of the delivered samples, and their number per epoch."""
 
-    window: int = option(16, help="Shards whose samples shuffle=window permutes together.")
-    order: Order = option("mixed", help="largest-first begins with the first step of each bucket, costliest first.")
+    window: int = option(16, help="Number of shards whose samples shuffle=window permutes together.")
+    order: Order = option(
+        "mixed", help="Order of steps. largest-first begins with one step of each bucket, costliest first."
+    )
     shard_locality: int = option(
         64,
-        help="Samples of a step that are sorted by shard together before assignment to ranks. Higher values "
+        help="Number of samples of a step that are sorted by shard before they are assigned to ranks. Higher values "
         "mean fewer requests per sample.",
     )
     costs: CostTable | None = option(
@@ -75,8 +79,8 @@ class ScheduleOptions:
     )
     samples_per_epoch: int | None = option(
         None,
-        help="Samples per epoch, for datasets with weights.",
-        shown_default="as many as the datasets have",
+        help="Number of samples per epoch, for datasets with weights.",
+        shown_default="the number of samples in the datasets",
         minimum=1,
     )
     mix_by: MixBy = option("samples", help="Unit of the datasets' weights.")
@@ -96,16 +100,16 @@ class LimitOptions:
 
     prefetch_bytes: int = option(
         DEFAULT_PREFETCH_BYTES,
-        help="Memory for video decoded ahead of the caller; at least the three largest batches.",
+        help="Memory for video decoded ahead of the caller. The loader uses at least three of the largest batches.",
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(
-        60.0, help="Time limit for one read and for one decode; None: no limit.", above=0.0
+        60.0, help="Time limit for each read and each decode; None: no limit.", above=0.0
     )
     max_bad_fraction: float = option(
         0.01,
-        help="Share of substituted samples above which the run fails, out of the samples delivered to this rank, at "
-        "least 1000. A bucket without a good sample and a missing shard always end the run.",
+        help="Maximum share of substituted samples, out of the samples delivered to this rank (counted as at least "
+        "1000). Above it, the run fails. A bucket without a good sample or a missing shard always ends the run.",
         minimum=0.0,
         maximum=1.0,
     )
@@ -119,15 +123,15 @@ class LimitOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroups:
-    """torch.distributed groups whose processes compare what they load."""
+    """torch.distributed groups whose processes compare their plans and batches."""
 
     process_group: Any = option(
         None,
         help="Processes that compare their plans at the start of each loop.",
-        shown_default="all processes, if `world` was also detected",
+        shown_default="all processes if `world` is detected too, else none",
     )
     shared_group: Any = option(
         None,
         help="Processes that share this rank's batches (sequence, tensor or context parallel) and compare each "
-        "batch. Needs `world`.",
+        "batch. Requires `world`.",
     )

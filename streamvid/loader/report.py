@@ -18,14 +18,14 @@ _NUM_NAMED = 10
 def report_memory(
     buckets: Sequence[Bucket], batch_sizes: Mapping[str, int], pixels: Pixels | None, ring_bytes: int
 ) -> None:
-    """Log the memory shared with workers and the largest batch of decoded frames. pixels=None: no decoded frames."""
+    """Log the size of the ring and of the largest batch of decoded frames. pixels=None: frames are not decoded."""
     _log.info("ring: %d bytes of shared memory (prefetch_bytes, or three batches)", ring_bytes)
     if pixels is None:
         return
     largest = max(buckets, key=lambda bucket: host_bytes(bucket, batch_sizes[bucket.id], pixels))
     size = batch_sizes[largest.id]
     _log.info(
-        "the largest batch on the host: %d samples of %s, %d bytes as %s, %d per sample",
+        "the largest batch on the host: %d samples of %s, %d bytes as %s, %d bytes per sample",
         size,
         largest.id,
         host_bytes(largest, size, pixels),
@@ -53,24 +53,24 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     if starved:
         named = ", ".join(starved[:_NUM_NAMED]) + (", …" if len(starved) > _NUM_NAMED else "")
         _log.warning(
-            "no step in this epoch for %d of %d buckets, which have fewer samples than a step takes: %s. "
-            "Lower their batch_size, use fewer ranks, tail='pad' or tail='shrink'",
+            "%d of %d buckets have no step in this epoch, because they have fewer samples than a step needs: %s. "
+            "Lower their batch_size, use fewer ranks, or set tail='pad' or tail='shrink'",
             len(starved),
             num_buckets,
             named,
         )
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(
-            "epoch %d has no step: a loop over it ends at once. Its samples open a later epoch (tail=%r); "
-            "lower batch_size or accumulate, or use fewer ranks, for steps in every epoch",
+            "epoch %d has no steps, so a loop over it ends at once. Its samples come in a later epoch (tail=%r). "
+            "For steps in every epoch, lower batch_size or accumulate, or use fewer ranks",
             plan.cursor.epoch,
             plan.options.tail,
         )
     if not plan.options.tail_rule.is_equal:
         short = [rank for rank in (0, plan.num_ranks - 1) if plan.num_batches_left(rank) != plan.num_steps_left]
         _log.info(
-            "each sample is delivered once: the last batches of buckets are smaller%s",
-            f", and rank {short[-1]} has {plan.num_batches_left(short[-1])} batches of {plan.num_steps_left} steps"
+            "each sample is delivered once, so the last batches of buckets may be smaller%s",
+            f", and rank {short[-1]} has {plan.num_batches_left(short[-1])} batches in {plan.num_steps_left} steps"
             if short
             else "",
         )

@@ -1,4 +1,4 @@
-"""Parts of a VideoLoader: arguments checked and datasets opened, but nothing running yet."""
+"""Setup of a VideoLoader: arguments are checked and datasets are opened, but nothing is started yet."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from streamvid.video.picture import PictureFormat, Pixels
 if TYPE_CHECKING:
     import torch
 
-_TEXT_BATCHES = 32  # ready ahead of the caller
-_MIN_BATCHES_IN_RING = 3  # one held by the caller, one being decoded, and room for both to have the largest bucket
+_TEXT_BATCHES = 32  # number of batches of texts that are ready ahead of the caller
+_MIN_BATCHES_IN_RING = 3  # one held by the caller, one being decoded, and space to place both if they are the largest
 
 
 @dataclass(frozen=True, slots=True)
 class PlanArguments:
-    """VideoLoader's arguments about the plan, with the same names."""
+    """VideoLoader's arguments for the plan, with the same names."""
 
     batch_size: int | Mapping[str, int] | BucketConfig | None = None
     max_tokens_per_batch: int | None = None
@@ -60,7 +60,7 @@ class PlanArguments:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
 
     def options(self, split: str) -> PlanOptions:
-        """Return the plan options for a split. Raises ConfigError."""
+        """Return the plan options for a split. Raises ConfigError for invalid values."""
         return PlanOptions(
             seed=self.seed,
             shuffle=self.shuffle,
@@ -75,7 +75,7 @@ class PlanArguments:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryArguments:
-    """VideoLoader's arguments about creating and delivering batches, with the same names."""
+    """VideoLoader's arguments for creating and delivering batches, with the same names."""
 
     output: OutputOptions = field(default_factory=OutputOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
@@ -86,11 +86,11 @@ class DeliveryArguments:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Parts of a loader.
+    """Checked arguments and parts of a loader.
 
     numeric: columns that hold numbers in all datasets.
     compared_groups: groups of processes whose plans are compared; None: no comparison.
-    view_facts: what a visit shows of each dataset, see sidecar.py.
+    view_facts: values that determine the view of a visit, for each dataset; see batch/features.py.
     """
 
     selection: Selection
@@ -116,7 +116,7 @@ class Setup:
 
 
 def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments) -> Setup:
-    """Check the arguments and open the datasets. Raises ConfigError, DatasetError, PlanError."""
+    """Check the arguments and open the datasets. Raises ConfigError if they do not fit, DatasetError if unreadable."""
     world, options = _world(plan.world), plan.options(data.split)
     if plan.num_epochs is not None:
         require_integer("num_epochs", plan.num_epochs, 1)
@@ -184,7 +184,7 @@ def _columns(columns: Sequence[str], output: OutputOptions) -> tuple[str, ...]:
 def _compared_groups(given: World | None, groups: ProcessGroups) -> ProcessGroups | None:
     if groups.shared_group is not None and given is None:
         raise ConfigError(
-            "groups.shared_group: needs world; set world to the rank that the processes share, see world_from_mesh"
+            "groups.shared_group: requires world; set world to the rank that the processes share (see world_from_mesh)"
         )
     return groups if given is None or groups.process_group is not None else None
 
@@ -199,7 +199,7 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
     if costs is not None and not uses_costs(options):
         raise ConfigError(
             f"schedule.costs: has no effect with sync={options.sync!r} and order={options.order!r}; use sync='cost' or "
-            "schedule.order='largest-first', or leave it out"
+            "schedule.order='largest-first', or leave costs out"
         )
     if rule is not None:
         for part in mix.parts:
@@ -212,16 +212,16 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
 
 
 def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
-    """Raise ConfigError for arguments about pictures if none are delivered."""
+    """Raise ConfigError for arguments that concern pictures if no pictures are delivered."""
     output, media = delivery.output, list(data.media)
     if data.features is not None:
         if not output.decode:
             raise ConfigError(
-                "output.decode=False: cannot be combined with features, which hold no clips; leave it out"
+                "output.decode=False: cannot be combined with features, which contain no clips; leave decode out"
             )
         if media:
             raise ConfigError(
-                f"media={media!r}: cannot be combined with features, which were made from them; leave it out"
+                f"media={media!r}: cannot be combined with features, which replace all video; leave media out"
             )
         return
     if output.decode:
@@ -237,7 +237,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     }
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
-            f"output.decode=False: cannot be combined with {', '.join(names)}: nothing is decoded; leave one out"
+            f"output.decode=False: cannot be combined with {', '.join(names)}, as nothing is decoded; leave one out"
         )
 
 
@@ -282,7 +282,7 @@ def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]
 
 @dataclass(frozen=True, slots=True)
 class LoaderMemory:
-    """Shared memory of an iterating loader: the ring, clips read ahead, and the block for substitutes."""
+    """Shared memory during iteration, in bytes: the ring, clips read ahead, and the block for substitutes."""
 
     frame_bytes: int
     clip_bytes: int
@@ -302,7 +302,7 @@ def loader_memory(
     pixels: Pixels | None,
     media: Sequence[Medium] = (),
 ) -> LoaderMemory:
-    """Return the shared memory of a loader. pixels=None: its ring holds clips as they are stored."""
+    """Return the shared memory that a loader needs. pixels: format of the ring; None if it holds stored clips."""
     largest = max(batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media) for bucket in buckets)
     if all(bucket.is_text for bucket in buckets):  # texts are cheap, and have no clips to read
         prefetch_bytes = min(prefetch_bytes, _TEXT_BATCHES * largest)

@@ -16,9 +16,9 @@ _CURSOR = ("epoch", "positions", "phase", "step")
 
 
 def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plan's position after `num_steps_done` and its identity, as JSON; the same on every rank.
+    """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
 
-    progress: share of the epoch that is done, 0..1, from which a forced load resumes if positions have no meaning.
+    Its `progress`, 0..1, is the share of the epoch that is done. A forced load resumes there if positions do not apply.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
@@ -36,31 +36,31 @@ def _progress(plan: EpochPlan, cursor: Cursor) -> float:
 
 
 def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, Mapping[str, Any]]:
-    """Return (cursor, progress, identity of the plan) of a state. Raises StateError for anything else."""
+    """Return (cursor, progress, identity of the plan) of a state. Raises StateError if the state is not valid."""
     if not isinstance(state, Mapping):
         raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
     for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
         if state.get(name) != readable:
             raise StateError(
-                f"{name}={state.get(name)!r} in the loader state; only {readable} can be read; resume with the "
+                f"{name}={state.get(name)!r} in the loader state: only {readable} can be read; resume with the "
                 "streamvid version that saved it, or start without the state"
             )
     value = {name: state[name] for name in state if name not in ("version", "plan_version")}
     cursor = Cursor.from_json({name: value.pop(name) for name in _CURSOR if name in value})
     progress = value.pop("progress", None)
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
-        raise StateError(f"progress={progress!r} in the state: must be a share from 0 to 1; the state is damaged")
+        raise StateError(f"progress={progress!r} in the state: must be from 0 to 1; the state is damaged; use another")
     return cursor, progress, value
 
 
 def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) -> bool:
-    """Return whether a state belongs here. Raises StateError if not; with `force`, logs a warning instead."""
+    """Return whether a state belongs to this loader. If not, raise StateError, or with `force`, log a warning."""
     differing = "; ".join(differences(found, expected))
     if differing and not force:
         raise StateError(
-            f"the loader state does not belong here: {differing}. Its positions mean other samples; open the loader "
-            "as it was when the state was saved, start without the state, or use it as an approximate position with "
-            "load_state_dict(state, force=True)"
+            f"the loader state does not belong here: {differing}. Its positions refer to other samples; open the "
+            "loader as it was when the state was saved, start without the state, or use it as an approximate position "
+            "with load_state_dict(state, force=True)"
         )
     if differing:
         _log.warning("using a state that does not belong here as an approximate position: %s", differing)
@@ -80,7 +80,7 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[s
 
 
 def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the identity in a state as one mapping."""
+    """Return the identity in a state as one flat mapping."""
     several = belongs_to["datasets"]
     of_datasets = {f"{name} of dataset {n}": value for n, one in enumerate(several) for name, value in one.items()}
     others = {name: value for name, value in belongs_to.items() if name != "datasets"}
@@ -90,9 +90,9 @@ def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return everything that a plan depends on except the rank, by name, causes before their effects, for comparison.
+    """Return everything except the rank that a plan depends on, by name, for comparison between processes.
 
-    Values are plain JSON.
+    Causes precede their effects. Values are plain JSON.
     """
     return {
         "plan_version": PLAN_VERSION,

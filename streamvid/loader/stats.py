@@ -1,4 +1,4 @@
-"""Use of time and bytes by a loader: `loader.stats()`."""
+"""Statistics of a loader's time and bytes, as returned by `loader.stats()`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from streamvid.storage import CacheStats, StoreStats
 
 @dataclass(slots=True)
 class BatchStats:
-    """Work on the samples of one batch, or of several.
+    """Work on the samples of one or more batches.
 
-    Seconds are summed over samples, which are read and decoded concurrently while the caller computes: they show where
-    to look when the caller waits, not how long a step took.
+    Seconds are summed over samples, which are read and decoded concurrently while the caller computes. They indicate
+    why the caller waits, not how long a step takes.
     """
 
     fetch_seconds: float = 0.0
@@ -33,16 +33,16 @@ _BATCH_FIELDS = tuple(one.name for one in fields(BatchStats))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """Statistics of the batches that one rank has handed out so far.
+    """Statistics of the batches that one rank has handed out so far. All times are in seconds.
 
     seconds: time since the first batch was requested.
-    wait_seconds: part of it during which the caller waited for batches.
-    batch_seconds: part of it spent building batches and starting their copies to the device.
-    work: reads and decodes.
-    queue_depth: complete batches ready now. queue_depth_sum: its sum over steps, as each batch was handed over.
-    ring_batches: batches with memory in the ring now: being filled, ready, or held by the caller.
-    last: statistics of the last batch alone, at the time it was handed over; its `seconds` count from the previous one.
-    store, cache: requests of this process to object stores, and its use of the cache; None without a store or a cache.
+    wait_seconds: part of `seconds` during which the caller waited for batches.
+    batch_seconds: part of `seconds` spent building batches and starting their copies to the device.
+    work: reading and decoding of the samples.
+    queue_depth: number of complete batches ready now. queue_depth_sum: sum of this number at each handover.
+    ring_batches: number of batches with memory in the ring now: being filled, ready, or held by the caller.
+    last: statistics of the last batch alone, when it was handed over; `seconds` counts from the previous handover.
+    store, cache: this process's requests to object stores, and its use of the cache; None if it uses none.
     """
 
     num_steps: int = 0
@@ -60,12 +60,12 @@ class LoaderStats:
 
     @property
     def wait_share(self) -> float:
-        """Share of the time that the caller, and so its GPU, waited for data: 0..1."""
+        """Share of the time, from 0 to 1, during which the caller, and so its GPU, waited for data."""
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     @property
     def mean_queue_depth(self) -> float:
-        """Mean number of complete batches that were ready, over the steps."""
+        """Mean number of complete batches that were ready at a step."""
         return self.queue_depth_sum / self.num_steps if self.num_steps else 0.0
 
     def plus(self, other: LoaderStats, sign: int = 1) -> LoaderStats:
@@ -74,11 +74,11 @@ class LoaderStats:
         return replace(self, **sums, work=self.work.plus(other.work, sign))
 
     def since(self, earlier: LoaderStats) -> LoaderStats:
-        """Return the sums for the interval since `earlier`, statistics of the same loader."""
+        """Return the sums for the interval since `earlier`, which are earlier statistics of the same loader."""
         return self.plus(earlier, sign=-1)
 
     def figures(self) -> dict[str, float]:
-        """Return the fields about this rank's loader for a training log, named data_*."""
+        """Return this rank's loader statistics for a training log, under the names data_*."""
         return {
             "data_batch_seconds": round(self.batch_seconds, 4),
             "data_fetch_seconds": round(self.work.fetch_seconds, 4),
@@ -90,7 +90,7 @@ class LoaderStats:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return all statistics as JSON, with seconds and shares rounded to microseconds."""
+        """Return all statistics as JSON, with seconds and shares rounded to six decimal places."""
         record = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "queue_depth_sum"}
         record |= asdict(record.pop("work"))
         record |= {"wait_share": self.wait_share, "mean_queue_depth": self.mean_queue_depth}
@@ -103,7 +103,7 @@ _SUMS = ("num_steps", "num_samples", "seconds", "wait_seconds", "batch_seconds",
 
 
 class StatsMeter:
-    """Sums the statistics of batches as they are handed over; for the iterating thread."""
+    """Running sum of the statistics of batches as they are handed over. Not thread-safe."""
 
     def __init__(self) -> None:
         self._total = LoaderStats()
@@ -112,7 +112,7 @@ class StatsMeter:
     def add(
         self, work: BatchStats, num_samples: int, *, wait_seconds: float, batch_seconds: float, queue_depth: int
     ) -> None:
-        """Add a batch that is being handed over. Arguments: see LoaderStats."""
+        """Add a batch that is being handed over. See LoaderStats for the arguments."""
         now = perf_counter()
         if not self._total.num_steps:
             self._start = self._handed_over = now - wait_seconds
@@ -130,7 +130,7 @@ class StatsMeter:
         self._handed_over = now
 
     def stats(self) -> LoaderStats:
-        """Return the sums so far."""
+        """Return the statistics so far."""
         if not self._total.num_steps:
             return self._total
         return replace(self._total, seconds=perf_counter() - self._start)

@@ -28,14 +28,14 @@ _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 @dataclass(frozen=True)
 class Stores:
-    """Access of one rank to the stores. options: with the limits of the machine divided by its ranks."""
+    """Access of one rank to the stores. options: storage options, with the limits divided by the machine's ranks."""
 
     options: StorageOptions
     cache: BlockCache | None
 
     @staticmethod
     def of(storage: StorageOptions | Mapping[str, Any] | None = None) -> Stores:
-        """Return the access that VideoLoader's `storage` describes. Raises ConfigError."""
+        """Return the access for VideoLoader's `storage` argument. Raises ConfigError for invalid options."""
         options, num_ranks = StorageOptions.of(storage), num_local_ranks()
         share = replace(
             options,
@@ -55,7 +55,7 @@ class Stores:
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
-    """Return the statistics of this process's object stores and of their cache; None without a store or a cache."""
+    """Return the statistics of this process's object stores and of their cache; None for either if it is not used."""
     stores = {id(dataset.store): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:
         return None, None

@@ -1,4 +1,4 @@
-"""Rank of this process: from torch.distributed or a mesh, else from the environment variables of launchers."""
+"""Rank of this process, from torch.distributed or a mesh, or else from environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 # (launcher, rank variable, world size variable). Slurm's job-wide SLURM_NTASKS is also set in a batch script or a
-# shell that srun did not start, where one process would wait for ranks that never come; so use the step's variable.
+# shell that srun did not start, where one process would wait for ranks that never start. Use the step's variable.
 _LAUNCHERS = (
     ("torchrun, accelerate or deepspeed", "RANK", "WORLD_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -24,9 +24,9 @@ _LAUNCHERS = (
 
 
 def detect_world(environ: Mapping[str, str] | None = None) -> World:
-    """Return the data-parallel position of this process: one rank of one if nothing states otherwise (a notebook).
+    """Return the data-parallel position of this process; a single rank without a launcher, such as in a notebook.
 
-    Raises ConfigError for launcher variables that contradict themselves.
+    Raises ConfigError if a launcher's variables are not a valid rank and number of ranks.
     """
     if environ is None:
         if is_initialised():
@@ -47,24 +47,27 @@ def detect_world(environ: Mapping[str, str] | None = None) -> World:
 
 def is_initialised() -> bool:
     """Return whether torch.distributed is initialized."""
-    torch = sys.modules.get("torch")  # only a program that imported it can have done so
+    torch = sys.modules.get("torch")  # only a program that imported torch can have initialized it
     return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
     """Return the data-parallel position of this process in a DeviceMesh; ranks along `data_dims` have different data.
 
-    `world_from_mesh(mesh, "dp")` for a mesh of ("dp", "tp"); `world_from_mesh(mesh, "dp_replicate", "dp_shard")` for
-    several dimensions, the last named changing fastest. Processes that differ only in other dimensions share a rank.
+    For a mesh of ("dp", "tp"), use `world_from_mesh(mesh, "dp")`. With several names, such as
+    `world_from_mesh(mesh, "dp_replicate", "dp_shard")`, the last dimension changes fastest. Processes that differ only
+    in other dimensions share a rank.
 
-    Raises ConfigError for names that the mesh does not have, and in a process that is not part of it.
+    Raises ConfigError for names that the mesh does not have, and in a process that is not part of the mesh.
     """
     names = mesh.mesh_dim_names or ()
     wrong = [name for name in data_dims if name not in names]
     if wrong or not data_dims or len(set(data_dims)) < len(data_dims):
-        raise ConfigError(f"data_dims={data_dims!r}: name each dimension with different data once, out of {names!r}")
+        raise ConfigError(
+            f"data_dims={data_dims!r}: must name each dimension with different data once, out of {names!r}"
+        )
     if mesh.get_coordinate() is None:
-        raise ConfigError(f"this process is not part of {mesh}; create its loader only in processes of the mesh")
+        raise ConfigError(f"this process is not part of {mesh}; create the loader only in processes of the mesh")
     rank, num_ranks = 0, 1
     for name in data_dims:
         size = mesh.size(names.index(name))
@@ -73,17 +76,17 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
 
 
 def default_num_workers() -> int:
-    """Return the number of decode workers for one rank: its share of the usable cores, at most 8; 0 if unsupported."""
+    """Return the number of decode workers per rank: its share of the usable cores, at most 8; 0 except on Linux."""
     if sys.platform != "linux":
         return 0
     return max(1, min(8, len(os.sched_getaffinity(0)) // num_local_ranks()))
 
 
 def num_local_ranks() -> int:
-    """Return how many ranks share this machine, according to the launcher; 1 if it sets nothing."""
+    """Return the number of ranks on this machine according to the launcher; 1 if LOCAL_WORLD_SIZE is not set."""
     text = os.environ.get("LOCAL_WORLD_SIZE") or "1"
     if not text.isdecimal():
         raise ConfigError(
-            f"LOCAL_WORLD_SIZE={text!r} is not a number of ranks; unset it, or set it to this machine's ranks"
+            f"LOCAL_WORLD_SIZE={text!r}: must be the number of ranks on this machine; correct it or unset it"
         )
     return max(1, int(text))

@@ -1,4 +1,4 @@
-"""Batch, as the caller receives it: one uniform batch over memory of the ring.
+"""Batch as the caller receives it: one uniform batch over memory of the ring.
 
 Legend: B samples, C = 3 channels (RGB), T frames, H rows, W columns.
 """
@@ -31,36 +31,37 @@ _DIGEST_STEP = 2654435761  # a prime near 2**32 / golden ratio: its multiples sp
 
 
 class Batch(Mapping[str, Any]):
-    """One uniform batch: a read-only mapping with attributes; `**batch` works.
+    """Uniform batch: a read-only mapping whose fields are also attributes. `**batch` works.
 
-    - `video`: uint8, RGB, 0..255, with dimensions in the order of `layout`: (B, C, T, H, W) by default. Channels are
-      last in memory, whatever the layout. On the loader's `device`; without one in the loader's ring, pinned if there
-      is CUDA, and the caller's until its last tensor dies and the copies queued by `to` have finished.
-      With the loader's pixels="yuv420p" it is computed from the planes on first access, on the batch's device.
-    - with the loader's `features`, instead of `video` and `layout`: the tensors that were computed once per sample, by
-      name, stacked (B, …). If the first size differs from sample to sample: padded with zeros, (B, L, …), and
-      `<name>_mask`, bool (B, L). Where `text` is "", the tensors that the sidecar has for an empty text.
-    - `clips`, with the loader's decode=False, instead of `video` and `layout`: B StoredClips. A batch of a dataset
-      of texts has neither: its bucket is TEXT_BUCKET.
+    - `video`: uint8 RGB, 0..255, with dimensions in the order of `layout`: (B, C, T, H, W) by default. It is on the
+      loader's `device`, or without one, in the loader's ring, which is pinned if CUDA is available. Its memory is not
+      reused until the batch's last tensor is freed and the copies queued by `to` have finished. Decoded RGB has its
+      channels last in memory in every layout. With pixels="yuv420p", `video` is contiguous instead: it is computed
+      from the planes on first use, on the batch's device.
+    - with `features`, instead of `video` and `layout`: precomputed tensors by name, stacked as (B, …). Tensors whose
+      first size differs between samples are padded with zeros to (B, L, …), with `<name>_mask`, bool (B, L). Samples
+      with an empty `text` have the tensors that the sidecar stores for an empty text.
+    - `clips`, with decode=False, instead of `video` and `layout`: B StoredClips. A batch of a dataset of texts has
+      neither `video` nor `clips`, and its bucket is TEXT_BUCKET.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
-    - `media`, with the loader's media=(...): uint8 by name, in the layout and on the device of the video, cropped and
-      scaled like it. A medium that follows the clip has its shape: frame i goes with the video's frame i. One picture
-      per clip has T = 1, a list (B, N, …) with the dataset's longest N, a mask C = 1. Zeros if a sample has none.
-    - `media_present`, with it: bool (B,) by name, or (B, N) for a list: True if the sample has it.
+    - `media`, with media=(...): conditioning inputs by name, uint8, in the layout and on the device of the video, and
+      cropped and scaled like it. A control video has the shape of `video`, with matching frames. A still picture has
+      T = 1, a mask has C = 1, and a list is (B, N, …), where N is the most items of a sample. Missing inputs are zeros.
+    - `media_present`, with `media`: bool (B,) by name, or (B, N) for a list; True for inputs that the sample has.
     - `text`: B captions, "" for a sample without a caption.   - `sample_keys`: B keys.
     - `bucket`: the Bucket of all samples.   - `fps`: float32 (B,), frames per second, NaN for images.
     - `is_repeat`: bool (B,), True for a sample that the tail policy repeats, or that replaces a bad sample.
-    - `loss_weight`: float, the weight of this batch's mean loss: its share of the samples that all ranks take in one
-      step of the optimizer, times that step's number of batches (ranks x `accumulate`); 1.0 where they are equal.
-    - `sample_seeds`: B ints, 0 … 2**63 - 1, drawn from (seed, dataset, key, visit) like every other choice (SAMPLE-1):
-      noise and timesteps drawn from these are the same in any rank, batch or resumed run.
-    - with the loader's `tokenizer`: `text_tokens`, int64 (B, L), and `text_mask`, bool (B, L), False for padding;
-      any other output x of it as `text_x`.
-    - one entry for each of the loader's `columns`: float64 (B,) if numeric (NaN if missing), else a list.
+    - `loss_weight`: float, weight of this batch's mean loss: the batch's share of all samples in an optimizer step,
+      times the number of batches in that step (ranks x `accumulate`); 1.0 if these batches are of equal size.
+    - `sample_seeds`: B ints from 0 to 2**63 - 1, drawn from (seed, dataset, key, visit) like all other choices
+      (SAMPLE-1), so that noise and timesteps drawn from them do not depend on the rank, the batch or a resume.
+    - with `tokenizer`: `text_tokens`, int64 (B, L), and `text_mask`, bool (B, L), False for padding; any other output x
+      of the tokenizer is `text_x`.
+    - one entry for each of the loader's `columns`: float64 (B,) if numeric, with NaN for missing values, else a list.
     """
 
     def __init__(self, fields: Mapping[str, Any], on_copy: Callable[[torch.device], None] | None = None) -> None:
-        """on_copy: called with a device whenever `to` has queued copies from this batch's memory to it."""
+        """Create a batch. on_copy: called with a device when `to` has queued copies from the batch's memory to it."""
         object.__setattr__(self, "_fields", dict(fields))
         if "video" in self._fields:
             self._fields.setdefault("layout", "BCTHW")
@@ -93,7 +94,7 @@ class Batch(Mapping[str, Any]):
         return iter(self._fields)
 
     def __len__(self) -> int:
-        """Number of fields, as for any mapping; the number of samples is `len(batch.sample_keys)`."""
+        """Return the number of fields, as for any mapping. The number of samples is `len(batch.sample_keys)`."""
         return len(self._fields)
 
     def __getattr__(self, name: str) -> Any:
@@ -102,7 +103,7 @@ class Batch(Mapping[str, Any]):
             return self[name]
         why = ""
         if name == "video" and "bucket" in fields:
-            why = "; precomputed features have none"
+            why = "; precomputed features replace it"
             if "clips" in fields:
                 why = "; decode=False delivers clips as they are stored"
         raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}{why}")
@@ -123,11 +124,10 @@ class Batch(Mapping[str, Any]):
     def normalized(
         self, dtype: torch.dtype, range: tuple[float, float] = (-1.0, 1.0), medium: str | None = None
     ) -> torch.Tensor:
-        """Return `video` or `media[medium]` as `dtype`, contiguous in its layout, 0..255 mapped linearly to `range`, on
-        its device.
+        """Return `video` or `media[medium]` as a contiguous tensor of `dtype`, with 0..255 mapped linearly to `range`.
 
-        Computed in float64 and rounded once, so that every device gives the same numbers (on Apple's: in float32).
-        Raises ConfigError for a dtype that is not a floating-point type.
+        Values are computed in float64 and rounded once, so that every device gives the same numbers; on Apple's MPS,
+        they are computed in float32. Raises ConfigError for a dtype that is not a floating-point type.
         """
         import torch
 
@@ -144,11 +144,11 @@ class Batch(Mapping[str, Any]):
         return out
 
     def digest(self) -> int:
-        """Return 64 bits, signed as in torch.int64, from `sample_keys`, `bucket` and 4096 pixel values per sample; of
-        batches without video, from texts and some bytes of each tensor.
+        """Return a 64-bit hash, signed as in torch.int64, of `sample_keys`, `bucket` and 4096 pixel values per sample.
+        For batches without video, it is a hash of keys, texts and some bytes of each tensor.
 
-        Cheap enough for every step: ranks that should have the same batch compare it. Equal for equal batches in any
-        layout and on any device; two batches with one digest can differ in pixels that were not sampled.
+        It is cheap enough to compare at every step between ranks that should have the same batch. Equal batches have
+        the same digest in any layout and on any device; batches with the same digest can differ in unsampled pixels.
         """
         import torch
 
@@ -175,9 +175,9 @@ class Batch(Mapping[str, Any]):
         return _signed_hash(head.encode() + b"\0" + pixels.numpy().tobytes())
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
-        """Return the batch with its tensors on `device`; from pinned memory asynchronously, on the current stream.
+        """Return the batch with its tensors on `device`. Pinned memory is copied asynchronously, on the current stream.
 
-        The loader does not reuse the memory before that copy is done, on any stream (BATCH-1).
+        The loader does not reuse the memory before this copy is complete, on any stream (BATCH-1).
         """
         import torch
 
@@ -192,24 +192,24 @@ class Batch(Mapping[str, Any]):
         return moved
 
     def with_fields(self, fields: Mapping[str, Any]) -> Batch:
-        """Return the batch over the same memory, with these fields added or replaced."""
+        """Return a batch over the same memory, with these fields added or replaced."""
         return Batch({**self._fields, **fields}, self._on_copy)
 
     def clone(self) -> Batch:
-        """Return a copy of the batch in its own memory, to keep batches without keeping the ring's memory."""
+        """Return a copy of the batch in its own memory, which can be kept without occupying the ring."""
         return self.map_tensors(lambda tensor: tensor.clone())
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """Return the batch with each tensor replaced by `function` of it."""
+        """Return the batch with `function` applied to each tensor."""
         return Batch(map_tensors(self._fields, function))
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all tensors as they are held, the video's first; no tensor is computed for this."""
+        """Yield all tensors as they are stored, those of the video first, without computing any."""
         return tensors_of(self._fields)
 
 
 def _some_bytes(tensor: torch.Tensor) -> bytes:
-    """Return a tensor's shape, and about 4096 of its bytes."""
+    """Return a tensor's dtype and shape, and about 4096 of its bytes."""
     import torch
 
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -222,8 +222,8 @@ def _signed_hash(data: bytes) -> int:
 
 
 def _chunks(video: torch.Tensor, out: torch.Tensor, axes: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield corresponding parts of `video` and `out`, cut along `axes` if they are large and on the CPU."""
-    # torch's CPU kernels convert a whole operand before they use it; chunks of it stay in the cache.
+    """Yield corresponding parts of `video` and `out`, split along `axes` if they are large and on the CPU."""
+    # torch's CPU kernels convert a whole operand before they use it; converted chunks stay in the cache.
     if video.device.type != "cpu" or video.numel() <= _CHUNK_ELEMENTS or not axes:
         yield video, out
         return

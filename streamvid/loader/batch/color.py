@@ -1,7 +1,7 @@
-"""Conversion of yuv420p, as stored in the ring, to RGB on the planes' device: one exact step in integers.
+"""Conversion of yuv420p, as stored in the ring, to RGB on the device of the planes, in exact integer arithmetic.
 
-Integers give the same pixels on every device, eager and compiled. float32 sums are contracted and ordered
-differently on each, and pixels near a half would differ between ranks.
+Integers give the same pixels on every device, in eager and compiled mode. float32 sums are contracted and ordered
+differently on each device, so that values near a half would be rounded differently between ranks.
 
     planes (B, T, H*W*3/2) ──┬─ Y ────────────────────────────┐
                              └─ U, V ── to full size, x 16 ───┴── x coefficients (B, 8) ── round, clamp ── RGB
@@ -27,9 +27,9 @@ LUMA_SHARES = {
     "smpte240m": (0.212, 0.087),
     "fcc": (0.30, 0.11),
 }
-#: Name → (black, steps from black to white, steps of chroma from end to end), in levels of 8 bits.
+#: Name → (black, luma range from black to white, whole chroma range), in 8-bit levels.
 RANGES = {"limited": (16, 219, 224), "full": (0, 255, 255)}
-#: FFmpeg's name → place of a chroma sample in its 2x2 pixels, (x, y) in halves of a pixel from the first one.
+#: FFmpeg's name → position of a chroma sample in its 2x2 pixels, (x, y) in half pixels from the first pixel.
 SITINGS = {
     "left": (0, 1),
     "center": (1, 1),
@@ -39,18 +39,18 @@ SITINGS = {
     "bottom": (1, 2),
 }
 
-_COEFFICIENT_BITS = 17  # 17 and the 4 of chroma are the maximum: the sum of two products stays below 2**31
+_COEFFICIENT_BITS = 17  # the most that, with 4 bits for chroma, keeps the sum of two products below 2**31
 _SHIFT = _COEFFICIENT_BITS + 4
-# Pixels to process at once: on the CPU as many as stay in the cache; elsewhere enough to be worth the kernel launches,
-# at some 35 bytes of temporary memory per pixel (150 MB).
+# Number of pixels to process at once. On the CPU, they stay in the cache; elsewhere, they are worth the kernel launches
+# and need about 35 bytes of temporary memory per pixel (150 MB).
 _CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
 
 
 def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequence[str]) -> torch.Tensor:
     """Return the parameters of `yuv420p_to_rgb` for B samples: int32 (B, 8), on the host, to be sent with the batch.
 
-    matrices: names in LUMA_SHARES; ranges: in RANGES; sitings: in SITINGS, FFmpeg's AVChromaLocation ("left" is what
-    H.264, HEVC and MPEG-2 mean if they state none, "center" what JPEG means). One of each per sample.
+    matrices, ranges, sitings: one name per sample from LUMA_SHARES, RANGES and SITINGS. Sitings are FFmpeg's
+    AVChromaLocation; the default is "left" in H.264, HEVC and MPEG-2, and "center" in JPEG.
     Raises ConfigError for an unknown name.
     """
     import torch
@@ -60,14 +60,16 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
 
 
 def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
-    """Return [black, Y to all, V to R, U to G, V to G, U to B, siting x and y], the middle in 2**-_SHIFT levels."""
+    """Return [black, Y to RGB, V to R, U to G, V to G, U to B, siting x, siting y]; products in 2**-_SHIFT levels."""
     for field, name, known in (
         ("matrix", matrix, LUMA_SHARES),
         ("range", color_range, RANGES),
         ("siting", siting, SITINGS),
     ):
         if name not in known:
-            raise ConfigError(f"{field} {name!r} cannot be converted from yuv420p; allowed are {', '.join(known)}")
+            raise ConfigError(
+                f"{field} {name!r} cannot be converted from yuv420p to RGB; allowed are {', '.join(known)}"
+            )
     (red, blue), (black, luma, chroma) = LUMA_SHARES[matrix], RANGES[color_range]
     green = 1 - red - blue
     to_red, to_blue = 2 * (1 - red), 2 * (1 - blue)
@@ -79,16 +81,15 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
 def yuv420p_to_rgb(
     planes: torch.Tensor, table: torch.Tensor, height: int, width: int, layout: Layout = "BCTHW"
 ) -> torch.Tensor:
-    """Convert yuv420p frames to RGB: uint8, contiguous in `layout`, on the planes' device, equal on every device.
+    """Convert yuv420p frames to uint8 RGB, contiguous in `layout`, with the same result on every device.
 
-    planes: uint8 (B, T, height * width * 3 // 2), a frame's Y (H, W), then U and V (H/2, W/2). table: `color_table` of
-    these B samples, on the same device; other values cause no recompilation, because no branch depends on them.
-    Chroma is upsampled linearly from its siting, with the edges repeated; values below black and above white are
-    clamped last.
+    planes: uint8 (B, T, height * width * 3 // 2); for each frame Y (H, W), then U and V (H/2, W/2). table: result of
+    `color_table` for these B samples, on the same device; its values cause no recompilation, because no branch depends
+    on them. Chroma is upsampled linearly from its siting, with the edges repeated. Values are clamped last.
     """
     import torch
 
-    if torch.compiler.is_compiling():  # one kernel without intermediates: no need to cut
+    if torch.compiler.is_compiling():  # one kernel without intermediates: no need to split
         channels = _channels(planes, table, height, width)
         return torch.stack([channel.to(torch.uint8) for channel in channels], dim=layout.index("C"))
     shape = {"B": planes.shape[0], "C": 3, "T": planes.shape[1], "H": height, "W": width}
@@ -102,7 +103,7 @@ def yuv420p_to_rgb(
 
 
 def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, slice]]:
-    """Yield (samples, frames) that together cover `planes`."""
+    """Yield slices (samples, frames) that together cover `planes`."""
     num_samples, num_frames, _ = planes.shape
     frames_at_once = max(1, (_CPU_PIXELS if planes.device.type == "cpu" else _DEVICE_PIXELS) // frame_pixels)
     samples_at_once = max(1, frames_at_once // max(1, num_frames))
@@ -112,7 +113,7 @@ def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, sl
 
 
 def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int) -> list[torch.Tensor]:
-    """Return R, G and B of (b, t) frames: int32 (b, t, H, W) in 0..255."""
+    """Return R, G and B of frames (b, t, …), each as int32 (b, t, H, W) in 0..255."""
     import torch
 
     num_samples, num_frames, _ = planes.shape
@@ -132,7 +133,7 @@ def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int
 
 
 def _doubled(samples: torch.Tensor, siting: torch.Tensor, dim: int) -> torch.Tensor:
-    """Double the samples along `dim`, interpolated linearly, times 4. siting: halves of a pixel, 0 to 2, per sample."""
+    """Double the size along `dim` by linear interpolation, with values times 4. siting: 0 to 2 half pixels."""
     import torch
 
     count, edge = samples.shape[dim], torch.zeros_like(samples.narrow(dim, 0, 1))  # no slope beyond an edge

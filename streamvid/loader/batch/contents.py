@@ -1,4 +1,4 @@
-"""Contents of a batch besides tensors: planes converted to RGB on request, conditioning inputs, stored clips."""
+"""Contents of a batch besides tensors: planes converted to RGB on request, conditioning inputs, and stored clips."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RING_LAYOUT: Layout = "BTHWC"  # layout of decoded frames; every other layout is
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """Return a span of torch's profiler if it runs, else nothing: a span can cost as much as the rest of a batch."""
+    """Return a span of torch's profiler if it runs, else a null context: a span can cost as much as a whole batch."""
     from torch.autograd import profiler
 
     # A torch version without this flag always gets the span.
@@ -37,24 +37,25 @@ class Planes:
     layout: Layout
 
     def rgb(self) -> torch.Tensor:
-        """Return the video, on the device of the planes."""
+        """Return the video as RGB, on the device of the planes."""
         with profiled("streamvid.yuv420p_to_rgb"):
             return yuv420p_to_rgb(self.planes, self.table, self.height, self.width, self.layout)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredClip:
-    """One sample's video as it is stored, verified by its checksum, for the caller's own decoder.
+    """Stored video of one sample, verified against its checksum, for the caller's own decoder.
 
     - data: uint8 (n,), in the loader's ring. With `packets`, the range of the clip's bytes that the wanted frames need;
-      without, the whole clip, a file in its container's format.
-    - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and the place among the wanted frames, -1 for a
-      packet that only others need; in decode order, from a key frame on, whose frame has the first timestamp.
-      None for a whole clip.
+      without, the whole clip, as a file in its container format.
+    - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and index among the wanted frames, or -1 for a
+      packet that only other frames need. Packets are in decode order, beginning with a key frame, whose timestamp is
+      the first. None for a whole clip.
     - stream_json: parameters for a decoder, see `stream`; "" for a whole clip.
-    - start, num_frames: number of the first wanted frame in the clip, and the number of wanted frames.
-    - numbers: of all wanted frames, ascending. A frame that repeats, at a requested frame rate above the clip's, has
-      one packet, with its first place: a place without a packet shows the frame of the place before.
+    - start, num_frames: index of the first wanted frame in the clip, and number of wanted frames.
+    - numbers: indices of all wanted frames in the clip, ascending. Frames repeat if the requested frame rate exceeds
+      the clip's. A repeated frame has one packet, with its first index among the wanted frames; an index without a
+      packet shows the frame of the index before.
     """
 
     data: torch.Tensor
@@ -66,25 +67,25 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, size and colors; None for a whole clip, whose container has them."""
+        """Codec, headers, size and colors; None for a whole clip, whose container holds them."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:
-        # A tensor is pickled with all the memory that it is part of: that of the whole batch, for each of its clips.
+        # A tensor is pickled with its whole storage, which would be the whole batch for each of its clips.
         own = map_tensors(self, lambda tensor: tensor.clone())
         return StoredClip, tuple(getattr(own, name) for name in self.__slots__)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MediaPictures:
-    """Pictures of a medium, with items in place of samples: (B x N, T, H, W, C) viewed in `layout`, or planes."""
+    """Pictures of a conditioning input, one row per item: (B x N, T, H, W, C) viewed in `layout`, or planes."""
 
     medium: Medium
     value: torch.Tensor | Planes
     layout: Layout
 
     def tensor(self) -> torch.Tensor:
-        """Return the tensor that is delivered."""
+        """Return the tensor as delivered in `batch.media`."""
         pictures = self.value.rgb() if isinstance(self.value, Planes) else self.value
         if self.medium.is_mask:
             pictures = pictures.narrow(self.layout.index("C"), 0, 1)
@@ -116,7 +117,7 @@ class BatchMedia(Mapping[str, "torch.Tensor"]):
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a field of a batch with each of its tensors replaced by `function` of it."""
+    """Return a field of a batch with `function` applied to each of its tensors."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -131,7 +132,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a field of a batch as they are held; no tensor is computed for this."""
+    """Yield all tensors of a batch field as they are stored, without computing any."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,7 +1,7 @@
-"""The device stage: batches on the device, with the next one copied while the caller works on the current one.
+"""Device stage, which copies the next batch to the device while the caller works on the current one.
 
 host batch ──side stream──► device batch ──event──► the caller's stream
-    └── its place in the ring is free again when that copy is done, independent of the caller's stream
+    └── its memory in the ring is free again when that copy is done, independently of the caller's stream
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PIN_BYTES = 2**20  # smaller tensors are pinned first: a copy from unpinned mem
 
 
 class DeviceStage:
-    """Moves a loader's batches to `device`: a torch device or its name; "cuda" is the current one.
+    """Stage that moves a loader's batches to a device.
 
-    None leaves them in the pinned ring. On a device, batches have their own memory, uint8, with all of their tensors;
-    on CUDA there is room for two in addition to those that the caller keeps.
-    Raises ConfigError for a device that is not available.
+    device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the pinned ring.
+    On a device, all tensors of a batch have their own memory. On CUDA, this is memory for two batches in addition to
+    those that the caller keeps. Raises ConfigError for a device that is not available.
     """
 
     def __init__(self, device: torch.device | str | None) -> None:
@@ -45,11 +45,12 @@ class DeviceStage:
     ) -> Iterator[Batch]:
         """Yield the batches of one run, in order.
 
-        next_pending: waits for the next complete batch; None at the end.
-        is_ready: True if it would come at once; raises if the run is over, so that no batch copied ahead is delivered.
-        make: returns the host batch of a pending one.
-        hand_over: called just before a batch goes to the caller with (pending, seconds that the caller waited for it,
-        seconds that making it took); a batch that was only copied ahead does not count as handed over.
+        next_pending: waits for the next complete batch and returns it; returns None at the end.
+        is_ready: returns whether `next_pending` would return at once. Raises if the run is over, so that no batch
+            copied ahead is delivered.
+        make: returns the host batch for a pending batch.
+        hand_over: called just before a batch is handed to the caller, with (pending, seconds that the caller waited for
+            it, seconds spent building it). A batch that was only copied ahead does not count as handed over.
         """
 
         def wait() -> P | None:
@@ -66,7 +67,7 @@ class DeviceStage:
                     return
             if self.device is not None and is_ready():
                 ahead.extend(self._made(pending, make) for pending in islice(pendings, 1))
-            # No variable here holds the batch: it would keep the memory until the caller requests the next batch.
+            # No variable here holds the batch, or it would keep the memory until the caller requests the next batch.
             yield self._handed_over(*ahead.popleft(), since, hand_over)
 
     def _made(self, pending: P, make: Callable[[P], Batch]) -> tuple[P, Batch, Any, float]:
@@ -82,10 +83,10 @@ class DeviceStage:
             with profiled("streamvid.copy"):
                 is_host = self.device.type == "cpu"
                 return (host.clone() if is_host else host.to(self.device, non_blocking=False)), None
-        if self._stream is None:  # one for all epochs: each stream has its own part of torch's memory pool
+        if self._stream is None:  # one stream for all epochs, because each has its own part of torch's memory pool
             self._stream = torch_cuda().Stream(self.device)
         stream = self._stream
-        # The host batch is created and dies on the side stream: its place in the ring only waits for that stream.
+        # The host batch is created and freed on the side stream, so that its memory waits only for that stream.
         with torch_cuda().stream(stream):
             host = make(pending)
             with profiled("streamvid.copy"):
@@ -106,7 +107,7 @@ class DeviceStage:
         if event is not None:
             current = torch_cuda().current_stream(self._stream.device)
             current.wait_event(event)
-            # It was allocated on the side stream, which must not reuse its memory while the caller's stream uses it.
+            # It was allocated on the side stream, which must not reuse the memory while the caller's stream uses it.
             for tensor in batch.tensors():
                 tensor.record_stream(current)
         hand_over(pending, perf_counter() - since, seconds)
@@ -120,10 +121,10 @@ def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_device(device: torch.device | str | None) -> torch.device | None:
-    """Return the torch device of that name. Raises ConfigError if it is not available."""
+    """Return the torch device, or None for None. Raises ConfigError if the device is not available."""
     if device is None:
         return None
-    import torch  # takes seconds, and planning alone does not need it
+    import torch  # importing torch takes seconds, and planning alone does not need it
 
     cuda = torch_cuda()
     try:

@@ -1,6 +1,6 @@
-"""Tensors of a sidecar instead of clips: the sidecars that a loader may read, and their tensors as fields of a batch.
+"""Precomputed features instead of clips: checks of sidecars, and their tensors as fields of a batch.
 
-Legend: B samples, L the first size of a tensor whose size differs from sample to sample.
+Legend: B samples, L the largest first size in a batch, for tensors whose first size differs between samples.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DTYPES = {
 
 
 def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:
-    """Return one sample's tensor as sidecars store it. Raises ConfigError for a dtype that they do not support."""
+    """Return one sample's tensor in the form that sidecars store. Raises ConfigError for an unsupported dtype."""
     import torch
 
     names = {getattr(torch, name): dtype for dtype, name in _DTYPES.items()}
@@ -54,7 +54,7 @@ def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:
 
 
 def torch_tensor(raw: RawTensor) -> torch.Tensor:
-    """Return a stored tensor, over the memory of its bytes if that is writable."""
+    """Return a stored tensor as a torch tensor, sharing the memory of its bytes if possible."""
     import numpy as np
     import torch
 
@@ -69,10 +69,11 @@ def torch_tensor(raw: RawTensor) -> torch.Tensor:
 
 
 def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[str] = ()) -> dict[str, torch.Tensor]:
-    """Return one tensor per name from those of B samples: stacked, (B, …). For a `ragged` name, whose tensors (L_i, …)
-    differ in their first size: padded with zeros, (B, L, …), and `<name>_mask`, bool (B, L), False for padding.
+    """Return one tensor per name, combined from those of B samples by stacking them: (B, …).
 
-    Raises ConfigError, which names tensor and shapes, for tensors that cannot be combined.
+    The tensors (L_i, …) of a `ragged` name differ in their first size: they are padded with zeros to (B, L, …), and
+    `<name>_mask`, bool (B, L), is False for padding. Raises ConfigError, which names the tensor and its shapes, if
+    tensors cannot be combined.
     """
     import torch
 
@@ -83,7 +84,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
         if len(kinds) > 1 or (name in ragged and not first.ndim):
             shapes = ", ".join(dict.fromkeys(f"{one.dtype} {tuple(one.shape)}" for one in several))
             raise ConfigError(
-                f"tensor {name!r}: the tensors of a batch are {shapes}; they must have one dtype and one shape, "
+                f"tensor {name!r}: the tensors of a batch are {shapes}; they must have the same dtype and shape, "
                 "except for the first size of tensors given as a list"
             )
         if name not in ragged:
@@ -97,7 +98,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
 
 
 def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Return tensors stacked as (B, *shape), each at the start of its room, followed by zeros."""
+    """Return tensors stacked as (B, *shape), each padded with zeros at its end."""
     import numpy as np
     import torch
 
@@ -107,7 +108,7 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
         for place, one in zip(joined, several, strict=True):
             (place if one.shape == place.shape else place[: len(one)]).copy_(one)
         return joined
-    # By bytes: torch's copies wait for all of its threads, which takes far longer than copying on a busy machine.
+    # Copy bytes, because torch's copies wait for all of its threads, which takes far longer on a busy machine.
     rooms = np.zeros((len(several), math.prod(shape) * first.itemsize), np.uint8)
     for room, one in zip(rooms, several, strict=True):
         room[: one.nbytes] = one.contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -115,9 +116,10 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
 
 
 def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.Tensor]:
-    """Return the tensors of a complete batch, copied from its `memory`; for an empty text, those without text.
+    """Return the tensors of a complete batch, copied from its `memory`.
 
-    Raises SampleError, which names the sample, for an invalid file.
+    Samples with an empty text have the tensors that the sidecar stores for an empty text.
+    Raises SampleError, which names the sample, if a file of features is invalid.
     """
     found: list[dict[str, torch.Tensor]] = []
     for index, delivery in enumerate(pending.deliveries):
@@ -142,9 +144,9 @@ def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.
 
 
 def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
-    """Return, as JSON, what determines a visit's view and texts in a loader, except for dropout.
+    """Return the values that determine the view and the texts of a visit, as JSON. Caption dropout is not included.
 
-    Encoders store it in the sidecar's `made_with` under "view"; readers compare it.
+    Encoders store them in the sidecar's `made_with` under "view"; readers compare them.
     """
     view, options = part.view, part.text.options
     return {
@@ -168,24 +170,26 @@ def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
 def with_features(
     mix: Mix, features: object, stores: Stores, facts: Sequence[Mapping[str, Any]], columns: Collection[str]
 ) -> Mix:
-    """Return the mix with features instead of clips. facts: `view_facts` of each part.
+    """Return the mix with features instead of clips. facts: result of `view_facts` for each part.
 
-    Raises ConfigError, which names all differences, for sidecars of another dataset or with other options; DatasetError
-    or StorageError for unreadable sidecars.
+    Raises ConfigError, which names all differences, if a sidecar belongs to another dataset or other options, and
+    DatasetError or StorageError if it cannot be read.
     """
     if features is None:
         return mix
     if not isinstance(features, str | Path | Sidecar | Sequence):
         raise ConfigError(
-            f"features={features!r}: must be a path, a URL, open features, or a list with one of them per dataset"
+            f"features={features!r}: must be a path, a URL, an open Sidecar, or a list with one of these per dataset"
         )
     several: list[Any] = [features] if isinstance(features, str | Path | Sidecar) else list(features)
     if len(several) != len(mix.parts):
-        raise ConfigError(f"features: got {len(several)} for {len(mix.parts)} datasets; give one for each dataset")
+        raise ConfigError(
+            f"features: got {len(several)} entries for {len(mix.parts)} datasets; give one for each dataset"
+        )
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:
-        raise ConfigError("features: none are given; leave the argument out")
+        raise ConfigError("features: no dataset has any; leave the argument out")
     for other in found:
         _check_alike(found[0], other)
     _check_names(found[0], columns)
@@ -207,7 +211,7 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
     sidecar.check_base(dataset)
     if problems := differences(sidecar.manifest.made_with.get("view", {}), facts):
         raise ConfigError(
-            f"features={sidecar.url!r} were made from other views of {dataset.url} than this loader's: "
+            f"features={sidecar.url!r} were made from views of {dataset.url} that differ from this loader's: "
             f"{'; '.join(problems)}; {REMEDY}"
         )
     _ = sidecar.null  # read and verified before the first batch
@@ -232,6 +236,6 @@ def _check_names(sidecar: Sidecar, columns: Collection[str]) -> None:
     taken = {*STANDARD_FIELDS, *columns, TOKENS, MASK}
     if both := sorted(name for name in names if name in taken or names.count(name) > 1):
         raise ConfigError(
-            f"features={sidecar.url!r} hold {', '.join(both)}, which batches already have; use another name in "
-            "the encoder"
+            f"features={sidecar.url!r} contain {', '.join(both)}, which are already fields of a batch; use other names "
+            "in the encoder"
         )

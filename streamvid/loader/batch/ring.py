@@ -1,4 +1,4 @@
-"""The ring as torch sees it: pinned memory, and batches over it that return their place when they die."""
+"""The ring as torch uses it: pinned memory, and batches over it that release their memory when they are freed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 def pin(ring: Arena, device: torch.device | None = None) -> bool:
-    """Page-lock the ring for copies to a CUDA device (None: the current one). Return False if there is no CUDA.
+    """Page-lock the ring for copies to a CUDA device (None: the current one). Return whether this succeeded.
 
-    Copies are then direct and asynchronous. Every device may copy from the pages; `device` only selects the one whose
-    memory is used for pinning.
+    Copies are then direct and asynchronous. Every device may copy from the pages; `device` only selects the device
+    whose memory is used for pinning.
     """
     import numpy as np
 
@@ -47,7 +47,7 @@ def pin(ring: Arena, device: torch.device | None = None) -> bool:
     if error != 0:
         _log.warning("cannot pin the ring of %d bytes (CUDA error %d); copies will be slower", ring.num_bytes, error)
         return False
-    # The mapping outlives the loader as long as one of its batches lives; only then can the pages be unlocked.
+    # The mapping outlives the loader until the last batch is freed; only then can the pages be unlocked.
     weakref.finalize(ring.map, _unpin, number, address).atexit = False
     return True
 
@@ -56,15 +56,16 @@ def _unpin(device: int, address: int) -> None:
     cuda = torch_cuda()
     if cuda.is_initialized():  # else this is a fork of the process that pinned the ring
         with cuda.device(device):
-            cuda.synchronize()  # the last batch may have died before its queued copies are complete
+            cuda.synchronize()  # the last batch may have been freed before its queued copies are complete
             cuda.cudart().cudaHostUnregister(address)
 
 
 class RingSlot:
-    """A batch's place in the ring, and the CUDA streams that may still copy from it (BATCH-1).
+    """A batch's memory in the ring, and the CUDA streams that may still copy from it (BATCH-1).
 
-    Waits for work that was queued, until the batch died, on the streams that were current where it was created and
-    where it died, and for copies that `Batch.to` queued on any stream. Holds no tensor of the batch.
+    The memory is reused only after the copies that `Batch.to` queued on any stream. If the batch was created with CUDA
+    initialized, this also waits for all work on the streams that were current at its creation and when it was freed.
+    Holds no tensor of the batch.
     """
 
     def __init__(self, block: Block) -> None:
@@ -74,12 +75,12 @@ class RingSlot:
         self._stream = cuda.current_stream() if cuda.is_initialized() else None
 
     def copied(self, device: torch.device) -> None:
-        """Note that copies to `device` were just queued on its current stream."""
+        """Record that copies to `device` were just queued on its current stream."""
         if device.type == "cuda":
             self._mark(torch_cuda().current_stream(device))
 
     def release(self) -> None:
-        """Give the place back; the ring reuses it once the copies are complete."""
+        """Return the memory to the ring, which reuses it once the copies are complete."""
         cuda = torch_cuda()
         if self._stream is not None and cuda.is_initialized():
             # A destructor may run in any thread; querying the current device there could initialize another device.
@@ -107,7 +108,7 @@ def make_batch(
     layout: Layout = "BCTHW",
     tokenizer: Tokenizer | None = None,
 ) -> Batch:
-    """Return the Batch for a complete PendingBatch; its place in the ring is free once its last tensor has died.
+    """Return the Batch for a complete PendingBatch. Its memory in the ring is released when its last tensor is freed.
 
     Raises LoaderError if the tokenizer fails.
     """
@@ -145,7 +146,9 @@ def make_batch(
 def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     found = tokenize(tokenizer, fields["text"], fields["sample_keys"])
     if taken := [name for name in found if name in fields]:
-        raise LoaderError(f"the tokenizer returned {', '.join(taken)}, which the batch already has; rename it")
+        raise LoaderError(
+            f"the tokenizer returned {', '.join(taken)}, which is already a field of the batch; rename it"
+        )
     return found
 
 
@@ -179,7 +182,7 @@ def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tenso
 def _pictures(
     memory: torch.Tensor, num_frames: int, picture: PictureFormat, colors: Sequence[PictureColors], layout: Layout
 ) -> torch.Tensor | Planes:
-    """Return consecutive pictures, `num_frames` and one of `colors` per sample."""
+    """Return consecutive pictures in `memory`, with `num_frames` of them and one entry of `colors` per sample."""
     if picture.pixels == "yuv420p":
         matrices, ranges, sitings = zip(*(color or ABSENT_COLORS for color in colors), strict=True)
         table = color_table(matrices, ranges, sitings)

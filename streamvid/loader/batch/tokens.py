@@ -1,4 +1,4 @@
-"""Results of the caller's tokenizer for the texts of a batch, as fields of the batch. Legend: B samples, L tokens."""
+"""Result of the caller's tokenizer for the texts of a batch, as fields of the batch. Legend: B samples, L tokens."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _NAMES = {"input_ids": TOKENS, "attention_mask": MASK}  # names in Hugging Face'
 
 
 def check_token_fields(columns: Sequence[str]) -> None:
-    """Raise ConfigError for columns with the name of a field for the tokenizer's result."""
+    """Raise ConfigError if a column has the name of a field for the tokenizer's result."""
     for name in columns:
         if name in (TOKENS, MASK):
             raise ConfigError(f"columns: {name!r} is a field for the tokenizer's result; rename the column")
 
 
 def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> Mapping[str, Any]:
-    """Call the tokenizer once and return its result as fields: tensors, or lists of B.
+    """Call the tokenizer once and return its result as fields: tensors, or lists of B values.
 
-    A mapping: `input_ids` becomes text_tokens, int64 (B, L), `attention_mask` text_mask, bool (B, L), any other `name`
-    text_<name>. A list of B lists of integers, a list of B objects with `ids` (Hugging Face's Encoding) or an array
-    (B, L) becomes text_tokens. Lists of unequal length are padded on the right with the tokenizer's pad_token_id, else
-    0; if it returns no mask, the mask is False for this padding.
+    In a mapping, `input_ids` becomes text_tokens, int64 (B, L), `attention_mask` becomes text_mask, bool (B, L), and
+    any other `name` becomes text_<name>. A list of B lists of integers, a list of B objects with `ids` (Hugging Face's
+    Encoding) or an array (B, L) becomes text_tokens. Lists of unequal length are padded on the right: tokens with the
+    tokenizer's pad_token_id if there is one, all others with 0. Without a mask in the result, text_mask is False for
+    this padding.
 
     Raises LoaderError, which names the samples, if the tokenizer raises or returns anything else.
     """
@@ -72,23 +73,27 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
     for name, allowed in ((TOKENS, "int"), (MASK, "bool|int")):
         if name in fields and not re.search(allowed, str(fields[name].dtype)):
             raise ValueError(
-                f"returned {name} of type {fields[name].dtype}; return integers, and anything else by name in a dict"
+                f"returned {name} of type {fields[name].dtype}; return integers, and other values by name in a dict"
             )
     if TOKENS in fields and tuple(fields[MASK].shape) != tuple(fields[TOKENS].shape):
         raise ValueError(
-            f"returned a mask of shape {tuple(fields[MASK].shape)} for tokens of {tuple(fields[TOKENS].shape)}"
+            f"returned a mask of shape {tuple(fields[MASK].shape)} for tokens of shape {tuple(fields[TOKENS].shape)}"
         )
     return fields
 
 
 def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, Any]:
-    """Return (an array, a tensor or a list of B; the mask, which is False for padding)."""
+    """Return (values, mask): an array, a tensor or a list of B, and its mask, False for padding; None for a list."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not value.shape or value.shape[0] != num_samples:
             raise ValueError(f"returned {name} of shape {tuple(value.shape)} for {num_samples} texts")
         return value, np.ones(tuple(value.shape), np.bool_)
     if not isinstance(value, list | tuple) or len(value) != num_samples:
-        said = f"{len(value)} of {name}" if isinstance(value, list | tuple) else f"{name} as a {type(value).__name__}"
+        said = (
+            f"{len(value)} entries of {name}"
+            if isinstance(value, list | tuple)
+            else f"{name} as a {type(value).__name__}"
+        )
         raise ValueError(f"returned {said} for {num_samples} texts; return one entry per text")
     if not all(isinstance(one, list | tuple | np.ndarray) for one in value):
         if name in (TOKENS, MASK):

@@ -1,5 +1,5 @@
-"""View of a stored sample in a delivery: which frames, which crop, which caption, and the bytes they take.
+"""View of a stored sample in a delivery: its frames, crop and caption, and the bytes to read for them.
 
-The lowest room of the loader: it imports no other room of it, and never torch, because decode workers import it too.
-Read index_row.py, view.py, clip_part.py, media.py, text.py, in that order.
+The lowest package of the loader. It imports neither other packages of the loader nor torch, because decode workers
+import it. Read index_row.py, view.py, clip_part.py, media.py and text.py, in this order.
 """

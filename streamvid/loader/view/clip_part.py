@@ -1,4 +1,4 @@
-"""Bytes of a clip that a delivery needs, and their checksums: the same in the loader and in its workers."""
+"""Bytes of a clip that a delivery needs, and their checksums, for both the loader and its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streamvid.video.clip_index import ClipIndex, PacketWindow
     from streamvid.video.stream_info import StreamInfo
 
-WRONG_BYTES = "its stored bytes differ from the checksum in the index"
+WRONG_BYTES = "its stored bytes do not match the checksum in the index"
 
 TABLE_BYTES = 64 * 2**10
 """Memory for a packet table in addition to the largest clip; a clip with a larger table is read whole."""
@@ -27,13 +27,13 @@ TABLE_BYTES = 64 * 2**10
 class ClipPart:
     """Bytes of a clip to read for one delivery, with their checksums.
 
-    - pick: the frames to deliver. numbers: their numbers in the clip; None if only the timestamps in its container
-      determine them.
-    - first_byte, num_bytes: the range, counted from the start of the clip.
-    - checks: (start, end, checksum) of its pieces, counted from the start of the range. A checksum is the first bytes
-      of a SHA-256.
-    - window, stream: the packets of the range and the description that their decoder needs; None for a whole clip,
-      which is decoded through its container.
+    - pick: frames to deliver. numbers: their indices in the clip; None if they depend on timestamps that only the
+      container holds.
+    - first_byte, num_bytes: byte range to read, relative to the start of the clip.
+    - checks: (start, end, checksum) of each piece of the range, relative to its start. A checksum is a prefix of a
+      SHA-256.
+    - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
+      is decoded through its container.
     """
 
     pick: Pick
@@ -51,24 +51,25 @@ class ClipPart:
 
     @property
     def block_bytes(self) -> int:
-        """Memory for the packet table and the range."""
+        """Size of the memory for the packet table and the range."""
         return self.table_bytes + self.num_bytes
 
 
 def clip_part(
     clip: SampleFile, packets: ClipIndex | None, pick: Pick, *, room: int | None = None, max_pieces: int | None = None
 ) -> ClipPart:
-    """Return the bytes of a clip that the frames of `pick` need. Raises IntegrityError, ConfigError.
+    """Return the part of a clip to read for the frames of `pick`: the whole clip if no smaller part is possible.
 
-    packets: the clip's packet index. The whole clip is read if it has none, if a part has more than `max_pieces`, or
-    if a part does not fit into `room`, which by default is the clip's size and TABLE_BYTES.
+    packets: the clip's packet index, if it has one. max_pieces: maximum number of pieces of a smaller part.
+    room: size of the memory for a smaller part; by default, the clip's size plus TABLE_BYTES.
+    Raises IntegrityError if the packet index is invalid, and ConfigError if the clip does not have the frames.
     """
     if packets is None:
         return whole_clip(clip, pick, None if pick.needs_times else pick.numbers(clip.num_frames))
     if packets.num_frames != clip.num_frames or packets.num_bytes > clip.num_bytes:
         raise IntegrityError(
-            f"the index has {clip.num_frames} frames in {clip.num_bytes} bytes for the clip, but its packets have "
-            f"{packets.num_frames} in {packets.num_bytes}; copy the dataset again"
+            f"the index lists {clip.num_frames} frames in {clip.num_bytes} bytes for the clip, but its packet table "
+            f"lists {packets.num_frames} frames in {packets.num_bytes} bytes; copy the dataset again"
         )
     try:
         if pick.way == "step":
@@ -86,14 +87,14 @@ def clip_part(
 
 
 def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> ClipPart:
-    """Return all bytes of a clip; numbers: of its frames to deliver."""
+    """Return the part that is the whole clip. numbers: indices of the frames to deliver, or None."""
     return ClipPart(pick, numbers, 0, clip.num_bytes, ((0, clip.num_bytes, clip.sha256),))
 
 
 def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Ranges, *, is_again: bool) -> str | None:
-    """Fill buffers as `storage.read_content`. Return a problem if the stored file is too short for one, else None.
+    """Fill buffers like `storage.read_content`. Return the problem if the stored file is too short, else None.
 
-    Raises StorageError if the store cannot determine its content: that does not prove the bytes to be bad.
+    Raises StorageError if the bytes cannot be read for another reason, which does not prove that they are bad.
     """
     try:
         read_content(store, path, content, ranges, is_again=is_again)
@@ -109,7 +110,7 @@ def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Range
 
 
 def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> str | None:
-    """Return the problem with the bytes of a part, None if each piece has its checksum."""
+    """Return the problem with the bytes of a part; None if every piece matches its checksum."""
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
             # The checksum makes two reads comparable: equal messages mean equal bytes.

@@ -17,7 +17,7 @@ _SHA256_BYTES = 32
 
 
 class PacketsPlace(NamedTuple):
-    """Location of a shard's packet table: file, first byte, size, SHA-256 as hex, and its number of clips."""
+    """Location of a shard's packet table: file, first byte, size, hexadecimal SHA-256, and number of clips."""
 
     path: str
     offset: int
@@ -28,7 +28,7 @@ class PacketsPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """Location and checksum of one file of a sample in its tar: a clip, a conditioning input, features."""
+    """Location and checksum of one file of a sample in its tar: a clip, a conditioning input, or features."""
 
     offset: int
     num_bytes: int
@@ -40,10 +40,10 @@ class SampleFile:
 class IndexRow:
     """Index row of one sample.
 
-    - number: of the sample in its shard. packets: the shard's packet table, None if it has none.
-    - fps, duration_seconds: of the clip; 0.0 if unknown.
-    - texts: index column → value, for columns that captions are made of. columns: the same for columns that the caller
-      requested, under the caller's names. media: name → files of a conditioning input.
+    - number: index of the sample in its shard. packets: the shard's packet table; None if it has none.
+    - fps, duration_seconds: frame rate and duration of the clip; 0.0 if unknown.
+    - texts: index column → value, for columns used in captions. columns: column name used by the caller → value, for
+      requested columns. media: name → files of a conditioning input.
     - is_missing: True if the features of this visit could not be computed.
     """
 
@@ -67,9 +67,10 @@ def sample_file(
     num_frames: tuple[int, int],
     least_bytes: int = 1,
 ) -> SampleFile:
-    """Return a file from (offset, bytes, SHA-256, frames) in the index. Raises IntegrityError.
+    """Return a file from its index values (offset, size in bytes, SHA-256, number of frames).
 
-    name: for messages. num_frames: allowed minimum and maximum.
+    name: name of the file in messages. num_frames: allowed minimum and maximum.
+    Raises IntegrityError for invalid values.
     """
     offset, num_bytes, sha256, count = values
     end = tar.num_bytes - (num_bytes if isinstance(num_bytes, int) else 0)
@@ -80,11 +81,13 @@ def sample_file(
     if not isinstance(count, int) or not num_frames[0] <= count <= num_frames[1]:
         raise _wrong(name, "frames", count, *num_frames)
     if not isinstance(sha256, bytes) or len(sha256) != _SHA256_BYTES:
-        raise IntegrityError(f"the index has {sha256!r} as the checksum of {name}; copy the dataset again")
+        raise IntegrityError(
+            f"the index has {sha256!r} as the checksum of {name}, which is not a SHA-256; copy the dataset again"
+        )
     return SampleFile(offset, num_bytes, sha256, count)
 
 
 def _wrong(name: str, what: str, value: object, least: int, most: int) -> IntegrityError:
     return IntegrityError(
-        f"the index has {what}={value!r} for {name}; allowed are {least} to {most}; copy the dataset again"
+        f"the index has {what}={value!r} for {name}, but {least} to {most} is allowed; copy the dataset again"
     )

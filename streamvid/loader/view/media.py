@@ -1,4 +1,4 @@
-"""Conditioning inputs of a sample: control videos, reference images, masks (dataset/README.md).
+"""Conditioning inputs of a sample: control videos, reference images and masks (see dataset/README.md).
 
 In the ring they follow the batch's video, input by input, sample by sample, item by item:
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from streamvid.video.picture import PictureFormat
 
 ABSENT_COLORS = ("bt709", "full", "left")
-"""Colors of the pictures that `PictureRoom.blank` makes."""
+"""Colors of the pictures that `PictureRoom.blank` creates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One medium of a loader. num_items: the most items of a list that a sample has, 1 if it is not a list."""
+    """Conditioning input of a loader. num_items: maximum number of items per sample; 1 if it is not a list."""
 
     name: str
     is_list: bool = False
@@ -40,16 +40,16 @@ class Medium:
 
     @property
     def column(self) -> str:
-        """Column of the samples index."""
+        """Column of the samples index that lists its files."""
         return MEDIA_PREFIX + self.name
 
     def num_pictures(self, bucket: Bucket) -> int:
-        """Return the number of pictures of each item."""
+        """Return the number of pictures per item."""
         return 1 if self.is_still else bucket.num_frames
 
 
 def find_media(names: Sequence[str], datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
-    """Return the media of these names, equal in all datasets. Raises ConfigError if one lacks or redefines a medium."""
+    """Return the conditioning inputs with these names. Raises ConfigError if datasets lack one or disagree on it."""
     if isinstance(names, str):
         raise ConfigError(f"media={names!r} is a string; give a list of names: [{names!r}]")
     if len(set(names)) < len(names):
@@ -64,7 +64,7 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
         if (other.is_still, other.is_mask) != (first.is_still, first.is_mask):
             raise ConfigError(
                 f"media: {name!r} is {_described(first)} in {datasets[0].url} and {_described(other)} in "
-                f"{dataset.url}; name its kind when sharding both (image:{name}, video:{name}, mask:{name})"
+                f"{dataset.url}; specify its kind when sharding both (image:{name}, video:{name}, mask:{name})"
             )
     return replace(
         first,
@@ -77,7 +77,11 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
 def _medium(name: str, dataset: Dataset) -> Medium:
     known = dataset.manifest.media
     if name not in known:
-        there = f"it has {', '.join(known)}" if known else "it has no media: shard it with --media NAME=COLUMN"
+        there = (
+            f"it has {', '.join(known)}"
+            if known
+            else "it has no conditioning inputs; shard it with --media NAME=COLUMN"
+        )
         raise ConfigError(f"media: {name!r} is not in the dataset at {dataset.url}; {there}")
     info = known[name]
     return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items)
@@ -89,7 +93,7 @@ def _described(medium: Medium) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One file of a conditioning input that a delivery reads: item `item` of `medium`, and the bytes to read."""
+    """One file of a conditioning input that a delivery reads: item `item` of `medium`, with the bytes to read."""
 
     medium: Medium
     item: int
@@ -105,10 +109,10 @@ class MediaPart:
 def media_files(
     items: Sequence[Mapping[str, object]], medium: Medium, num_clip_frames: int, shard: ShardInfo
 ) -> tuple[SampleFile, ...]:
-    """Return the files that the index lists for a conditioning input of one sample. Raises IntegrityError (SAFE-1)."""
+    """Return the files that the index lists for a sample's conditioning input. Raises IntegrityError if invalid."""
     if len(items) > medium.num_items or not (items or medium.is_optional):
         raise IntegrityError(
-            f"the index lists {len(items)} of {medium.name} for the sample; the manifest allows "
+            f"the index lists {len(items)} items of {medium.name} for the sample, but the manifest allows "
             f"{'up to' if medium.is_optional else '1 to'} {medium.num_items}; copy the dataset again"
         )
     count = 1 if medium.is_still else num_clip_frames
@@ -124,9 +128,9 @@ def media_files(
 
 
 def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: ClipPart) -> tuple[MediaPart, ...]:
-    """Return what to read of a sample's conditioning inputs: the same frames as `clip` reads from its clip.
+    """Return the parts to read of a sample's conditioning inputs, with the same frames as `clip`.
 
-    Raises IntegrityError (SAFE-1).
+    Raises IntegrityError if their sizes contradict the manifest (SAFE-1).
     """
     found: list[MediaPart] = []
     for medium in media:
@@ -136,7 +140,7 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
     total = sum(one.file.num_bytes for one in found) + row.clip.num_bytes
     if found and total > shard.max_clip_bytes:
         raise IntegrityError(
-            f"the index lists {total} bytes for the clip and its conditioning inputs; the shard's max_clip_bytes is "
+            f"the index lists {total} bytes for the clip and its conditioning inputs, but its shard allows "
             f"{shard.max_clip_bytes}; copy the dataset again"
         )
     return tuple(found)
@@ -144,7 +148,7 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
 
 @dataclass(frozen=True, slots=True)
 class PictureRoom:
-    """Layout of a batch's pictures in its memory, in bytes from its start."""
+    """Layout of a batch's pictures in its memory. Offsets are in bytes from the start of that memory."""
 
     picture: PictureFormat
     bucket: Bucket
@@ -153,25 +157,28 @@ class PictureRoom:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the video and all media."""
+        """Size of the video and all conditioning inputs."""
         return self.start(len(self.media))
 
     def start(self, number: int) -> int:
-        """Return where medium `number` begins."""
+        """Return the byte offset of conditioning input `number`; for `len(media)`, the end."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
         return self.num_samples * (self.bucket.num_frames * self.picture.num_bytes + before)
 
     def video_place(self, index: int) -> int:
-        """Return the first byte of a sample's video."""
+        """Return the byte offset of a sample's video."""
         return index * self.bucket.num_frames * self.picture.num_bytes
 
     def place(self, medium: Medium, index: int, item: int) -> int:
-        """Return the first byte of an item of a sample's medium."""
+        """Return the byte offset of one item of a sample's conditioning input."""
         size = medium.num_pictures(self.bucket) * self.picture.num_bytes
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill with black what a sample lacks. first: the batch's place in `memory`; present: (medium, item)."""
+        """Fill the items that a sample lacks with black.
+
+        first: byte offset of the batch in `memory`. present: (input name, item) of each item that the sample has.
+        """
         import numpy as np
 
         size = self.picture.num_bytes

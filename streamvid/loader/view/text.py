@@ -1,15 +1,16 @@
-"""The text of a delivery: which of a sample's captions, in which template, or none (SAMPLE-1).
+"""Text of a delivery: one of the sample's captions, formatted by a template, or an empty text (SAMPLE-1).
 
 A template is a text that contains values of columns. No part of a template is ever executed (SAFE-1).
 
     "{text} {fps:.0f} FPS{?, {motion:.0f} motion score}."
 
-    {name}        the value of a column; a number as Python writes it, or by a format
+    {name}        the value of a column; a number as Python writes it, unless a format is given
     {name:.1f}    [+ or space][0][width][,][.digits][d f e g %]; d rounds down. Width and digits are 0 to 99
     {? ...}       an optional part, which may contain further parts
-    {{  }}        a brace; within a part only the first form
+    {{  }}        a literal brace; within a part, only {{ is available
 
-A part that names a missing value (null, NaN or an empty text) is left out. The whole template is a part too.
+A part that names a missing value (null, NaN or an empty text) is left out. The whole template is also a part; if it is
+left out, the caption alone is used.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NAME = re.compile(r"[^{}:!.\[\]?]+")
 
 CaptionChoice: TypeAlias = Literal["draw", "first"]
 
-_CAPTIONS = "captions"  # all captions of a sample, of which `text` is the first
+_CAPTIONS = "captions"  # column of all captions of a sample; `text` is the first of them
 _TEXT, _FPS = "text", "fps"  # in a template: the caption, and the rate of the delivered frames
 
 Node: TypeAlias = "str | TemplateField | TemplatePart"
@@ -46,7 +47,7 @@ Node: TypeAlias = "str | TemplateField | TemplatePart"
 
 @dataclass(frozen=True, slots=True)
 class TemplateField:
-    """Value of a column: its name, and the format of a number; "" for no format."""
+    """Placeholder for a column's value. format: format of numbers; "" for Python's default."""
 
     name: str
     format: str = ""
@@ -60,20 +61,22 @@ class TemplateField:
         if self.format.endswith("d"):
             return format(math.floor(value), self.format) if math.isfinite(value) else None
         if "." in self.format:
-            value = float(value)  # without a letter, Python writes an integer without digits
+            value = float(value)  # without a type letter, Python accepts no precision for integers
         return format(value, self.format)
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatePart:
-    """Texts, fields and parts in sequence. number: among the parts of a template in the order in which they begin, from
-    0; the template itself is 0."""
+    """Sequence of texts, fields and nested parts.
+
+    number: index among the parts of a template, in the order in which they begin; the template itself is 0.
+    """
 
     number: int
     nodes: tuple[Node, ...]
 
     def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
-        """Return the formatted part; None if a value that it names is missing. is_kept: decides by number of part."""
+        """Return the formatted part; None if a value in it is missing. is_kept: True for the numbers of kept parts."""
         texts: list[str] = []
         for node in self.nodes:
             if isinstance(node, TemplatePart):
@@ -96,20 +99,18 @@ class TemplatePart:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """Texts that are delivered with samples."""
+    """Options for the texts of samples."""
 
     column: str | Mapping[str, float] = option(
         "text",
-        help="Column for `batch.text`; or several with weights, {'short': 1, 'long': 3}, one of which is drawn for "
-        "each delivery, out of those that the sample has.",
+        help="Column for `batch.text`, or several columns with weights, such as {'short': 1, 'long': 3}: each delivery "
+        "draws one of those in which the sample has a text.",
     )
-    choice: CaptionChoice = option(
-        "draw", help="Draw one of several captions of a sample by weight, or take the first."
-    )
+    choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
     template: str | None = option(
         None,
-        help="Text over columns, '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'. {fps} is the rate of the "
-        "delivered frames, :d rounds down. A part {? ...} is left out if it names a missing value.",
+        help="Text with values of columns, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'. {fps} is the "
+        "frame rate as delivered; :d rounds down. A part {? ...} is left out if it names a missing value.",
     )
     prefix: str = option("", help="Text before the caption.")
     dropout: float = option(0.0, help="Probability that a delivery has an empty text.", minimum=0.0, maximum=1.0)
@@ -122,16 +123,16 @@ class TextOptions:
         if self.template is not None:
             parse_template(self.template)
         elif self.part_dropout:
-            raise ConfigError(f"part_dropout={self.part_dropout!r}: needs a template with parts {{? ...}}")
+            raise ConfigError(f"part_dropout={self.part_dropout!r}: requires a template with parts {{? ...}}")
         if not self.weights or not all(_is_weight(weight) for weight in self.weights.values()):
             raise ConfigError(
-                f"column={self.column!r}: must be a column, or columns with weights above 0, such as "
+                f"column={self.column!r}: must be a column name, or a mapping from names to weights above 0, such as "
                 "{'short': 1, 'long': 3}"
             )
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Weight of each column, by its name."""
+        """Column name → weight."""
         if isinstance(self.column, Mapping):
             return {name: weight for name, weight in self.column.items() if isinstance(name, str)}
         return {self.column: 1.0} if isinstance(self.column, str) else {}
@@ -139,10 +140,11 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class TextRule:
-    """Texts of one dataset's deliveries.
+    """Rule for the texts of one dataset's deliveries.
 
-    columns: index columns of captions with their weights; samples may have several captions in place of `text`.
-    template: or None; template_columns: its names → index columns, except {text} and {fps}, which are not columns.
+    columns: (index column, weight) of each caption column; in place of `text`, samples may have several captions.
+    template: parsed template, or None.
+    template_columns: (name, index column) of each column in the template; {text} and {fps} are not columns.
     """
 
     options: TextOptions = field(default_factory=TextOptions)
@@ -157,10 +159,10 @@ class TextRule:
         return tuple(dict.fromkeys([*names, _CAPTIONS] if _TEXT in dict(self.columns) else names))
 
     def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
-        """Return the text of a delivery. Raises IntegrityError.
+        """Return the text of a delivery. Raises IntegrityError if the index contains invalid captions.
 
-        fps: of the delivered frames, 0.0 if unknown. dropout: decides if the text is dropped, instead of `choices`: the
-        other choices of a visit may have been encoded once, the dropout never is.
+        fps: rate of the delivered frames; 0.0 if unknown. dropout: choices for dropping the text, by default `choices`.
+        Precomputed features fix the other choices of a visit, but never the dropout.
         """
         options = self.options
         if options.dropout > 0.0 and (dropout or choices).share(CAPTION_DROPOUT) < options.dropout:
@@ -195,10 +197,10 @@ class TextRule:
 
 
 def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
-    """Return the rule of the options for a dataset. Raises ConfigError for missing columns, or for other types."""
+    """Return the text rule for a dataset. Raises ConfigError for columns that are missing or of an unsupported type."""
     columns = []
     for name, weight in options.weights.items():
-        # If the user has a column of that name as well as one for captions, it is `user.text`.
+        # A user column named `text`, in addition to the caption column, is available as `user.text`.
         column = _TEXT if name == _TEXT else dataset.column(name, "captions.column")
         if not _is_text(dataset, column):
             raise ConfigError(
@@ -252,11 +254,11 @@ def _is_weight(weight: object) -> bool:
 
 
 def _drawn(options: Sequence[tuple[str, float]], share: float) -> str:
-    """Return the option at `share` of all weights, laid end to end; share is in [0, 1)."""
+    """Return the option at `share` of the total weight. share: at least 0 and less than 1."""
     there = [(text, weight) for text, weight in options if weight > 0]
     ends = list(accumulate(weight for _, weight in there))
     place = bisect_right(ends, share * sum(weight for _, weight in there))
-    return there[min(place, len(there) - 1)][0]  # the last one if rounding leaves nothing
+    return there[min(place, len(there) - 1)][0]  # the last one if rounding exceeds the total
 
 
 def parse_template(text: object) -> TemplatePart:
@@ -286,7 +288,7 @@ class _TemplateParser:
                 self._at += 2
             elif character == "}":
                 if not depth:
-                    self._fail("a brace closes nothing; write '}}' for the character")
+                    self._fail("unmatched brace; write '}}' for a literal brace")
                 self._at += 1
                 return TemplatePart(number, tuple(nodes))
             elif character == "{":
@@ -304,15 +306,15 @@ class _TemplateParser:
     def _braced(self, depth: int) -> Node:
         if self._text.startswith("{?", self._at):
             if depth >= _MAX_DEPTH:
-                self._fail(f"parts are nested more than {_MAX_DEPTH} deep")
+                self._fail(f"parts are nested more than {_MAX_DEPTH} levels deep")
             self._at += 2
             part = self.part(depth + 1)
             if not any(part.fields()):
-                self._fail("the part that ends here names no column, which would decide if it is kept")
+                self._fail("the part that ends here names no column, which decides whether it is kept; add one")
             return part
         end = self._text.find("}", self._at)
         if end < 0:
-            self._fail("a brace is never closed; write '{{' for the character")
+            self._fail("a brace is never closed; write '{{' for a literal brace")
         name, colon, form = self._text[self._at + 1 : end].partition(":")
         if not _NAME.fullmatch(name):
             self._fail(f"{name!r} is not a column name; '.', '[' and '!' are not supported")
@@ -322,4 +324,4 @@ class _TemplateParser:
         return TemplateField(name, form)
 
     def _fail(self, message: str) -> NoReturn:
-        raise ConfigError(f"template={self._text!r}, column {self._at + 1}: {message}")
+        raise ConfigError(f"template={self._text!r}, character {self._at + 1}: {message}")

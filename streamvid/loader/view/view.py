@@ -1,4 +1,4 @@
-"""The random choices of a delivery, and what they show of its clip: which frames, and which crop (SAMPLE-1)."""
+"""Random choices of a delivery, and the frames and crop of its clip that they determine (SAMPLE-1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Spatial: TypeAlias = Literal["resize_crop", "center", "random_crop", "rand_size_
 
 MAX_INTERVAL = 1 << 16
 
-# Each kind of choice has its own number, so that adding one changes no other.
+# Each kind of choice has its own number, so that adding a kind does not change the others.
 _TEMPORAL_CROP = 1
 CAPTION_DROPOUT = 2
 _SUBSTITUTE = 3
@@ -40,23 +40,23 @@ _WHOLE = ("resize_crop", "center")
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """Frames and crop that a delivery shows of its clip."""
+    """Frames and crop of a clip that a delivery shows."""
 
     temporal: Temporal = option(
         "random",
-        help="Frames: a random window, the head, the middle, uniform (spread over the clip), chunk (windows side by "
-        "side, one per visit), full, or opensora.",
+        help="Frames to deliver: random (a random window), head, middle, uniform (spread over the clip), chunk "
+        "(adjacent windows, one per visit), full (the whole clip), or opensora.",
     )
     max_interval: int = option(
-        1, help="Maximum distance between frames, drawn for each delivery.", minimum=1, maximum=MAX_INTERVAL
+        1, help="Maximum distance between frames; each delivery draws its distance.", minimum=1, maximum=MAX_INTERVAL
     )
     spatial: Spatial = option(
         "resize_crop",
-        help="Part of the pictures, scaled to cover the bucket: the middle (resize_crop; center for squares), a random "
-        "place (random_crop), or a random place and size (rand_size_crop).",
+        help="Part of each picture, scaled to cover the bucket: the middle (resize_crop; center for squares), a random "
+        "position (random_crop), or a random position and size (rand_size_crop).",
     )
     spatial_scale: tuple[float, float] | None = option(
-        None, help="Range of the sides for spatial=rand_size_crop, as shares of the largest crop: (0.5, 1.0)."
+        None, help="Range of the sides for spatial=rand_size_crop, as shares of the largest crop, such as (0.5, 1.0)."
     )
 
     def __post_init__(self) -> None:
@@ -70,18 +70,18 @@ class ViewOptions:
         if (self.spatial_scale is not None) != (self.spatial == "rand_size_crop"):
             raise ConfigError(
                 f"spatial_scale={self.spatial_scale!r}: cannot be combined with spatial={self.spatial!r}; "
-                "spatial='rand_size_crop' needs a range such as (0.5, 1.0), the others allow none"
+                "give a range such as (0.5, 1.0) with spatial='rand_size_crop', and leave it out otherwise"
             )
         if self.spatial_scale is not None:
             _check_range(self.spatial_scale)
 
     @property
     def is_plain(self) -> bool:
-        """True for a random window of consecutive frames, in whole pictures."""
+        """True for a random window of consecutive frames without a random crop."""
         return self.temporal == "random" and self.max_interval == 1 and self.spatial in _WHOLE
 
     def check(self, clips: str, buckets: list[Bucket], where: str) -> None:
-        """Raise ConfigError if a dataset's clips, "copy" or "native", or one of its buckets disallow this choice."""
+        """Raise ConfigError if a dataset's clips ("copy" or "native") or one of its buckets do not allow this view."""
         if clips == "native" and self.spatial != "resize_crop":
             raise ConfigError(
                 f"spatial={self.spatial!r}: {where} holds native clips, whose pictures were scaled and cropped when "
@@ -90,8 +90,8 @@ class ViewOptions:
         for bucket in buckets if self.spatial == "center" else []:
             if bucket.height != bucket.width:
                 raise ConfigError(
-                    f"spatial='center' scales the short side and cuts a square, but bucket {bucket.id} is "
-                    f"{bucket.width}x{bucket.height}; use spatial='resize_crop', or buckets of ratio 1:1"
+                    f"spatial='center' scales the short side and crops a square, but bucket {bucket.id} is "
+                    f"{bucket.width}x{bucket.height}; use spatial='resize_crop', or buckets of aspect ratio 1:1"
                 )
 
 
@@ -112,55 +112,55 @@ class RandomChoices:
         return RandomChoices(seed, hash_text(key), visit)
 
     def below(self, limit: int, kind: int) -> int:
-        """Draw a number from 0 to `limit` - 1."""
+        """Draw an integer from 0 to `limit` - 1."""
         return hash_below(limit, self.seed, kind, self.name, self.visit)
 
     def share(self, kind: int, *part: int) -> float:
-        """Draw a number from 0 to 1, excluding 1."""
+        """Draw a number that is at least 0 and less than 1."""
         return uniform(self.seed, kind, self.name, self.visit, *part)
 
     def window_start(self, num_frames: int, wanted: int) -> int:
-        """Draw the first of `wanted` consecutive frames of `num_frames`."""
+        """Draw the start of a window of `wanted` consecutive frames in a clip of `num_frames` frames."""
         return self.below(num_frames - wanted + 1, _TEMPORAL_CROP)
 
     def interval(self, most: int) -> int:
-        """Draw the distance between two frames, from 1 to `most`."""
+        """Draw the distance between consecutive frames, from 1 to `most`."""
         return 1 + self.below(most, _INTERVAL)
 
     def chunk(self, num_chunks: int) -> int:
-        """Return the chunk for this visit: every `num_chunks` visits show each chunk once, in a random order."""
+        """Return the chunk for this visit. Every `num_chunks` visits show each chunk once, in a random order."""
         round_, place = divmod(self.visit, num_chunks)
         order = hash64(self.seed, _CHUNK, self.name, round_)
         return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
 
     def crop(self, least: int, most: int) -> Crop:
-        """Draw the place of a crop and its scale, `least` … `most` in 1 / 65536 of the largest crop's."""
+        """Draw the position and the scale of a crop: `least` to `most`, in 1/65536 of the largest crop's scale."""
         left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
 
     def sample_seed(self) -> int:
-        """Draw the seed of a delivery's noise and timestep, 0 … 2**63 - 1."""
+        """Draw the seed for the noise and the timestep of a delivery, from 0 to 2**63 - 1."""
         return hash64(self.seed, _SAMPLE_SEED, self.name, self.visit) >> 1
 
 
 def substitute_visit(key: str, visit: int) -> int:
-    """Return the visit of any sample that replaces this bad one (BAD-1).
+    """Return the visit for every sample that may replace this bad one (BAD-1).
 
-    Negative and below -2**62, a range that neither passes nor repeats of tail="pad" use for visits (plan/step.py).
+    It is below -2**62, outside the range of visits that passes and repeats of tail="pad" use (plan/step.py).
     """
     return -((1 << 63) - 1 - hash_below(1 << 61, _SUBSTITUTE, hash_text(key), visit))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """pick: the frames. crop: the part of each picture; None: the largest one, centered."""
+    """Frames and crop of a delivery. crop: part of each picture; None: the largest part, centered."""
 
     pick: Pick
     crop: Crop | None = None
 
 
 def view_of(options: ViewOptions, rate: FrameRate, row: IndexRow, count: int, choices: RandomChoices) -> View:
-    """Return what a delivery of `count` frames shows.
+    """Return the frames and the crop of a delivery of `count` frames.
 
     Raises ConfigError if the clip has too few frames or, with temporal="full", too many.
     """
@@ -209,7 +209,7 @@ def _first_place(temporal: Temporal, length: int, there: int, count: int, stride
 
 
 def _spread_fps(num_frames: int, count: int, fps: float) -> float:
-    """Return the rate of evenly spaced frames: there is one distance fewer than frames."""
+    """Return the frame rate of `count` evenly spaced frames, which have `count` - 1 distances between them."""
     return fps * (count - 1) / (num_frames - 1) if min(num_frames, count) > 1 else fps
 
 
@@ -225,9 +225,9 @@ def _crop(options: ViewOptions, choices: RandomChoices) -> Crop | None:
 def _wrong_length(options: ViewOptions, rate: FrameRate, num_frames: int, there: int, count: int) -> str:
     at = "" if rate.fps is None else f" ({there} by the rule {rate.rule} with fps={rate.fps})"
     if there < count:
-        return f"the clip has {num_frames} frames{at}, but its bucket takes {count}; shard again"
+        return f"the clip has {num_frames} frames{at}, but its bucket needs {count}; shard the dataset again"
     return (
-        f"temporal='full' takes whole clips, but this clip has {num_frames} frames{at} and its bucket takes {count}; "
+        f"temporal='full' delivers whole clips, but this clip has {num_frames} frames{at}, and its bucket {count}; "
         "use temporal='uniform' or 'head', or shard with a bucket of that length"
     )
 
@@ -239,4 +239,6 @@ def _check_range(scale: tuple[float, float]) -> None:
     except (TypeError, ValueError):
         is_right = False
     if not is_right:
-        raise ConfigError(f"spatial_scale={scale!r}: must be two shares of the largest crop's sides, as (0.5, 1.0)")
+        raise ConfigError(
+            f"spatial_scale={scale!r}: must be two shares of the largest crop's sides, such as (0.5, 1.0)"
+        )
