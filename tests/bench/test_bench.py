@@ -96,7 +96,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_read(two_sizes: P
 
     for options, error, message in (
         (BenchOptions(split="test"), DatasetError, "split='test' has no samples"),
-        (BenchOptions(where="year > 9999"), ConfigError, "admits none"),
+        (BenchOptions(where="year > 9999"), ConfigError, "matches none"),
         (BenchOptions(batch_size=0), ConfigError, "batch_size=0"),
         (BenchOptions(batch_size=1, max_tokens_per_batch=9), ConfigError, "exactly one"),
         (BenchOptions(prefetch_bytes=-1), ConfigError, "prefetch_bytes=-1"),

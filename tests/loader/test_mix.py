@@ -82,7 +82,7 @@ def test_a_name_that_stands_for_two_shapes(tmp_path: Path) -> None:
             shapes[batch.bucket.id] = shapes.get(batch.bucket.id, 0) + 1
     assert shapes == {NAMED.id: 3, "128x96-5f": 4}
     third = build_dataset(tmp_path / "third", {OTHER: [1], Bucket(5, 96, 128): [1]})
-    with pytest.raises(ConfigError, match="another shape .* put this dataset first"):
+    with pytest.raises(ConfigError, match="differs in shape .* list this dataset first"):
         received([first, third])
     assert len(received([third, first])[0]) == 5
 
@@ -213,7 +213,7 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
         (lambda a, b: [DatasetConfig(a, name="x"), DatasetConfig(b, name="x")], "are not unique"),
         (lambda a, b: [DatasetConfig(a, captions={"dropout": 2})], "captions.dropout=2: must be a number from 0 to 1"),
         (lambda a, b: [DatasetConfig(a, captions={"column": "nope"})], "'nope' is not in the dataset"),
-        (lambda a, b: [DatasetConfig(a, where="score > 10000")], "admits none of the 23 samples"),
+        (lambda a, b: [DatasetConfig(a, where="score > 10000")], "matches none of the 23 samples"),
         (lambda a, b: [DatasetConfig(a, where="nope > 1")], "nope"),
     ],
 )

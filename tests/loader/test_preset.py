@@ -63,7 +63,7 @@ def test_the_models_rule_travels_with_the_dataset_and_counts_its_tokens(sealed: 
 
 @pytest.mark.parametrize("view", [{"view": {"temporal": "uniform"}}, {"view": {"max_interval": 2}}])
 def test_frames_at_other_rates_than_the_models_are_refused(sealed: Path, view: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at other rates than the 12 per second"):
+    with pytest.raises(ConfigError, match="at rates other than the 12 per second"):
         delivered(sealed, batch_size=1, preset=RULE, **view)
     assert delivered(sealed, batch_size=1, preset=replace(RULE, fps=None), **view)
 
@@ -122,7 +122,7 @@ def test_a_file_is_a_preset_too(sealed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     assert delivered(sealed, batch_size=1, preset=tmp_path / "mine.yaml")
     (tmp_path / "none.yaml").write_text("buckets: [96x64@5]\n")
-    with pytest.raises(ConfigError, match="has no model; add a rule to it"):
+    with pytest.raises(ConfigError, match="has no model; add a model rule to it"):
         open_loader(sealed, world=ONE, preset=tmp_path / "none.yaml")
 
 
@@ -133,7 +133,7 @@ def test_datasets_of_models_that_count_differently_are_mixed_but_not_counted(sea
     plain = replace(manifest, model=None)
     assert common_rule([manifest, alike, plain]) in (RULE, replace(RULE, name="alike"))
     assert common_rule([plain]) is None
-    with pytest.raises(ConfigError, match="sealed for ours and theirs, which make different numbers of tokens"):
+    with pytest.raises(ConfigError, match="sealed for ours and theirs, which count the tokens of a clip differently"):
         common_rule([manifest, other])
 
 

@@ -252,7 +252,7 @@ def test_whole_clips_have_the_buckets_length_or_are_an_error(
         (item,) = deliver(whole, view={"temporal": temporal})
         assert truth(item.source).shown(item.frames) == list(range(40))
     part = make(source, tmp_path / "part", f"{WIDTH}x{HEIGHT}@39")
-    with pytest.raises(SampleError, match="temporal='full'.*40 frames.*bucket takes 39"):
+    with pytest.raises(SampleError, match="temporal='full'.*40 frames.*bucket needs 39"):
         deliver(part, view={"temporal": "full"})
 
 

@@ -227,8 +227,8 @@ def _wrong_length(options: ViewOptions, rate: FrameRate, num_frames: int, there:
     if there < count:
         return f"the clip has {num_frames} frames{at}, but its bucket needs {count}; shard the dataset again"
     return (
-        f"temporal='full' delivers whole clips, but this clip has {num_frames} frames{at}, and its bucket {count}; "
-        "use temporal='uniform' or 'head', or shard with a bucket of that length"
+        f"temporal='full' delivers whole clips, but this clip has {num_frames} frames{at}, and its bucket "
+        f"needs {count}; use temporal='uniform' or 'head', or shard with a bucket of that length"
     )
 
 
