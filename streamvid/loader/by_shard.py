@@ -26,7 +26,7 @@ _OF_PLANS = {"accumulate", "groups", "num_epochs", "schedule", "shuffle", "split
 
 @dataclass(frozen=True)
 class ByShard:
-    """Delivery of a dataset shard by shard. Samples of all splits are delivered, and no caption is dropped as a whole.
+    """Delivery of a dataset shard by shard. Samples of all splits are delivered; whole captions are never dropped.
 
     source: config of the dataset, with an open Dataset as its URL.
     options: VideoLoader's arguments, without those for plans, such as filters.

@@ -215,12 +215,12 @@ class VideoLoader:
         return self._plan.num_steps_through(num_epochs)
 
     def plan_report(self) -> tuple[BucketReport, ...]:
-        """Return the numbers of samples per bucket that the rest of the epoch delivers, carries, drops and repeats."""
+        """Return the numbers of remaining samples per bucket that are delivered, carried, dropped and repeated."""
         return self._plan.report()
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(bucket id, shape of `batch.video`) for a full batch of each bucket, largest first, for a warm-up.
+        """Id of each bucket, and shape of `batch.video` in its full batches, largest first, for a warm-up.
 
         With tail="shrink" and tail="uneven", the last batches can be smaller.
         """
@@ -312,8 +312,8 @@ class VideoLoader:
 
         Raises StateError, and changes nothing, for a state of another dataset, split, filter, seed, shuffle or tail.
         With `force`, such a state is used as an approximate position: the same epoch, after about the same share of its
-        steps. Some samples of that epoch may then repeat and others be missing; from the next epoch on, each sample is
-        delivered exactly once again.
+        steps. Some samples of that epoch may then repeat, and others be missing. From the next epoch on, each sample is
+        delivered exactly once.
         After a resume within an accumulation group, loss weights count only the remaining batches of that group.
         """
         self._pipeline.check_usable()

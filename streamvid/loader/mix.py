@@ -71,7 +71,7 @@ Features: TypeAlias = str | Path | Sidecar
 
 @dataclass(frozen=True, slots=True)
 class DataArguments:
-    """VideoLoader's arguments about input data, with the same names."""
+    """VideoLoader's arguments for input data, with the same names."""
 
     dataset: Datasets | Sequence[Datasets]
     split: str = "train"
@@ -247,8 +247,8 @@ class SampleRequest:
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
     """Yield (shard, place) of all possible substitutes for a bad sample, in the order in which they are tried (BAD-1).
 
-    The other samples of its shard come first, then those of the other shards of the bucket. In both cases, the order
-    begins after the bad one and wraps around.
+    The other samples of its shard come first, in the order that begins after the bad sample and wraps around. Those of
+    the other shards of the bucket follow, in the order that begins after its shard and wraps around.
     """
     counts = sample.part.subset.counts[sample.bucket_id]
     for step in range(len(counts)):
@@ -418,7 +418,7 @@ def _draws(
 def _select(
     dataset: Dataset, split: str, where: str | None
 ) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
-    """Return the shards of a split by bucket, in plan order, their numbers of samples that pass, and the filter."""
+    """Return the shards of a split by bucket in plan order, their numbers of matching samples, and the filter."""
     table = dataset.shards
     mine = table.select(split)
     if not mine:

@@ -15,7 +15,10 @@ from streamvid.loader.view.view import ViewOptions
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
-    """Return the given rule, or that of a preset or bucket configuration file. Raises ConfigError if it has none."""
+    """Return the given rule, or the rule of a preset or bucket configuration file; None if no preset is given.
+
+    Raises ConfigError if the preset is invalid or has no rule.
+    """
     if preset is None or isinstance(preset, ModelRule):
         return preset
     if not isinstance(preset, str | Path):

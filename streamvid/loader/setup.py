@@ -111,12 +111,12 @@ class Setup:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Buckets in the order of their ids."""
+        """All buckets, sorted by id."""
         return tuple(self.mix.buckets.values())
 
 
 def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments) -> Setup:
-    """Check the arguments and open the datasets. Raises ConfigError if they do not fit, DatasetError if unreadable."""
+    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if one is not usable."""
     world, options = _world(plan.world), plan.options(data.split)
     if plan.num_epochs is not None:
         require_integer("num_epochs", plan.num_epochs, 1)
@@ -282,7 +282,7 @@ def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]
 
 @dataclass(frozen=True, slots=True)
 class LoaderMemory:
-    """Shared memory during iteration, in bytes: the ring, clips read ahead, and the block for substitutes."""
+    """Sizes of an iterating loader's shared memory: the ring, clips read ahead, and the block for substitutes."""
 
     frame_bytes: int
     clip_bytes: int
@@ -302,7 +302,7 @@ def loader_memory(
     pixels: Pixels | None,
     media: Sequence[Medium] = (),
 ) -> LoaderMemory:
-    """Return the shared memory that a loader needs. pixels: format of the ring; None if it holds stored clips."""
+    """Return the shared memory that a loader needs. pixels: format in the ring; None if the ring holds stored clips."""
     largest = max(batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media) for bucket in buckets)
     if all(bucket.is_text for bucket in buckets):  # texts are cheap, and have no clips to read
         prefetch_bytes = min(prefetch_bytes, _TEXT_BATCHES * largest)

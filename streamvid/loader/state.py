@@ -92,7 +92,7 @@ def plan_identity(
 ) -> Mapping[str, Any]:
     """Return everything except the rank that a plan depends on, by name, for comparison between processes.
 
-    Causes precede their effects. Values are plain JSON.
+    Causes come before their effects, so that a comparison names them first. Values are plain JSON.
     """
     return {
         "plan_version": PLAN_VERSION,

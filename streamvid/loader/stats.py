@@ -65,7 +65,7 @@ class LoaderStats:
 
     @property
     def mean_queue_depth(self) -> float:
-        """Mean number of complete batches that were ready at a step."""
+        """Mean number of complete batches that were ready at each step."""
         return self.queue_depth_sum / self.num_steps if self.num_steps else 0.0
 
     def plus(self, other: LoaderStats, sign: int = 1) -> LoaderStats:
@@ -74,7 +74,7 @@ class LoaderStats:
         return replace(self, **sums, work=self.work.plus(other.work, sign))
 
     def since(self, earlier: LoaderStats) -> LoaderStats:
-        """Return the sums for the interval since `earlier`, which are earlier statistics of the same loader."""
+        """Return the sums for the interval since `earlier`, a previous result of the same loader."""
         return self.plus(earlier, sign=-1)
 
     def figures(self) -> dict[str, float]:

@@ -28,7 +28,7 @@ _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 @dataclass(frozen=True)
 class Stores:
-    """Access of one rank to the stores. options: storage options, with the limits divided by the machine's ranks."""
+    """Access of one rank to the stores. options: storage options, with limits divided by the machine's ranks."""
 
     options: StorageOptions
     cache: BlockCache | None

@@ -19,7 +19,7 @@ RING_LAYOUT: Layout = "BTHWC"  # layout of decoded frames; every other layout is
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """Return a span of torch's profiler if it runs, else a null context: a span can cost as much as a whole batch."""
+    """Return a span of torch's profiler if it runs, else a null context, as a span can cost as much as a batch."""
     from torch.autograd import profiler
 
     # A torch version without this flag always gets the span.
@@ -49,8 +49,8 @@ class StoredClip:
     - data: uint8 (n,), in the loader's ring. With `packets`, the range of the clip's bytes that the wanted frames need;
       without, the whole clip, as a file in its container format.
     - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and index among the wanted frames, or -1 for a
-      packet that only other frames need. Packets are in decode order, beginning with a key frame, whose timestamp is
-      the first. None for a whole clip.
+      packet that only other frames need. Packets are in decode order, beginning with a key frame, which has the first
+      timestamp. None for a whole clip.
     - stream_json: parameters for a decoder, see `stream`; "" for a whole clip.
     - start, num_frames: index of the first wanted frame in the clip, and number of wanted frames.
     - numbers: indices of all wanted frames in the clip, ascending. Frames repeat if the requested frame rate exceeds

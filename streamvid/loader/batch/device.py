@@ -28,8 +28,8 @@ class DeviceStage:
     """Stage that moves a loader's batches to a device.
 
     device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the pinned ring.
-    On a device, all tensors of a batch have their own memory. On CUDA, this is memory for two batches in addition to
-    those that the caller keeps. Raises ConfigError for a device that is not available.
+    On a device, all tensors of a batch have their own memory. On CUDA, the stage needs memory for two batches in
+    addition to those that the caller keeps. Raises ConfigError for a device that is not available.
     """
 
     def __init__(self, device: torch.device | str | None) -> None:
@@ -121,7 +121,7 @@ def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_device(device: torch.device | str | None) -> torch.device | None:
-    """Return the torch device, or None for None. Raises ConfigError if the device is not available."""
+    """Return `device` as a torch device; None stays None. Raises ConfigError if the device is not available."""
     if device is None:
         return None
     import torch  # importing torch takes seconds, and planning alone does not need it

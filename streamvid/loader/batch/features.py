@@ -172,7 +172,7 @@ def with_features(
 ) -> Mix:
     """Return the mix with features instead of clips. facts: result of `view_facts` for each part.
 
-    Raises ConfigError, which names all differences, if a sidecar belongs to another dataset or other options, and
+    Raises ConfigError, which names all differences, if a sidecar belongs to another dataset or differs in options, and
     DatasetError or StorageError if it cannot be read.
     """
     if features is None:

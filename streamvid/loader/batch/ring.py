@@ -63,9 +63,9 @@ def _unpin(device: int, address: int) -> None:
 class RingSlot:
     """A batch's memory in the ring, and the CUDA streams that may still copy from it (BATCH-1).
 
-    The memory is reused only after the copies that `Batch.to` queued on any stream. If the batch was created with CUDA
-    initialized, this also waits for all work on the streams that were current at its creation and when it was freed.
-    Holds no tensor of the batch.
+    The memory is reused only after the copies that `Batch.to` queued on any stream. If CUDA was initialized when the
+    batch was created, the ring also waits for all work on the streams that were current then and when the batch was
+    freed. Holds no tensor of the batch.
     """
 
     def __init__(self, block: Block) -> None:

@@ -83,7 +83,7 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
 
 
 def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, Any]:
-    """Return (values, mask): an array, a tensor or a list of B, and its mask, False for padding; None for a list."""
+    """Return (values, mask). values: array, tensor or list of B. mask: False for padding; None for a list."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not value.shape or value.shape[0] != num_samples:
             raise ValueError(f"returned {name} of shape {tuple(value.shape)} for {num_samples} texts")

@@ -49,7 +49,7 @@ class Medium:
 
 
 def find_media(names: Sequence[str], datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
-    """Return the conditioning inputs with these names. Raises ConfigError if datasets lack one or disagree on it."""
+    """Return the conditioning inputs with these names. Raises ConfigError if a dataset lacks or redefines one."""
     if isinstance(names, str):
         raise ConfigError(f"media={names!r} is a string; give a list of names: [{names!r}]")
     if len(set(names)) < len(names):
@@ -109,7 +109,7 @@ class MediaPart:
 def media_files(
     items: Sequence[Mapping[str, object]], medium: Medium, num_clip_frames: int, shard: ShardInfo
 ) -> tuple[SampleFile, ...]:
-    """Return the files that the index lists for a sample's conditioning input. Raises IntegrityError if invalid."""
+    """Return a sample's files of a conditioning input, from the index. Raises IntegrityError if they are invalid."""
     if len(items) > medium.num_items or not (items or medium.is_optional):
         raise IntegrityError(
             f"the index lists {len(items)} items of {medium.name} for the sample, but the manifest allows "

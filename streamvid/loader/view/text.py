@@ -76,7 +76,7 @@ class TemplatePart:
     nodes: tuple[Node, ...]
 
     def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
-        """Return the formatted part; None if a value in it is missing. is_kept: True for the numbers of kept parts."""
+        """Return the formatted part; None if a value in it is missing. is_kept: predicate on the number of a part."""
         texts: list[str] = []
         for node in self.nodes:
             if isinstance(node, TemplatePart):
@@ -110,7 +110,7 @@ class TextOptions:
     template: str | None = option(
         None,
         help="Text with values of columns, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'. {fps} is the "
-        "frame rate as delivered; :d rounds down. A part {? ...} is left out if it names a missing value.",
+        "delivered frame rate; :d rounds down. A part {? ...} is left out if it names a missing value.",
     )
     prefix: str = option("", help="Text before the caption.")
     dropout: float = option(0.0, help="Probability that a delivery has an empty text.", minimum=0.0, maximum=1.0)
