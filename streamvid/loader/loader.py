@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 class VideoLoader:
     """Stream of uniform batches from sealed datasets, for one rank of a training run.
 
-    Every rank gets the same number of steps, and all ranks have the same bucket at each step. Related
-    options form one object, which may also be given as a mapping: `view={"temporal": "head"}`.
+    Every rank gets the same number of steps, and all ranks have the same bucket at each step. Related options form one
+    object, which may also be given as a mapping: `view={"temporal": "head"}`.
 
     dataset: local path, file:// or s3:// URL, open Dataset or DatasetConfig (or a mapping of its fields), or a list of
         these, whose samples are mixed.
     batch_size: samples per rank and step: one number, or a mapping from buckets (id, WxH@F, glob, "*" for all others),
         or a BucketConfig.
-    max_tokens_per_batch: limit that replaces batch_size: a batch holds as many samples as fit. Tokens are counted as by
+    max_tokens_per_batch: token limit that replaces batch_size. Batches are filled up to it. Tokens are counted by
         `preset`'s model, else by the model that the dataset was sealed for, else one per 4 x 16 x 16 (T, H, W) block.
     preset: model to train: a preset name such as "wan2.1-480p", a bucket configuration file, or a ModelRule. Datasets
         that do not fit the model are rejected.
