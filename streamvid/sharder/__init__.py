@@ -1,7 +1,7 @@
-"""Offline: records become a sealed dataset of shards. sharder.py builds it, or reports what it would build.
+"""Offline sharder: turns records into a sealed dataset of shards. sharder.py runs it, or does a dry run.
 
-May import lower floors (buckets, video, storage, dataset, plan, host), never loader. Read the files in this order; each
-imports only from those before it:
+May import the lower layers (buckets, video, storage, dataset, plan, host), never loader. Read the files in this order;
+each imports only from earlier ones:
 
     media_columns, rejections, windows → options → source/, work/ → probing → where, media_fit → assign
     → encode, plan → build, report → seal → sharder

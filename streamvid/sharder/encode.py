@@ -1,7 +1,7 @@
-"""Encoding of native clips, in workers that a hostile file may kill.
+"""Encoding of native clips, in worker processes that a hostile file may crash.
 
-Shards are cut by bytes, so all clips are encoded before the first shard is written; until then they stay in the staging
-folder. A journal holds the findings, so that no clip is encoded twice (SHARD-1).
+Shards are cut by size, so all clips are encoded before the first shard is written; until then they stay in the staging
+folder. A journal stores the findings, so that no clip is encoded twice (SHARD-1).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENCODE_VERSION = 2
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode the clips that are not encoded yet; return samples with clips, and rejections for the others."""
+    """Encode clips that are not encoded yet. Return the samples with their clips, and rejections of the others."""
     wanted = _wanted(assignment.samples, staging.clips)
     journal = Journal(staging.encode_journal, journal_header(options))
     todo = [key for key in wanted if not _holds(journal.findings.get(key), options)]
@@ -78,9 +78,9 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
 def restore_clips(
     samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Encode again the clips that these samples need and an earlier run removed; remove all other clips.
+    """Re-encode the clips that these samples need and an earlier run removed; remove all other clips.
 
-    Raises StorageError if their bytes differ from the earlier ones.
+    Raises StorageError if the bytes of a clip differ from those of its first encoding.
     """
     wanted = _wanted(samples, staging.clips)
     store = LocalStore(staging.clips)
@@ -88,8 +88,8 @@ def restore_clips(
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
             raise StorageError(
-                f"{wanted[key].file.source} was encoded before, but now gives other bytes; delete {staging.folder} "
-                "and run the same command again"
+                f"encoding {wanted[key].file.source} again gave different bytes; delete {staging.folder} and run the "
+                "same command again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
 
@@ -98,7 +98,7 @@ def restore_clips(
 class Job:
     """One clip to encode: a sample's own file, or one of its conditioning inputs.
 
-    clip: its known facts.   follows: the Timing, as text, of the clip whose frames and times the input follows.
+    clip: facts known before encoding.   follows: for a conditioning video, the Timing of the sample's clip as text.
     """
 
     file: Record | MediaFile
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """Return the key that distinguishes clips with the same encoding."""
+        """Key of the clip, unique among clips with the same encoding settings."""
         window, bucket = self.window, self.bucket
         own = (*file_state(self.file), window.start, window.num_frames, bucket.height, bucket.width)
         if not self.label:
@@ -132,12 +132,12 @@ def jobs_of(sample: PlannedSample) -> list[Job]:
 
 
 def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, Finding]]:
-    """Yield the key and the finding of each job as they finish."""
+    """Yield the key and the finding of each job as it finishes."""
     handler, limit = f"{__name__}:encode_sample", "encode_timeout_seconds"
 
     def task(number: int) -> EncodeTask:
         job = jobs[number]
-        # The edges of a mask matter, so it is stored without loss.
+        # The edges of a mask must stay exact, so it is stored without loss.
         encoding = Encoding("ffv1") if job.is_mask else options.clips.encoding
         path = staging.clips / _name(job.key)
         return EncodeTask(job, options.worker_storage, encoding, options.rate, options.limits, path)
@@ -150,7 +150,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """One clip to encode. path: the output file.   fps: None keeps all frames of the window."""
+    """Task of encoding one clip. path: output file.   fps: output frame rate; None keeps all frames of the window."""
 
     job: Job
     storage: StorageOptions
@@ -163,7 +163,7 @@ class EncodeTask:
 def encode_sample(task: EncodeTask) -> Finding:
     """Encode a clip into the staging folder. Runs in a worker.
 
-    Raises SourceError if the file is no longer the one that was probed, StorageError if writing fails.
+    Raises SourceError if the file has changed since it was probed, StorageError if writing fails.
     """
     media = task.job.file.media(task.storage)
     media.check_unchanged()
@@ -197,7 +197,7 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
 
 
 def _timeline(task: EncodeTask) -> Timeline:
-    """Return the frames and times of the clip that a conditioning input follows."""
+    """Return the frames and times of the clip that a conditioning video must match."""
     timing = Timing.from_text(task.job.follows)
     return make_timeline(
         tuple(timing.timestamps),
@@ -211,7 +211,7 @@ def _timeline(task: EncodeTask) -> Timeline:
 
 
 def read_encoded(path: Path, source: str, sha256: str) -> bytes:
-    """Read an encoded clip. Raises StorageError if its bytes are not those that were written."""
+    """Read an encoded clip. Raises StorageError if it cannot be read or its bytes have changed."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -229,7 +229,7 @@ def journal_header(options: ShardOptions) -> dict[str, object]:
 
 
 def _holds(finding: Finding | None, options: ShardOptions) -> bool:
-    """Return whether a clip need not be encoded again. A rejection under other limits is tried once more."""
+    """Return whether a finding is still valid. A clip rejected under other worker limits is encoded again."""
     return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
 
 
@@ -242,12 +242,12 @@ def _name(key: Key) -> str:
 
 
 def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip:
-    """Return the clip. Raises Rejected if it could not be encoded or is not good enough."""
+    """Return the encoded clip. Raises Rejected if encoding failed or the clip is too short or below min_psnr."""
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": str(path)})
     if clip.num_frames < job.bucket.num_frames and not job.is_still:
-        reason = f"its clip has {clip.num_frames} frames, the bucket {job.bucket.id} takes {job.bucket.num_frames}"
+        reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} takes {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
     least = options.clips.min_psnr
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
@@ -257,7 +257,7 @@ def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip
 
 
 def _wanted(samples: Iterable[PlannedSample], folder: Path) -> dict[Key, Job]:
-    """Return the jobs of these samples; remove all other clips from the folder."""
+    """Return the jobs of these samples by key; remove the clips of all other jobs from the folder."""
     wanted = {job.key: job for sample in samples for job in jobs_of(sample)}
     names = {_name(key) for key in wanted}
     folder.mkdir(exist_ok=True)

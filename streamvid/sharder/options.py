@@ -1,4 +1,4 @@
-"""Options of the sharder, each declared once: signature, YAML, flags of `streamvid shard` and errors derive from here.
+"""Sharder options, each declared once: signature, YAML, `streamvid shard` flags and errors derive from here.
 
 ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
               ├─ buckets: a BucketConfig, a preset's name, a YAML file, or a mapping of its fields
@@ -42,7 +42,7 @@ class CaptionOptions:
 
     column: str | tuple[str, ...] | None = option(
         None,
-        help="Metadata column with captions, one or a list; '' for none. Repeat it for several captions per sample.",
+        help="Metadata column with captions (text or a list); '' for none. Repeat for several captions per sample.",
         metavar="C",
         group="",
         flag="--caption-column",
@@ -54,7 +54,7 @@ class CaptionOptions:
         metavar="C",
         flag="--caption-weight-column",
     )
-    lines: bool = option(False, help="Read a .txt beside a video as one caption per line.", flag="--caption-lines")
+    lines: bool = option(False, help="Read the .txt file of a video as one caption per line.", flag="--caption-lines")
 
     def __post_init__(self) -> None:
         if isinstance(self.column, list):
@@ -64,20 +64,23 @@ class CaptionOptions:
         if not several or not all(isinstance(name, str | None) for name in several):
             raise ConfigError(f"column={self.column!r}: must be a column name or a list of names")
         if len(set(several)) < len(several) or (len(several) > 1 and not all(several)):
-            raise ConfigError(f"column={self.column!r}: list each column once, or '' alone for no captions")
+            raise ConfigError(f"column={self.column!r}: list each column only once, or pass only '' for no captions")
         if self.weight_column is not None and (self.column == "" or self.weight_column in several):
-            raise ConfigError(f"weight_column={self.weight_column!r}: must differ from the caption column")
+            raise ConfigError(
+                f"weight_column={self.weight_column!r}: must differ from the caption columns, and needs one"
+            )
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Input of the sharder, and the choice of its rows.
+    """Input of the sharder and selection of its rows.
 
-    media: conditioning inputs and the columns that name their files: {"control": "control_video"}. "reference?" accepts
-        rows without one; "image:", "video:" or "mask:" before a name sets its kind.
-    where: a condition in the language of the loader's `where=`, on the metadata's columns, on text (the caption) and
-        source, and on width, height, num_frames, fps, duration_seconds and aspect_ratio of the file. Rows for which it
-        is false or unknown are rejected; a condition on metadata alone saves probing.
+    media: conditioning inputs by name, each with the metadata column that holds its file paths:
+        {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:" or "mask:" before a
+        name sets its kind.
+    where: condition in the language of the loader's `where=`. It can use metadata columns, text (the caption), source,
+        and the width, height, num_frames, fps, duration_seconds and aspect_ratio of the file. Rows for which it is
+        false or unknown are rejected. Rows that a condition on metadata alone rejects are not probed.
     """
 
     metadata: str | Path | None = option(
@@ -86,7 +89,7 @@ class SourceOptions:
     captions: CaptionOptions = option(default_factory=CaptionOptions, group="Captions")
     layout: SourceLayout | None = option(None, help="Layout of SOURCE.", shown_default="detected")
     base_path: str | Path | None = option(
-        None, help="Base folder of relative paths in the metadata.", metavar="FOLDER", shown_default="SOURCE"
+        None, help="Base folder for relative paths in the metadata.", metavar="FOLDER", shown_default="SOURCE"
     )
     video_column: str | None = option(
         None,
@@ -99,12 +102,12 @@ class SourceOptions:
     )
     media: Mapping[str, str] = option(
         default_factory=dict,
-        help="Conditioning input and its column, as control=control_video; repeatable. NAME?= accepts rows without it; "
-        "image:NAME, video:NAME or mask:NAME sets its kind.",
+        help="Conditioning input and the column of its paths, such as control=control_video; repeatable. NAME?= makes "
+        "it optional; image:NAME, video:NAME or mask:NAME sets its kind.",
         metavar="NAME=COLUMN",
     )
     max_clip_bytes: int = option(
-        2 * 2**30, help="Reject larger files.", metavar="SIZE", minimum=1, maximum=8 * 2**30 - 1
+        2 * 2**30, help="Reject files larger than this.", metavar="SIZE", minimum=1, maximum=8 * 2**30 - 1
     )
 
     def __post_init__(self) -> None:
@@ -115,54 +118,57 @@ class SourceOptions:
 
     @cached_property
     def media_columns(self) -> tuple[MediaColumn, ...]:
-        """Conditioning inputs, parsed."""
+        """Parsed conditioning inputs."""
         return media_columns(self.media)
 
 
 @dataclass(frozen=True)
 class ClipOptions:
-    """Form in which shards store records.
+    """Options for storing clips in shards.
 
     kind: "copy" stores each source file unchanged; "native" stores it at its bucket's size, encoded for fast decoding;
-        "text" takes metadata without files: each row with a caption is a sample.
-    fps, fps_rule: the rate at which clips are read: "resample" (for each frame, the source's nearest in time), "cap" or
-        "fix_frame_rate". None: every frame, or the rate that the buckets set. Copies keep all frames, and readers
-        choose; native clips contain only the chosen frames and allow only "resample".
-    codec, crf, gop, max_clip_seconds, min_psnr: for native clips only.
+        "text" uses metadata without files, and each row with a caption becomes a sample.
+    fps, fps_rule: frame rate at which clips are read, and the rule that selects the frames: "resample" (nearest in
+        time), "cap" (every n-th frame, up to fps) or "fix_frame_rate" (by frame number, as DiffSynth does). With
+        fps=None, every frame is read, or the buckets set the rate. Copies keep all frames, and readers select; native
+        clips contain only the selected frames and allow only "resample".
+    codec, crf, gop, max_clip_seconds, min_psnr: options for native clips only.
     """
 
     kind: Literal["copy", "native", "text"] = option(
         "copy",
-        help="Store files unchanged, encoded at their bucket's size (much faster to read), or captions only.",
+        help="Store files unchanged, encode them at their bucket's size (much faster to read), or store only captions.",
         group="",
         flag="--clips",
     )
     codec: str | None = option(
-        None, help="Native: h264, mjpeg, av1 or ffv1 (lossless).", metavar="NAME", shown_default="h264"
+        None, help="Codec of native clips: h264, mjpeg, av1 or ffv1 (lossless).", metavar="NAME", shown_default="h264"
     )
     crf: int | float | None = option(
-        None, help="Native: quality, lower is better.", metavar="N", shown_default="18; av1 24, mjpeg 3"
+        None, help="Quality of native clips; lower is better.", metavar="N", shown_default="18; av1 24, mjpeg 3"
     )
-    gop: int | None = option(None, help="Native: key frame interval.", metavar="N", minimum=1, shown_default="16")
+    gop: int | None = option(
+        None, help="Key frame interval of native clips.", metavar="N", minimum=1, shown_default="16"
+    )
     fps: Fraction | float | None = option(
         None, help="Frame rate at which clips are read.", metavar="RATE", group="", shown_default="the source's"
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="Take the nearest frames in time, every n-th frame up to --fps, or frames by number as DiffSynth does.",
+        help="Select the frames nearest in time, every n-th frame up to --fps, or frames by number as DiffSynth does.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
-        None, help="Native: maximum clip length; longer sources are cut.", metavar="S", above=0, maximum=86400
+        None, help="Maximum length of native clips; longer sources are split.", metavar="S", above=0, maximum=86400
     )
     min_psnr: float | None = option(
-        None, help="Native: reject clips with a lower PSNR-Y.", metavar="DB", above=0, maximum=100
+        None, help="Reject native clips with a lower PSNR-Y.", metavar="DB", above=0, maximum=100
     )
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.fps_rule is not None and self.fps is None:
-            raise ConfigError(f"fps_rule={self.fps_rule!r}: set the rate too, such as fps=16")
+            raise ConfigError(f"fps_rule={self.fps_rule!r}: needs a frame rate; set it too, such as fps=16")
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
             return
@@ -181,7 +187,7 @@ class ClipOptions:
 
     @property
     def is_text(self) -> bool:
-        """True if samples have no picture."""
+        """True if samples consist of captions only."""
         return self.kind == "text"
 
     @cached_property
@@ -191,30 +197,30 @@ class ClipOptions:
 
     @cached_property
     def frame_rate(self) -> FrameRate | None:
-        """Rate at which clips are read; None if only the buckets may set it."""
+        """Frame rate at which clips are read; None if it is left to the buckets."""
         return None if self.fps is None else FrameRate(self.fps_rule or "resample", self.fps)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Options of the work itself, which never change the dataset.
+    """Options for running the sharder, which never affect the content of the dataset.
 
-    work_dir: for a dataset in a bucket, the local folder of unfinished work (encoded clips, tars, probing results).
-        None: in the user's cache folder.
+    work_dir: local folder for unfinished work (encoded clips, tars, probing results) on a dataset in an object store.
+        None: a folder in the user's cache folder.
     """
 
     workers: int = option(
         default_factory=usable_cores,
-        help="Worker processes.",
+        help="Number of worker processes.",
         metavar="N",
         group="",
         minimum=1,
         maximum=1024,
         shown_default="one per CPU",
     )
-    overwrite: bool = option(False, help="Replace another sealed dataset at DEST.", group="")
+    overwrite: bool = option(False, help="Replace a different sealed dataset at DEST.", group="")
     work_dir: str | Path | None = option(
-        None, help="Local folder for unfinished work if DEST is in a bucket.", metavar="FOLDER"
+        None, help="Local folder for unfinished work if DEST is in an object store.", metavar="FOLDER"
     )
     probe_timeout_seconds: float = option(
         60.0, help="Time limit for probing a file.", metavar="S", flag="--probe-timeout", above=0, maximum=_WEEK_SECONDS
@@ -237,15 +243,15 @@ class WorkOptions:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """Options of the sharder. Nested options may be given as mappings of their fields.
+    """Options for the sharder. Nested options may be given as mappings of their fields.
 
-    buckets: a BucketConfig, the name of a preset, a YAML file, or a mapping of the fields of such a file.
+    buckets: a BucketConfig, the name of a preset, the path of a YAML file, or a mapping with that file's fields.
         None: 256px with 1, 17 and 33 frames.
-    verify: "decode" decodes every frame of a source, so that damage is a rejection; "probe" decodes one key frame.
+    verify: "decode" decodes every frame of a source, so that damaged files are rejected; "probe" decodes one key frame.
         None: "probe" for copies; native clips are always decoded.
-    hdr: "refuse" rejects PQ and HLG; "allow" accepts them unchanged.
-    val_fraction: share of the records that go to split "val".
-    Raises a ConfigError that names the option, its value and what is allowed.
+    hdr: "refuse" rejects PQ and HLG video; "allow" accepts it unchanged.
+    val_fraction: fraction of records in split "val".
+    Raises ConfigError, which names the option, its value and the allowed values.
     """
 
     source: SourceOptions = option(default_factory=SourceOptions, group="Source")
@@ -253,14 +259,14 @@ class ShardOptions:
     clips: ClipOptions = option(default_factory=ClipOptions, group="Clips")
     verify: Literal["decode", "probe"] | None = option(
         None,
-        help="Decode all frames of a source, or only one.",
+        help="Decode all frames of each source, or only one key frame.",
         group="Verification",
         shown_default="probe; native: decode",
     )
     hdr: Literal["refuse", "allow"] = option(
         "refuse", help="Reject HDR video (PQ, HLG), or accept it unchanged.", group="Verification"
     )
-    val_fraction: float = option(0.0, help="Share of videos for split 'val'.", metavar="SHARE", minimum=0)
+    val_fraction: float = option(0.0, help="Fraction of videos in split 'val'.", metavar="SHARE", minimum=0)
     shard_size_bytes: int = option(
         512 * 10**6, help="Target shard size.", metavar="SIZE", flag="--shard-size", minimum=1000, maximum=2**50
     )
@@ -272,8 +278,8 @@ class ShardOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.val_fraction >= 1:
-            raise ConfigError(f"val_fraction={self.val_fraction!r}: must be a number from 0 to below 1, such as 0.01")
-        # Read once, so that a file that changes meanwhile has no effect.
+            raise ConfigError(f"val_fraction={self.val_fraction!r}: must be at least 0 and less than 1, such as 0.01")
+        # Read once, so that later changes to the file have no effect.
         object.__setattr__(self, "config", self._bucket_config())
         self.config.check_rate(self.frame_rate)
         if self.clips.is_text:
@@ -305,15 +311,13 @@ class ShardOptions:
                     f"{name}={value!r}: cannot be combined with clips='text', which has no files; omit one of them"
                 )
         if self.source.captions.column == "" or self.source.captions.lines:
-            raise ConfigError(
-                "clips='text' makes samples from captions alone: omit caption column '' and caption lines"
-            )
+            raise ConfigError("clips='text' needs captions from metadata: omit --caption-column '' and --caption-lines")
 
     def _check_native(self) -> None:
         if self.frame_rate.rule not in ("native", "resample"):
             raise ConfigError(
-                f"fps_rule={self.frame_rate.rule!r}: cannot be combined with clips='native', whose frames are those "
-                "nearest in time; use 'resample', or clips='copy'"
+                f"fps_rule={self.frame_rate.rule!r}: cannot be combined with clips='native', which selects the "
+                "frames nearest in time; use 'resample', or clips='copy'"
             )
         if self.verify == "probe":
             raise ConfigError(
@@ -323,13 +327,13 @@ class ShardOptions:
         for bucket in () if self.config.is_dynamic else self.table.candidates:
             if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
                 raise ConfigError(
-                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips must be even and 16 "
-                    f"to {_NATIVE_SIDES[-1]}: choose another size, or clips='copy'"
+                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips must be even and "
+                    f"from 16 to {_NATIVE_SIDES[-1]}; choose another size, or use clips='copy'"
                 )
 
     @property
     def worker_storage(self) -> StorageOptions:
-        """Storage options of each worker, so that all workers together respect the limits."""
+        """Storage options for one worker, with its share of the limits on requests and bytes in flight."""
         whole, workers = self.storage, self.work.workers
         return replace(
             whole,
@@ -339,28 +343,28 @@ class ShardOptions:
 
     @property
     def needs_timing(self) -> bool:
-        """True if the times of a source's frames are needed."""
+        """True if probing must return the time of each frame."""
         is_timed = self.rate is not None or self.clips.max_clip_seconds is not None
         return (self.clips.is_native and is_timed) or bool(self.source.media)
 
     @property
     def rate(self) -> Fraction | None:
-        """Frame rate that native clips are resampled to; None: the source's, as for copies."""
+        """Frame rate to which native clips are resampled; None to keep the source's rate, as for copies."""
         return self.frame_rate.fps if self.clips.is_native else None
 
     @property
     def frame_rate(self) -> FrameRate:
-        """Rate at which clips are read."""
+        """Frame rate at which clips are read."""
         return self.clips.frame_rate or self.config.frame_rate
 
     @property
     def limits(self) -> Limits:
-        """Limits on a source."""
+        """Limits on source files."""
         return replace(LIMITS, allow_hdr=self.hdr == "allow")
 
     @property
     def table(self) -> BucketTable:
-        """Buckets that clips are assigned to. Raises ConfigError if sizes follow the clips."""
+        """Buckets to which clips are assigned. Raises ConfigError if bucket sizes are derived from the clips."""
         return self.config.table
 
     def encoding_json(self) -> dict[str, object]:
@@ -369,7 +373,7 @@ class ShardOptions:
         return {**asdict(self.clips.encoding), "fps": fps, "versions": encoder_versions()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that determine the dataset's content, for the manifest, without default values."""
+        """Return the options that determine the dataset's content, as the manifest stores them."""
         value = {
             **_buckets_json(self.config),
             "clips": self.clips.kind,
@@ -392,7 +396,7 @@ class ShardOptions:
 
 
 def _buckets_json(config: BucketConfig) -> dict[str, object]:
-    """Return everything that determines the buckets: a plain list if the configuration is no more than that."""
+    """Return everything that determines the buckets, as a plain list if the configuration sets nothing else."""
     is_listed = config.buckets or config.resolution
     if is_listed and config.ratios == Ratios(config.multiple):
         plain = BucketConfig(

@@ -19,12 +19,12 @@ from streamvid.sharder.source.records import RecordSet, Rejection
 
 _Item = TypeVar("_Item")
 Build: TypeAlias = dict[str, Any]
-"""JSON of everything that determines a dataset's content, as in the manifest: equal builds mean equal datasets."""
+"""JSON of everything that determines a dataset's content, as in the manifest. Equal builds create equal datasets."""
 
 SPLITS = ("train", "val")
 PLAN_VERSION = 1
 MAX_TEXTS_A_SHARD = 8192
-"""Maximum samples without pictures per shard, so that a shuffle window of shards fits into a loader's memory."""
+"""Maximum number of text samples per shard, so that a shuffle window of shards fits into a loader's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PlannedShard:
 
     @property
     def clip_bytes(self) -> int:
-        """Size of clips and conditioning inputs."""
+        """Total size of its clips and conditioning inputs."""
         return sum(sample.num_bytes for sample in self.samples)
 
 
@@ -50,7 +50,7 @@ class PlannedShard:
 class ShardPlan:
     """All shards, bucket by bucket in the table's order, and all rejections in the order of the input.
 
-    draws: the clips that several buckets store.
+    draws: sets of clips that several buckets store.
     """
 
     shards: tuple[PlannedShard, ...]
@@ -70,11 +70,11 @@ class ShardPlan:
 
 
 def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions, build: Build) -> ShardPlan:
-    """Cut the buckets into shards by the size of their clips."""
+    """Return the shard plan: the samples of each bucket, cut into shards by the size of their clips."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedSample]] = {}
     for sample in assignment.samples:
         if not sample.draw_set:
-            # Foreign readers refuse a tar whose samples differ in their members.
+            # Other tools refuse a tar whose samples differ in their members.
             groups.setdefault((sample.bucket.id, sample.split, sample.extensions), []).append(sample)
     drawn = drawn_groups(assignment.samples, assignment.draw_sets, options.seed, options.shard_size_bytes)
     shards: list[PlannedShard] = []
@@ -97,14 +97,14 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
 
 
 def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets that have clips, in the table's order; if sizes follow the clips, the largest first."""
+    """Return the buckets in the table's order, or, if sizes are derived from the clips, those found, largest first."""
     if not config.is_dynamic:
         return config.table.buckets
     return tuple(sorted(set(found), key=lambda bucket: (-bucket.num_pixels, bucket.id)))
 
 
 def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample]:
-    """Sort by a hash of seed and key, so that the order of the input does not matter."""
+    """Sort samples by a hash of seed and key, so that the order of the input does not matter."""
     return sorted(samples, key=lambda sample: (stable_hash("order", str(seed), sample.key), sample.key))
 
 
@@ -122,9 +122,9 @@ def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection]
 
 
 def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes: int) -> Iterator[Sequence[_Item]]:
-    """Yield consecutive runs of about equal bytes, none above `shard_size_bytes` unless a single item is.
+    """Yield consecutive runs of about equal size, at most `shard_size_bytes` unless a single item is larger.
 
-    sizes: bytes of each item.
+    sizes: size of each item in bytes.
     """
     remaining = sum(sizes)
     start = 0
@@ -133,7 +133,7 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
         end, total = start, 0
         while end < len(items):
             size = sizes[end]
-            # Exceeding an equal share by half a clip is rounding; more would make the last shards small.
+            # A run may exceed an equal share by half an item; more would make the last shards small.
             is_full = total + size > shard_size_bytes or num_shards * (2 * total + size) > 2 * remaining
             if is_full and end > start:
                 break
@@ -144,10 +144,10 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
 
 @dataclass(frozen=True)
 class DrawnGroup:
-    """Clips of one draw set, one split and the same members, in shards.
+    """Clips with the same draw set, split and member extensions, cut into shards.
 
-    buckets: (bucket id, probability in parts of UNIT). shards: for each bucket, in the order of `buckets`, the samples
-    of each of its shards, clip for clip the same as in the other buckets.
+    buckets: (bucket id, probability times UNIT). shards: for each bucket, in the order of `buckets`, the samples of
+    each of its shards. All buckets have the same clips in the same order.
     """
 
     buckets: tuple[tuple[str, int], ...]
@@ -155,11 +155,11 @@ class DrawnGroup:
     shards: tuple[tuple[Sequence[PlannedSample], ...], ...]
 
     def shards_of(self, bucket_id: str) -> tuple[Sequence[PlannedSample], ...]:
-        """Return the samples of each shard in a bucket; empty for a bucket outside the set."""
+        """Return the samples of each shard in a bucket; empty for a bucket outside the group."""
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
-        """Return the group as the manifest stores it. firsts: bucket id → number of the group's first shard."""
+        """Return the group as the manifest stores it. firsts: bucket id → index of the group's first shard."""
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
@@ -174,7 +174,7 @@ def drawn_groups(
 ) -> list[DrawnGroup]:
     """Group the samples that belong to a draw set, in an order that does not depend on the order of the input.
 
-    A clip that could not be encoded at the size of one bucket keeps its other samples with their probabilities.
+    If a clip could not be encoded for one bucket, its samples in the other buckets keep their probabilities.
     """
     clips: dict[tuple[int, int, int], list[PlannedSample]] = {}
     for sample in samples:
@@ -199,10 +199,10 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return bucket id → probability in parts of UNIT, rounded so that their sum is the nearest part too."""
+    """Return bucket id → probability times UNIT, rounded so that their sum is also rounded to the nearest integer."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
-    # A probability too small for one part still gets one, taken from the largest.
+    # A probability that would round to 0 gets 1, taken from the largest.
     for _ in range(sum(weights.values()) - UNIT):
         weights[max(weights, key=lambda name: (weights[name], name))] -= 1
     missing = int(sum((value for _, value in exact), Fraction(0)) + Fraction(1, 2)) - sum(weights.values())

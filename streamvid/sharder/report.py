@@ -1,4 +1,4 @@
-"""Report of a run of the sharder, or of a dry run: counts, buckets and every rejection."""
+"""Report of a sharder run or dry run: counts, buckets and all rejections."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """One bucket in a report. num_bytes: size of its clips. mean_crop: mean share of a frame's area that is cut off.
+    """One bucket in a report. num_bytes: total size of its clips. mean_crop: mean fraction of a frame's area cropped.
 
-    source_bytes: size of the files that its clips come from, each counted once. mean_psnr_y, min_psnr_y: of native
-    clips, in decibels, else None. In a dry run of native clips, num_bytes and num_shards are unknown and 0.
+    source_bytes: total size of its clips' source files, each counted once. mean_psnr_y, min_psnr_y: PSNR-Y of encoded
+    clips in decibels, else None. In a dry run of native clips, num_bytes and num_shards are unknown and therefore 0.
     """
 
     bucket_id: str
@@ -43,11 +43,12 @@ class BucketRow:
 class ShardReport:
     """Report of a run. `state` is "built", "already sealed" or "dry run".
 
-    num_records: input rows. num_windows: windows that the rows were cut into; the same number, unless sources are
-    longer than max_clip_seconds. stored_clips: with assign="all", (clips that several buckets store, their samples).
-    num_windows = num_samples + num_rejected, each clip counted once (SHARD-3). clips: "copy" or "native".
-    encode_seconds: CPU time, including earlier unfinished runs; None if nothing was encoded. probe_bytes_read: bytes of
-    objects read for probing; None if no source is in a bucket.
+    num_records: number of input rows. num_windows: number of windows into which the rows were split, equal to
+    num_records unless sources are longer than max_clip_seconds. It is num_samples + num_rejected, with each clip
+    counted once (SHARD-3). stored_clips: with assign="all", (number of clips that several buckets store, number of
+    their samples). clips: "copy", "native" or "text". encode_seconds: CPU time for encoding, including earlier
+    unfinished runs; None if nothing was encoded. probe_bytes_read: number of bytes read from remote files for probing;
+    None if no remote file was probed.
     """
 
     state: str
@@ -96,7 +97,7 @@ class ShardReport:
         return {**asdict(self), **{name: getattr(self, name) for name in sums}, "rejected_by_kind": kinds}
 
     def summary(self, max_rejections: int = 10) -> str:
-        """Return a few lines of text with the first rejections."""
+        """Return a text summary of a few lines, with the first rejections."""
         lines = [
             f"{self.state}: {self.num_samples} samples in {self.num_shards} shards, {self.num_bytes} bytes; "
             f"{self.num_rejected} of {self.num_records} records rejected"
@@ -113,7 +114,7 @@ class ShardReport:
 
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:
-    """Return the report of a plan, built or not."""
+    """Return the report of a plan, whether built or not."""
     clips: dict[Bucket, list[_Clip]] = {}
     seconds: dict[str, float] = {}
     for shard in plan.shards:
@@ -139,7 +140,7 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
-    """Return the report of a sealed dataset: as the run that built it, except for state and encode_seconds."""
+    """Return the report of the run that built a dataset, except for state, encode_seconds and probe_bytes_read."""
     clips: dict[str, list[_Clip]] = {}
     for shard in dataset.shards:
         rows = dataset.samples(shard, list(_COLUMNS)).to_pylist()
@@ -158,7 +159,7 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class _Clip:
-    """Columns of the index that a report needs for each clip."""
+    """Index columns of one clip that a report needs."""
 
     num_bytes: int
     duration_seconds: float

@@ -1,4 +1,4 @@
-"""The stages of the sharder: records → probe → assign (→ encode) → shard plan → build → seal."""
+"""Stages of the sharder: records → probe → assign (→ encode) → shard plan → build → seal."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ def shard(
 ) -> ShardReport:
     """Build the dataset at `dest` from a folder of media, a metadata file, tars or sealed datasets. Idempotent.
 
-    Several sources are read one after the other. All may be in buckets.
+    Several sources are read one after the other. Sources and `dest` may be in object stores.
 
-    Killed at any point and run again, it resumes and ends with the same bytes (SHARD-1). If an equal dataset is already
-    sealed at `dest`, it does not change.
+    After an interruption at any point, the same call resumes and ends with the same bytes (SHARD-1). If an equal
+    dataset is already sealed at `dest`, it is left unchanged.
 
-    Raises SourceError (input that cannot be read, nothing accepted, a file that changes while it is read), SealedError
-    (another dataset at `dest`), DatasetError (other files or another sharder at `dest`), StorageError.
+    Raises SourceError if input cannot be read or changes while it is read, or if every row is rejected; SealedError if
+    `dest` holds a different dataset; DatasetError if `dest` holds other files or another sharder is working there; and
+    StorageError if a store fails.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
     place.check_free()
@@ -71,21 +72,21 @@ def shard(
                 raise
             raise StorageError(f"{error}. {_REMEDY}") from error
         except BaseException:
-            _logger.info("unfinished: finished work is kept, and the same command resumes %s", place.url)
+            _logger.info("stopped early: finished work is kept, and the same command resumes %s", place.url)
             raise
 
 
 _REMEDY = (
-    "Finished work is kept: run the same command again to resume, or with --abandon "
-    "(streamvid.sharder.sharder.abandon) to remove all unfinished work, including parts of uploads"
+    "Finished work is kept. Run the same command again to resume, or with --abandon "
+    "(streamvid.sharder.sharder.abandon) to remove all unfinished work, including incomplete uploads"
 )
 
 
 def abandon(dest: str | Path, options: ShardOptions) -> bool:
-    """Remove unfinished work at `dest`, in the bucket and on this machine; return False if there was none.
+    """Remove unfinished work at `dest`, in the store and on this machine; return False if there was none.
 
-    A sealed dataset stays. No sharder may be running there: one on this machine is detected (DatasetError), one on
-    another machine is not.
+    A sealed dataset is kept. No sharder may be running at `dest`: DatasetError is raised if one runs on this machine,
+    but a sharder on another machine is not detected.
     """
     place = find_destination(dest, options)
     if not place.is_begun:
@@ -101,11 +102,11 @@ def dry_run(
     options: ShardOptions,
     progress: Progress | None = None,
 ) -> ShardReport:
-    """Do everything up to the shard plan. Write nothing to `dest`, and reuse the probes of an unfinished run there.
+    """Do everything up to the shard plan without writing to `dest`; reuse the probes of an unfinished run there.
 
-    Native clips are not encoded: the report has neither their size nor their number of shards.
+    Native clips are not encoded, so the report contains neither their size nor the number of their shards.
 
-    Raises the errors of `shard`, but not for an occupied `dest`, nor if all rows are rejected: the report has reasons.
+    Raises the errors of `shard`, except if `dest` is occupied or all rows are rejected; the report lists the reasons.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
     records = apply_where(read_records(source, options), options)
@@ -118,7 +119,7 @@ def dry_run(
 
 
 def _check_apart(source: str | Path | Sequence[str | Path], dest: Store, options: ShardOptions) -> None:
-    """Raise SourceError if a dataset would be built over itself."""
+    """Raise SourceError if `dest` is also a source."""
     for one in [source] if isinstance(source, str | Path) else source:
         store = open_store(one, options.storage)
         if _real(store) == _real(dest):
@@ -157,7 +158,10 @@ def _assigned(
     progress: Progress,
     folder: Path | None = None,
 ) -> tuple[RecordSet, Assignment, int | None]:
-    """Probe and assign all records. Return those that meet the condition, and the bytes of objects read."""
+    """Probe and assign all records.
+
+    Return (records that meet `where`, assignment, number of bytes read from remote files or None if all are local).
+    """
     if options.clips.is_text:
         return records, assign_texts(records.records, options), None
     probes = probe_all(records.records, options, journal, held_fd, progress, folder)
@@ -170,9 +174,10 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
 
 
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
-    """Return the report of the sealed dataset if it is the requested one; None without one, or if it is to be replaced.
+    """Return the report of the dataset sealed in `store` if it is the requested one, else None.
 
-    Raises SealedError, naming the difference, if it is another one and `overwrite` is not set.
+    None means that there is no dataset or that `overwrite` replaces it. Raises SealedError, which
+    names the difference, if it is a different dataset and `overwrite` is not set.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -198,12 +203,12 @@ def _difference(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str | Non
         if before != now:
             if isinstance(before, dict) and isinstance(now, dict):  # an encoding: name the part that differs
                 part = next(part for part in [*now, *before] if before.get(part) != now.get(part))
-                return f"{name}.{part}: {_short(before.get(part))} there, {_short(now.get(part))} asked"
-            return f"{name}: {_short(before)} there, {_short(now)} asked"
+                return f"{name}.{part}: {_short(before.get(part))} there, {_short(now.get(part))} requested"
+            return f"{name}: {_short(before)} there, {_short(now)} requested"
     if there.get("num_records") != asked["num_records"]:
         return f"input: {there.get('num_records')} rows there, {asked['num_records']} now"
     if there.get("input_sha256") != asked["input_sha256"]:
-        return f"input: {asked['num_records']} rows as there, but files, sizes, captions or columns differ"
+        return f"input: {asked['num_records']} rows in both, but files, sizes, captions or columns differ"
     return None
 
 

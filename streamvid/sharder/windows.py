@@ -1,4 +1,4 @@
-"""Windows of a source: the parts that become samples, in exact integers, and the clips that store them."""
+"""Windows (the parts of a source that become samples), computed in exact integers, and the clips that store them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 TEXT_EXTENSION = "txt"
-"""Extension of a sample without pictures: its clip is the member of its caption."""
+"""Extension of a text-only sample's clip, which is the member that holds the caption."""
 
 
 def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
-    """Return a dataclass instance with the values of another one's equally named fields; `others` take precedence."""
+    """Return an instance of `cls` with the fields that `source` has under the same name; `others` take precedence."""
     names = {field.name for field in fields(cast("Any", cls))} & {field.name for field in fields(source)}
     return cls(**{**{name: getattr(source, name) for name in names}, **others})
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Stored form of a file: a clip, or a conditioning input. Before it is encoded, num_bytes is 0 and path empty.
+    """Stored form of a source file or a conditioning input. Until it is encoded, num_bytes is 0 and path is empty.
 
-    path: current place of its bytes.   sha256: of an encoded clip; "" for a copy of its source.
-    psnr_y: in decibels, None for a copy.   encode_seconds: CPU time.
+    path: current location of its bytes.   sha256: checksum of an encoded clip; "" for a copy of its source.
+    psnr_y: PSNR-Y in decibels; None for a copy.   encode_seconds: CPU time for encoding.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Frames `start` to `start + num_frames` of a source, and the frame count of its clip."""
+    """Source frames from `start` up to, but not including, `start + num_frames`, and the frame count of their clip."""
 
     start: int
     num_frames: int
@@ -62,9 +62,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Timing:
-    """Presentation times of a source's frames: ascending ticks of time_base.
+    """Presentation times of a source's frames, in ascending ticks of time_base.
 
-    last_duration: duration of the last frame in ticks; 0 if unknown. usual_rate: frame rate according to the file.
+    last_duration: duration of the last frame in ticks; 0 if unknown. usual_rate: average frame rate; None if unknown.
     """
 
     timestamps: Sequence[int]
@@ -78,7 +78,7 @@ class Timing:
         return Timing(info.timestamps, info.time_base, info.last_duration, usual)
 
     def to_text(self) -> str:
-        """Return compressed time steps, which are short if the frame rate is constant."""
+        """Return the timing as text with compressed time steps, which is short if the frame rate is constant."""
         import numpy as np
 
         steps = np.diff(np.array(self.timestamps, "<i8"), prepend=0)
@@ -94,12 +94,12 @@ class Timing:
         return Timing(times, Fraction(time_base), int(last), Fraction(usual) or None)
 
     def window(self, start: int, stop: int, fps: Fraction | None) -> Window:
-        """Return frames `start` up to `stop` as a window."""
+        """Return the window from frame `start` up to, but not including, frame `stop`."""
         count = stop - start
         return Window(start, count, count if fps is None else num_frames_at(self.seconds(start, stop), fps))
 
     def seconds(self, start: int, stop: int) -> Fraction:
-        """Return the seconds from the start of frame `start` to the end of frame `stop - 1`."""
+        """Return the time in seconds from the start of frame `start` to the end of frame `stop - 1`."""
         end = self.timestamps[stop] if stop < len(self.timestamps) else self.end
         return (end - self.timestamps[start]) * self.time_base
 
@@ -113,8 +113,9 @@ class Timing:
 def cut_windows(timing: Timing, max_seconds: float | None, fps: Fraction | None, least: int) -> list[Window]:
     """Return consecutive windows of about equal length that together contain every frame once.
 
-    No window is longer than `max_seconds`, unless it is one frame or would have fewer clip frames than `least`, the
-    fewest that a bucket takes. Equal length means equal frames, or with `fps` equal seconds and thus clip frames.
+    A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer clip
+    frames than `least`, the smallest count that a bucket accepts. Length is measured in frames, or with `fps` in
+    seconds (and thus in clip frames).
     """
     whole = timing.window(0, len(timing.timestamps), fps)
     if max_seconds is None:
@@ -123,7 +124,7 @@ def cut_windows(timing: Timing, max_seconds: float | None, fps: Fraction | None,
     limit = max(1, min(whole.num_frames, whole.num_clip_frames // least))
     count = min(limit, max(1, -(-timing.seconds(0, whole.num_frames) // most)))
     windows = _cut(timing, count, fps)
-    # Uneven frame rates make some windows longer than others. Steps of a sixteenth are few even for a film.
+    # Variable frame rates make some windows longer than others. Steps of a sixteenth are few even for a long film.
     while count < limit and any(timing.seconds(w.start, w.start + w.num_frames) > most for w in windows):
         count = min(limit, count + max(1, count // 16))
         windows = _cut(timing, count, fps)

@@ -77,7 +77,7 @@ def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "ds").manifest.frame_rate.to_json() == {"rule": "cap", "fps": "30000/1001"}
     refused = run_streamvid("shard", tiny.videos, tmp_path / "no", *OPTIONS, "--fps-rule", "cap", check=False)
     assert refused.returncode == 2
-    assert "--fps-rule 'cap': set the rate too" in refused.stderr
+    assert "--fps-rule 'cap': needs a frame rate; set it too" in refused.stderr
 
 
 @pytest.mark.parametrize("output", [(), ("--json",)])
@@ -111,7 +111,7 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
     before = tree_of(dataset)
     refused = run_streamvid("shard", tiny.videos, dataset, *OPTIONS, "--seed", "3", check=False)
     assert refused.returncode == 1
-    assert "seed: 0 there, 3 asked" in refused.stderr and "--overwrite" in refused.stderr
+    assert "seed: 0 there, 3 requested" in refused.stderr and "--overwrite" in refused.stderr
     assert tree_of(dataset) == before
     one_bucket = ("--buckets", "96x64@5", "--workers", "1")
     done = run_streamvid("shard", tiny.videos, dataset, *one_bucket, "--overwrite", "--json")
@@ -138,7 +138,7 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
         (("--buckets", "64x64@5", "--resolution", "256px"), "buckets and resolution cannot be combined"),
         (("--buckets", "64x64@5", "--num-frames", "5"), "--num-frames (5,) cannot be combined with buckets"),
         (("--multiple", "0"), "--multiple 0"),
-        (("--val-fraction", "1"), "--val-fraction 1.0: must be a number from 0 to below 1"),
+        (("--val-fraction", "1"), "--val-fraction 1.0: must be at least 0 and less than 1"),
         (("--workers", "0"), "--workers 0: must be an integer from 1 to 1024"),
         (("--seed", "-1"), "--seed -1: must be an integer from 0"),
         (("--clips", "raw"), "'copy', 'native'"),

@@ -166,9 +166,9 @@ def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) 
     ("options", "message"),
     [
         ({"caption_column": ("a", "a")}, "list each column once"),
-        ({"caption_column": ("a", "")}, "'' alone for no captions"),
+        ({"caption_column": ("a", "")}, "pass only '' for no captions"),
         ({"caption_column": 3}, "must be a column name"),
-        ({"caption_column": "a", "caption_weight_column": "a"}, "must differ from the caption column"),
+        ({"caption_column": "a", "caption_weight_column": "a"}, "must differ from the caption columns"),
         ({"caption_lines": "yes"}, "captions.lines='yes': must be True or False"),
     ],
 )
@@ -252,7 +252,7 @@ def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path)
         ({"fps": 24}, "fps cannot be combined with clips='text'"),
         ({"codec": "h264"}, "codec='h264': cannot be combined with clips='text', which has no files"),
         ({"video_column": "v"}, "video_column='v': cannot be combined with clips='text'"),
-        ({"caption_column": ""}, "clips='text' makes samples from captions alone"),
+        ({"caption_column": ""}, "clips='text' needs captions from metadata"),
         ({"media": {"control": "c"}}, "media=.*: cannot be combined with clips='text'"),
     ],
 )

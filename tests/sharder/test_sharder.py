@@ -138,10 +138,10 @@ def edit_caption(own: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "changes", "difference"),
     [
-        (None, {"seed": 6}, "seed: 5 there, 6 asked"),
+        (None, {"seed": 6}, "seed: 5 there, 6 requested"),
         (None, {"buckets": BUCKETS[:1]}, "buckets: 4: 96x64-9f 96x64@9"),
         (append_row, {}, "input: 19 rows there, 20 now"),
-        (edit_caption, {}, "input: 19 rows as there, but files, sizes, captions or columns differ"),
+        (edit_caption, {}, "input: 19 rows in both, but files, sizes, captions or columns differ"),
     ],
 )
 def test_another_dataset_is_never_replaced_unasked(
