@@ -1,4 +1,4 @@
-"""Assignment: the bucket of each record, or of each window of a long one, and the permanent keys of its samples."""
+"""Assignment of a bucket and permanent keys to each record, or to each window of a long record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class PlannedSample:
-    """A record, or a window of it, with its bucket and its permanent keys."""
+    """Record, or one window of a record, with its bucket and its permanent keys."""
 
     key: str
     record_key: str
@@ -43,28 +43,28 @@ class PlannedSample:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Extensions of its members, which are the same for all samples of a shard."""
+        """Extensions of its clip and conditioning inputs, the same for all samples of a shard."""
         return (self.clip.extension, *sorted(medium.extension for medium in self.media))
 
     @property
     def num_bytes(self) -> int:
-        """Size of its clip and its conditioning inputs."""
+        """Total size of its clip and its conditioning inputs."""
         return self.clip.num_bytes + sum(medium.clip.num_bytes for medium in self.media)
 
     @property
     def members(self) -> list[tuple[str, Record | MediaFile, Clip]]:
-        """(extension, file, clip) of its clip, then of its conditioning inputs."""
+        """(extension, file, clip) of its clip, then of each of its conditioning inputs."""
         media = ((medium.extension, medium.file, medium.clip) for medium in self.media)
         return [(self.clip.extension, self.record, self.clip), *media]
 
     @property
     def cropped_share(self) -> float | None:
-        """Share of the source's picture that the bucket's shape cuts off; None without a picture."""
+        """Fraction of the source frame that is cropped to fit the bucket's shape; None for text."""
         return None if self.bucket.is_text else float(cropped_share(*self._sizes))
 
     @property
     def upscale(self) -> float | None:
-        """Factor by which the sides of the source are scaled to the bucket's size; None without a picture."""
+        """Factor by which the sides of the source are scaled to the bucket's size; None for text."""
         return None if self.bucket.is_text else float(cover_scale(*self._sizes))
 
     @property
@@ -76,7 +76,7 @@ class PlannedSample:
 class Assignment:
     """Every window of every record, as a sample or as a rejection.
 
-    draw_sets: for clips that several buckets store: PlannedSample.draw_set → (bucket id, probability) of each bucket.
+    draw_sets: for clips that several buckets store, PlannedSample.draw_set → (bucket id, probability) of each bucket.
     """
 
     samples: tuple[PlannedSample, ...]
@@ -85,13 +85,13 @@ class Assignment:
 
 
 def window_name(window: Window, probe: Probe) -> str:
-    """Return the name of a window that is not the whole source, else ""."""
+    """Return the name of a window for messages, or "" if it is the whole source."""
     is_whole = window.num_frames == probe.num_frames
     return "" if is_whole else f"frames {window.start} to {window.start + window.num_frames - 1}: "
 
 
 def assign(records: Sequence[Record], probes: Probes, options: ShardOptions) -> Assignment:
-    """Give every probed record a bucket, or a reason why it has none."""
+    """Assign a bucket to every probed record, or reject it with a reason."""
     samples: list[PlannedSample] = []
     rejected: list[Rejection] = []
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]] = {}
@@ -134,7 +134,7 @@ _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
 
 
 def assign_texts(records: Sequence[Record], options: ShardOptions) -> Assignment:
-    """Make a sample from each text record. Equal texts share a record key, so that splits never separate them."""
+    """Create a sample from each text record. Equal texts share a record key, so that splits never separate them."""
     seen: Counter[str] = Counter()
     samples = []
     for record in records:
@@ -154,13 +154,13 @@ def _drawn(
     options: ShardOptions,
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
-    """Yield each window with its bucket and draw set, once per bucket that stores it; or no bucket and the reason.
+    """Yield (window, bucket, draw set or "") per bucket that stores the window, or (window, None, reason) if none does.
 
-    A draw depends only on the seed and the clip, so that more input never changes the bucket of another clip.
+    A draw depends only on the seed and the clip, so that adding input never changes the bucket of another clip.
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
-            # A loader draws it in each pass: see sharder/plan.py, dataset/draws.py, plan/draws.py.
+            # The loader draws the bucket anew in each pass: see sharder/plan.py, dataset/draws.py, plan/draws.py.
             members = tuple(sorted((bucket.id, probability) for bucket, probability in choices.options))
             draw_set = f"{stable_hash('draw set', *(f'{name} {share}' for name, share in members)):016x}"
             draw_sets[draw_set] = members
@@ -173,7 +173,7 @@ def _drawn(
 
 
 def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """Yield the windows of a source and the choices of each. Raises NoBucketError if a window has no choice."""
+    """Yield each window of a source with its bucket choices. Raises NoBucketError if a window fits no bucket."""
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
@@ -188,7 +188,7 @@ def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choi
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
-    """Return the frame count of the whole source, as far as it is known without the time of each frame."""
+    """Return the frame count of the whole source, at the reading rate for copies, without using frame times."""
     rate = options.frame_rate
     if probe.is_image or options.clips.is_native or not probe.fps:
         return probe.num_frames
@@ -196,7 +196,7 @@ def _num_frames(probe: Probe, options: ShardOptions) -> int:
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """Return the fewest frames, up to `most`, with which a bucket accepts the source; `most` if none does."""
+    """Return the smallest frame count below `most` with which a bucket accepts the source, or `most` if none does."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count for count in sorted(counts) if 1 < count < most)
@@ -210,7 +210,7 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
 
 
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the clip that stores a file: a copy, or a native clip with the facts known before it is encoded."""
+    """Return the clip that stores a file: a copy, or a native clip with the facts known before encoding."""
     if not options.clips.is_native:
         return copy
     return replace(
@@ -229,9 +229,9 @@ def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: S
 def sample_key(
     source: str, window_start: int, window_num_frames: int, bucket_id: str, occurrence: int = 0, *, stem_of: str = ""
 ) -> str:
-    """Return a sample's key: a readable stem and a hash of its identity. Later input never changes it.
+    """Return a sample's key: a readable stem and a hash of its identity. Adding input never changes it.
 
-    `occurrence` counts earlier rows with the same file in the same bucket. stem_of: name for the stem, if not source.
+    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name for the stem, if not source.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:
@@ -245,16 +245,16 @@ def record_key(source: str) -> str:
 
 
 def safe_stem(source: str) -> str:
-    """Return a file's name as part of a key, without dots, because readers of tars cut a name at the first one."""
+    """Return a file's name for use in a key. It has no dots, because tar readers split names at the first dot."""
     stem = posixpath.splitext(posixpath.basename(source))[0]
     return _UNSAFE.sub("_", stem)[:MAX_STEM_CHARS].strip("_-") or "clip"
 
 
 def split_of(own: str, val_fraction: float) -> str:
-    """Return "train" or "val" from the record key alone, so that more input never moves a sample."""
+    """Return "train" or "val" from the record key alone, so that adding input never moves a sample."""
     return "val" if stable_hash("split", own) < val_fraction * 2.0**64 else "train"
 
 
 def stable_hash(*parts: str) -> int:
-    """Return 64 bits of a hash of texts, the same on every machine and in every version."""
+    """Return a 64-bit hash of texts, the same on every machine and in every version."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big")

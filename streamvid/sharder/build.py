@@ -1,4 +1,4 @@
-"""Building one shard: an idempotent unit of work with a name that the plan fixed (SHARD-1)."""
+"""Building of shards, each an idempotent unit of work with a name fixed by the plan (SHARD-1)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Everything that a worker needs to build a shard. folder: the plan's folder inside the staging folder."""
+    """Task of building one shard. folder: the plan's folder inside the staging folder."""
 
     dest: str
     storage: StorageOptions
@@ -45,7 +45,7 @@ def input_sha256(shard: PlannedShard) -> str:
     """Return the checksum of everything that determines a shard's bytes."""
     digest = hashlib.sha256()
     for sample in shard.samples:
-        # Without the place of a file: it may differ on another machine.
+        # The path of a file is left out, because it may differ on another machine.
         files = [
             (file.source, clip.num_bytes, extension, clip.sha256 or file.version)
             for extension, file, clip in sample.members
@@ -58,7 +58,7 @@ def input_sha256(shard: PlannedShard) -> str:
 class Marker:
     """Record of a finished shard: checksums and sizes of the written files.
 
-    member_offsets, member_sha256: per sample, of its clip and its conditioning inputs in the tar.
+    member_offsets, member_sha256: per sample, the tar offsets and checksums of its clip and conditioning inputs.
     """
 
     input_sha256: str
@@ -72,7 +72,7 @@ class Marker:
 
 
 def sample_json(sample: PlannedSample) -> str:
-    """Return the `.json` member, which describes a sample for foreign readers, in pixels and seconds."""
+    """Return the `.json` member, which describes a sample for other readers, in pixels and seconds."""
     value = {
         "columns": sample.record.columns,
         "duration_seconds": sample.clip.duration_seconds,
@@ -95,22 +95,22 @@ def sample_json(sample: PlannedSample) -> str:
 
 
 def marker_path(staging: Path, path: str) -> Path:
-    """Return the place of a shard's marker."""
+    """Return the path of a shard's marker."""
     return staging / f"{Path(path).stem}.json"
 
 
 def packets_path(staging: Path, path: str) -> Path:
-    """Return the place where a finished shard's packet table waits for sealing."""
+    """Return the path of a finished shard's packet table, which is kept until sealing."""
     return staging / f"{Path(path).stem}.packets"
 
 
 def load_marker(staging: Path, path: str) -> Marker:
-    """Load a shard's marker. Raises OSError, and ValueError or TypeError for a file that is not a marker."""
+    """Load a shard's marker. Raises OSError if it cannot be read, ValueError or TypeError if it is invalid."""
     return Marker(**json.loads(marker_path(staging, path).read_bytes()))
 
 
 def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Return whether a shard is finished and was built from the same input. sizes: bytes in the store, by path."""
+    """Return whether a shard is finished and was built from the same input. sizes: path → bytes in the store."""
     try:
         marker = load_marker(folder, shard.path)
         packets = packets_path(folder, shard.path).read_bytes()
@@ -123,7 +123,7 @@ def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> 
 
 
 def shard_sizes(store: Store) -> dict[str, int]:
-    """Return the bytes of every tar and of its offsets in the store, by path."""
+    """Return path → size in bytes of every tar and offsets file in the store."""
     return {state.path: state.num_bytes for state in store.files("shards")}
 
 
@@ -146,8 +146,8 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
         for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, todo[index])):
             if isinstance(answer, Crash):
                 raise StorageError(
-                    f"cannot write {todo[number].path}: its worker was ended by {answer}, twice. SIGKILL (9) usually "
-                    "means that memory ran out: run the same command again with fewer workers"
+                    f"cannot write {todo[number].path}: its worker process died twice ({answer}). Signal 9 (SIGKILL) "
+                    "usually means that memory ran out; run the same command again with fewer workers"
                 )
             done += 1
             if options.clips.is_native:
@@ -168,7 +168,7 @@ def _clip_paths(shard: PlannedShard) -> Iterator[str]:
 
 
 def build_shard(task: ShardTask) -> None:
-    """Write a shard, its offsets and then its marker, each atomically. Runs in a worker.
+    """Write the offsets, tar, packets and marker of a shard in this order, each atomically. Runs in a worker.
 
     Raises SourceError if a file has changed since it was probed, StorageError if writing fails or an encoded clip is
     damaged.
@@ -214,14 +214,14 @@ def build_shard(task: ShardTask) -> None:
 
 @dataclass
 class _Clips:
-    """Checksums and packets of the clips, collected while their shard is written."""
+    """Checksums and packets of the clips in a shard, collected while the shard is written."""
 
     sha256: list[list[str]] = field(default_factory=list)
     indexes: list[ClipIndex | None] = field(default_factory=list)
 
 
 def _members(task: ShardTask, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield the key and the members of each sample, by extension."""
+    """Yield (key, members by extension) of each sample."""
     from streamvid.video.clip_index import index_clip
     from streamvid.video.limits import STORED_LIMITS
 

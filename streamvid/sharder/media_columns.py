@@ -18,10 +18,10 @@ _SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
 class MediaColumn:
     """A conditioning input and the column that names its files.
 
-    kind: "video" has as many frames as the clip, at the same times; "image" is one picture for the whole clip; None is
-    "image" if all of its files are images, else "video".
-    is_mask: it is delivered with one channel and stored without loss in native datasets.
-    is_optional: rows without it are accepted.
+    kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip; None
+    for "image" if all files are images, else "video".
+    is_mask: the input is delivered with one channel and stored without loss in native datasets.
+    is_optional: rows without the input are accepted.
     """
 
     name: str
@@ -32,7 +32,7 @@ class MediaColumn:
 
     @property
     def stem(self) -> str:
-        """First part of the extensions of its members."""
+        """First part of the extension of each member."""
         return self.name.replace("_", "")
 
     def __str__(self) -> str:
@@ -41,33 +41,37 @@ class MediaColumn:
 
 
 def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
-    """Parse names and columns: ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte_path"}``.
+    """Parse conditioning inputs such as ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte"}``.
 
-    A key is a name of lowercase letters, digits and _. "?" after it accepts rows without the input; "video:", "image:"
-    or "mask:" before it gives its kind. Raises ConfigError for anything else.
+    Names consist of lowercase letters, digits and _. "?" after a name makes the input optional; "video:", "image:" or
+    "mask:" before a name sets its kind. Raises ConfigError for anything else.
     """
     found: list[MediaColumn] = []
     for key, column in given.items():
         match = _SPELLING.fullmatch(key) if isinstance(key, str) else None
         if match is None or match[1] not in (None, *KINDS) or not isinstance(column, str) or not column:
             raise ConfigError(
-                f"media {key!r}={column!r}: must be [KIND:]NAME[?]=COLUMN with KIND one of {', '.join(KINDS)} and NAME "
-                "of lowercase letters, digits and _, such as control=control_video, reference?=ref or mask:matte=matte"
+                f"media {key!r}={column!r}: must be [KIND:]NAME[?]=COLUMN, where KIND is one of {', '.join(KINDS)} and "
+                "NAME consists of lowercase letters, digits and _; examples: control=control_video, mask:matte=matte"
             )
         is_mask = match[1] == "mask"
         found.append(MediaColumn(match[2], column, None if is_mask else match[1], is_mask, match[3] is not None))
     for taken in ([medium.stem for medium in found], [medium.column for medium in found]):
         twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
         if twice:
-            raise ConfigError(f"media: {', '.join(twice)} is used twice or reserved; rename it")
+            raise ConfigError(
+                f"media: each name and column must be unique, and txt and json are reserved; rename {', '.join(twice)}"
+            )
     if len(found) > MAX_MEDIA:
         raise ConfigError(f"media: {len(found)} inputs given; at most {MAX_MEDIA} are allowed")
     return tuple(found)
 
 
 def file_keys(text: str) -> tuple[str, dict[str, str]]:
-    """Parse DiffSynth's data_file_keys, such as ``video,control_video``: the clip's column, then optional inputs."""
+    """Parse DiffSynth's data_file_keys, such as ``video,control_video``, into the clip's column and optional inputs."""
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
-        raise ConfigError(f"data_file_keys={text!r}: list the columns of files, the clip's first: video,control_video")
+        raise ConfigError(
+            f"data_file_keys={text!r}: list the columns that hold files, the clip's first, such as video,control_video"
+        )
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

@@ -14,18 +14,18 @@ from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Clip, Timing
 
 TIME_TOLERANCE = 0.5
-"""Allowed distance in time between a frame of an input and that of the clip, in frames."""
+"""Maximum time difference between a frame of an input and the same frame of the clip, in frame durations."""
 
 
 SHAPE_TOLERANCE = 0.02
-"""Allowed difference between the ratios width / height of an input and of the clip."""
+"""Maximum relative difference between the aspect ratios of an input and the clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMedium:
     """One file of a conditioning input, as stored with a sample's clip.
 
-    is_still: True for one picture for the whole clip; otherwise it has the clip's frames.
+    is_still: True for one picture per clip; False for as many frames as the clip.
     """
 
     column: MediaColumn
@@ -36,13 +36,13 @@ class PlannedMedium:
 
     @property
     def extension(self) -> str:
-        """Extension of its member in the tar."""
+        """Extension of the file's member in the tar."""
         item = "" if self.file.item is None else f".{self.file.item}"
         return f"{self.column.stem}{item}.{self.clip.extension}"
 
 
 def still_media(records: Sequence[Record], probes: Probes, columns: Sequence[MediaColumn]) -> frozenset[str]:
-    """Return the names of inputs with one picture per sample: declared so, or all of their files are images."""
+    """Return the names of the inputs that are declared as images or have only image files."""
     found: dict[str, bool] = {}
     for record in records:
         for file in record.extra:
@@ -59,7 +59,7 @@ def fit_media(
     columns: Sequence[MediaColumn],
     stills: frozenset[str],
 ) -> tuple[PlannedMedium, ...]:
-    """Return a record's conditioning inputs, as copies. Raises Rejected if one of them does not fit the clip."""
+    """Return a record's conditioning inputs as copies. Raises Rejected if one of them does not fit the clip."""
     of_name = {medium.name: medium for medium in columns}
     found = []
     for file in record.extra:
@@ -78,16 +78,16 @@ def fit_media(
 
 
 def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
-    """Raise Rejected unless an input has the clip's frames at the clip's times."""
+    """Raise Rejected unless an input has as many frames as the clip, at the same times."""
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: a list holds images, but {file.name} is taken for video; name it image:{file.name}",
+            f"{file.label}: a list must hold images, but {file.name} is a video; declare image:{file.name}",
             kind="medium",
         )
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
         raise Rejected(
-            f"{file.label}: {file.source} has {_count(own)}, the clip {_count(probe)}; an input that follows the clip "
-            f"must have as many frames (use image:{file.name} for one picture per clip)",
+            f"{file.label}: {file.source} has {_count(own)}, but the clip has {_count(probe)}; a video input must have "
+            f"the same number of frames as the clip (use image:{file.name} for one picture per clip)",
             kind="medium",
         )
     if own.is_image or not (own.timing and probe.timing):
@@ -95,19 +95,19 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     apart, limit = _apart_seconds(own, probe), TIME_TOLERANCE / probe.fps if probe.fps else 0.0
     if apart > limit:
         raise Rejected(
-            f"{file.label}: a frame of {file.source} is {apart:.3f} s from the clip's, {limit:.3f} s are allowed "
-            f"(half a frame); give both the same frame rate ({own.fps:.3f} and {probe.fps:.3f} now)",
+            f"{file.label}: a frame of {file.source} is {apart:.3f} s from the clip's frame; at most {limit:.3f} s "
+            f"(half a frame) are allowed; give both files the same frame rate (now {own.fps:.3f} and {probe.fps:.3f})",
             kind="medium",
         )
 
 
 def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
-    """Raise Rejected if the crop would show another part of the picture than the clip's crop."""
+    """Raise Rejected if the input's crop would show a different part of the picture than the clip's crop."""
     share = abs(own.width * probe.height - own.height * probe.width) / (own.height * probe.width)
     if share > SHAPE_TOLERANCE:
         raise Rejected(
-            f"{file.label}: {file.source} is {own.width}x{own.height}, the clip {probe.width}x{probe.height}; their "
-            f"shapes may differ by {SHAPE_TOLERANCE:.0%}, otherwise their crops would show different parts",
+            f"{file.label}: {file.source} is {own.width}x{own.height}, but the clip is {probe.width}x{probe.height}; "
+            f"their aspect ratios may differ by at most {SHAPE_TOLERANCE:.0%}, so that their crops show the same part",
             kind="medium",
         )
 
@@ -117,7 +117,7 @@ def _count(probe: Probe) -> str:
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:
-    """Return the largest distance in time between frames with the same number, each measured from its first frame."""
+    """Return the largest time difference in seconds between frames with the same index, both relative to frame 0."""
     import numpy as np
 
     times: list[Any] = []

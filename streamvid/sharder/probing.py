@@ -1,4 +1,4 @@
-"""Probing: workers, which a hostile file may kill, determine the facts of each record's file."""
+"""Probing of each record's file, in worker processes that a hostile file may crash."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _EXTENSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Part of a VideoInfo that the sharder needs: display size in pixels, frames, and the extension of a copy.
+    """Facts about a file that the sharder needs. width, height: display size in pixels.
 
-    timing: a `Timing` as text, or empty.
+    extension: extension of a copy.   timing: a `Timing` as text; "" if it is not needed.
     """
 
     width: int
@@ -67,7 +67,7 @@ class Probe:
 
     @property
     def seconds(self) -> Fraction:
-        """Exact `duration_seconds`, equal to what readers of the index compute."""
+        """`duration_seconds` as an exact fraction, equal to the value that readers of the index compute."""
         return exact_seconds(self.duration_seconds)
 
     def copy_of(self, file: Record | MediaFile) -> Clip:
@@ -76,19 +76,19 @@ class Probe:
 
 
 Finding: TypeAlias = dict[str, Any]
-"""Result of a worker as JSON, as the journal holds it: fields of a Probe or of a Clip, or {"rejected", "kind"}."""
+"""JSON result of a worker, as the journal stores it: the fields of a Probe or Clip, or "rejected" and "kind"."""
 
 
 Probes: TypeAlias = Mapping[FileState, Probe | Rejected]
-"""Result of probing for each file: its facts, or why it cannot be used."""
+"""Result of probing each file: its facts, or the reason for rejecting it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """One file to probe.
+    """Task of probing one file.
 
-    verify: decode every frame.   timing: read the time of each frame.
-    folder: place for temporary copies of objects; None: the system's temporary directory.
+    verify: decode every frame.   timing: return the time of each frame.
+    folder: directory for temporary copies of remote files; None for the system's temporary directory.
     """
 
     media: Media
@@ -101,8 +101,8 @@ class ProbeTask:
 def probe_file(task: ProbeTask) -> Finding:
     """Probe one file. Runs in a worker.
 
-    For an object, "bytes_read" in the finding says how much of it was read. Raises StorageError if its store fails and
-    SourceError if the file is no longer the one that was listed: neither is a reason to reject the file.
+    For a remote file, the finding includes "bytes_read", the number of bytes read. Raises StorageError if the store
+    fails and SourceError if the file has changed since it was listed; neither rejects the file.
     """
     with opened(task.media, task.folder, clock_paused) as source:
         finding = attempt("probing", lambda: _probe(task, source))
@@ -118,7 +118,7 @@ def _probe(task: ProbeTask, source: Source) -> Finding:
 
 
 def attempt(what: str, work: Callable[[], Finding]) -> Finding:
-    """Run the work on one file; an error caused by the file becomes a rejection."""
+    """Run `work` on one file. Return a rejection if the file causes an error."""
     try:
         return work()
     except (ProbeError, DecodeError) as error:
@@ -130,7 +130,7 @@ def attempt(what: str, work: Callable[[], Finding]) -> Finding:
     except MemoryError:
         return rejected("needs more memory than worker_memory_bytes allows", "memory")
     except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
-        return rejected(f"{what} failed on it, which is a bug in streamvid: {type(error).__name__}: {error}", "fault")
+        return rejected(f"{what} failed because of a bug in streamvid: {type(error).__name__}: {error}", "fault")
 
 
 def rejected(reason: str, kind: str) -> Finding:
@@ -139,7 +139,7 @@ def rejected(reason: str, kind: str) -> Finding:
 
 
 def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
-    """Return why a file cannot be used, or None."""
+    """Return the rejection that a finding contains, or None."""
     if "rejected" not in finding:
         return None
     # A sealed dataset contains no path of this machine (SHARD-1).
@@ -149,9 +149,9 @@ def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
 def run_tasks(
     what: str, handler: str, num_tasks: int, task: Callable[[int], Any], options: ShardOptions, limit: str, held_fd: int
 ) -> Iterator[tuple[int, Finding]]:
-    """Run tasks on worker processes; yield (number, finding) as they finish. A crash is a rejection.
+    """Run tasks in worker processes; yield (task index, finding) as they finish. A crash becomes a rejection.
 
-    limit: the option that limits the seconds of a task.
+    limit: name of the option that limits the time per task.
     """
     seconds = getattr(options.work, limit)
     with Pool(handler, options.work.workers, held_fd, seconds, options.work.worker_memory_bytes) as pool:
@@ -161,18 +161,20 @@ def run_tasks(
             elif timed_out(answer):
                 yield number, rejected(f"{what} took longer than {limit}={seconds:g}", "timeout")
             else:
-                yield number, rejected(f"{what} crashed on it ({answer})", "crash")
+                yield number, rejected(f"{what} crashed ({answer})", "crash")
 
 
 def clip_extension(container: str, source: str) -> str:
-    """Return the extension of a clip's member in a tar, which depends on the file's container, not its name.
+    """Return the extension of a clip's member in a tar, from the file's container instead of its name.
 
-    There is one extension per family, so that .mov and .MP4 share a shard. Only .webm is kept, because it implies
-    certain codecs.
+    Each family of containers has one extension, so that .mov and .MP4 files share shards. Only the extension .webm is
+    kept, because it implies certain codecs.
     """
     name = _EXTENSIONS.get(container)
     if name is None:
-        raise ProbeError(f"the container {container} is not supported; use {', '.join(_EXTENSIONS)}", kind="codec")
+        raise ProbeError(
+            f"the container {container} is not supported; use one of {', '.join(_EXTENSIONS)}", kind="codec"
+        )
     return "webm" if name == "mkv" and posixpath.splitext(source)[1].lower() == ".webm" else name
 
 
@@ -184,10 +186,10 @@ def probe_all(
     progress: Progress,
     folder: Path | None = None,
 ) -> Probes:
-    """Probe each record's file; the result does not depend on the number of workers.
+    """Probe all files of the records. The result does not depend on the number of workers.
 
-    folder: place for temporary copies of objects. A file that crashes the decoder, exceeds `probe_timeout_seconds` or
-    exceeds `worker_memory_bytes` is rejected.
+    folder: directory for temporary copies of remote files; None for the system's temporary directory. A file that
+    crashes the decoder or exceeds the limits on time and memory is rejected.
     """
     files: list[Record | MediaFile] = [*records, *chain.from_iterable(record.extra for record in records)]
     sources = {file_state(file): file for file in files}
@@ -210,7 +212,7 @@ def probe_all(
 
 
 def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | None:
-    """Return the bytes of objects that this or an earlier run read; None if no file is an object."""
+    """Return the number of bytes read from remote files in this and earlier runs; None if no file is remote."""
     read = [journal.findings[state]["bytes_read"] for state in states if "bytes_read" in journal.findings[state]]
     return sum(read) if read else None
 
@@ -228,12 +230,12 @@ def _is_verified(options: ShardOptions) -> bool:
 
 
 def _time_limit(options: ShardOptions) -> str:
-    """Return the option that limits probing. Decoding all frames may take as long as encoding."""
+    """Return the name of the option that limits the probing time. Decoding all frames may take as long as encoding."""
     return "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
 
 
 def file_state(record: Record | MediaFile) -> FileState:
-    """Return the state that distinguishes versions of the file."""
+    """Return the path, size and version of a file, which together identify one version of it."""
     return (record.path, record.num_bytes, record.version)
 
 

@@ -1,4 +1,4 @@
-"""Sealing: write the index from the markers of finished shards, and the manifest last (SHARD-2)."""
+"""Sealing: the index is written from the markers of finished shards, and the manifest last (SHARD-2)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from streamvid.storage import LocalStore, Store
 
 
 def planned_paths(plan: ShardPlan) -> list[str]:
-    """Return the paths of the files that the plan's shards consist of."""
+    """Return the paths of all tars and offsets files in the plan."""
     return [path for shard in plan.shards for path in (shard.path, offsets_path(shard.path))]
 
 
@@ -100,9 +100,9 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
 def _write_samples(
     plan: ShardPlan, folder: Path, put_named: Callable[..., FileInfo], media: Sequence[MediaColumn]
 ) -> tuple[list[ShardInfo], list[FileInfo], list[FileInfo]]:
-    """Write samples and packets, with a limited number of shards per file.
+    """Write the samples and packets files, each for at most MAX_SHARDS_PER_FILE shards.
 
-    Returns the rows of the shard table, the samples files and the packets files.
+    Return the rows of the shard table, the samples files and the packets files.
     """
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []
@@ -126,7 +126,7 @@ def _write_samples(
 
 
 def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
-    """Join the packet tables of shards; return them with the place of each."""
+    """Return the joined packet tables of shards, and the location of each table (None without packets)."""
     tables = [_packets(shard, folder) for shard in shards]
     places: list[TablePlace | None] = []
     offset = 0
@@ -137,7 +137,7 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
 
 
 def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
-    """Raise StorageError if a finished shard is missing from the store; others may have changed it."""
+    """Raise StorageError if a finished shard was removed from the store or its size has changed."""
     sizes = shard_sizes(store)
     for shard in plan.shards:
         marker = _marker(shard, folder)
@@ -146,7 +146,7 @@ def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
             if sizes.get(path) != num_bytes:
                 raise StorageError(
                     f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written; it was "
-                    "changed or removed meanwhile. Run the same command again"
+                    "changed or removed after that. Run the same command again"
                 )
 
 
@@ -226,7 +226,7 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
 
 
 def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo], files: ManifestFiles) -> Manifest:
-    # Buckets without samples stay out, so that a warm-up over all shapes meets only shapes that occur.
+    # Buckets without samples stay out, so that a warm-up over all shapes uses only shapes that occur.
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
     return Manifest(
         buckets=buckets,
@@ -241,7 +241,7 @@ def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo
         files=files,
         fingerprints=Fingerprints.of(buckets, shards, files.samples, plan.draws),
         build=plan.build,
-        # Native clips were encoded at their rate.
+        # Readers use the rate at which native clips were encoded.
         frame_rate=options.config.frame_rate if options.rate is None else FrameRate("resample", options.rate),
         model=options.config.model,
         draws=tuple(plan.draws),
@@ -251,7 +251,7 @@ def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo
 
 
 def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) -> dict[str, MediaInfo]:
-    """Return what readers need to know about each conditioning input; see dataset/README.md."""
+    """Return the facts that readers need about each conditioning input; see dataset/README.md."""
     found: dict[str, MediaInfo] = {}
     for column in columns:
         counts, stills, is_list = [0], [True], False

@@ -1,6 +1,7 @@
-"""`where` in the sharder: rows that do not meet a condition become rejections, if possible before they are probed.
+"""The sharder's `where`: rows that do not meet a condition become rejections, if possible before they are probed.
 
-The language and the meaning of missing values are those of `where=` at load time (dataset/filter/expression.py).
+Conditions have the same syntax and treat missing values in the same way as the loader's `where=`
+(dataset/filter/expression.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FACTS = {
     "duration_seconds": "float",
     "aspect_ratio": "float",
 }
-"""Facts found by probing: display size, width / height, frames, frames per second, seconds."""
+"""Facts found by probing, with their types. Sizes are display sizes in pixels; aspect_ratio is width / height."""
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
 _ARROW = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}
@@ -38,9 +39,9 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Where:
-    """A condition on records: its original `text`, and the condition itself over `columns`, kinds by name.
+    """Condition on records. text: the condition as the user wrote it.   node: the parsed condition.
 
-    columns: index names such as `user.aesthetic` for the user's own, else those of FACTS, `text` and `source`.
+    kinds: column → type, for the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
     """
 
     text: str
@@ -49,13 +50,14 @@ class Where:
 
     @property
     def needs_probe(self) -> bool:
-        """True if the condition needs a fact that requires probing."""
+        """True if the condition uses a fact that requires probing."""
         return bool(self.node.columns & FACTS.keys())
 
     def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
         """Return the records that meet the condition; the others become rejections of kind "where".
 
-        probes: those of all records, if the condition needs them. A record that probing rejected stays, for its reason.
+        probes: probes of all records if the condition needs them. A record that probing rejected is kept, with the
+        reason from probing.
         """
         kept: list[Record] = []
         rejections = list(records.rejections)
@@ -96,7 +98,7 @@ class Where:
 def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
     """Parse a condition on the user's columns, on FACTS, and on `text` and `source`.
 
-    user_types: column → index type. Raises ConfigError naming the text, the place and the remedy.
+    user_types: metadata column → index type. Raises ConfigError, which names the text, the position and the remedy.
     """
     kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}
 
@@ -105,15 +107,16 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
             if candidate in kinds:
                 return candidate, kinds[candidate]
         known = [*user_types, *FACTS, *_OWN]
-        raise LookupError(f"{name!r} is not a column of the metadata{nearest(name, known)}; it has {', '.join(known)}")
+        raise LookupError(f"{name!r} is not a known column{nearest(name, known)}; use one of {', '.join(known)}")
 
     return Where(text, compile_condition(text, resolve), kinds)
 
 
 def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None = None) -> RecordSet:
-    """Reject rows that do not meet the condition, without `probes` only if it needs none, with them only if it does.
+    """Reject rows that do not meet the condition, if there is one and this is the call to evaluate it.
 
-    Text rows are not probed: a condition on facts of videos is then a ConfigError.
+    The call without `probes` evaluates a condition that needs none; the call with `probes`, one that needs them. Raises
+    ConfigError if the condition needs probes but the rows are text, which is not probed.
     """
     text = options.source.where
     if text is None:
@@ -122,8 +125,8 @@ def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None
     if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())
         raise ConfigError(
-            f"where={text!r}: {names[0]!r} is a fact of videos, and rows of clips='text' have none; use columns of "
-            f"the metadata{''.join(f', {name}' for name in records.user_types)}, text or source"
+            f"where={text!r}: {names[0]!r} describes videos, and clips='text' has none; use one of text, source"
+            f"{''.join(f', {name}' for name in records.user_types)}"
         )
     return where.keep(records, probes) if where.needs_probe == (probes is not None) else records
 

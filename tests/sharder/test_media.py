@@ -71,15 +71,15 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
     """SHARD-3: a medium that would show other frames, or another part, than the clip; files that are none."""
     rows = source.rows
     wrong = {
-        "control1.mkv": "'control': control1.mkv has 25 frames, the clip 24 frames",
-        "slow.mp4": "'control': a frame of slow.mp4 is 0.042 s from the clip's, 0.021 s are allowed (half a frame)",
+        "control1.mkv": "'control': control1.mkv has 25 frames, but the clip has 24 frames",
+        "slow.mp4": "'control': a frame of slow.mp4 is 0.042 s from the clip's frame; at most 0.021 s (half a frame)",
         "late.mkv": "'control': a frame of late.mkv is 1.042 s from the clip's",
-        "square.mp4": "'control': square.mp4 is 64x64, the clip 192x128",
+        "square.mp4": "'control': square.mp4 is 64x64, but the clip is 192x128",
         "text.mp4": "'control': ",
         "empty.mp4": "'control' is empty",
         "missing.mp4": "'control': cannot be read: No such file",
         "../outside.mp4": "'control': the path leaves the source folder",
-        "ref2-0.jpg": "'control': ref2-0.jpg has one picture, the clip 24 frames",
+        "ref2-0.jpg": "'control': ref2-0.jpg has one picture, but the clip has 24 frames",
         "": "'control' is missing: column 'control_video' is empty; control?=control_video accepts rows without it",
     }
     bad = [{**rows[0], "control_video": path} for path in wrong]
@@ -102,7 +102,7 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
     row, clip, picture = source.rows[2], "control2.mkv", "ref2-0.jpg"
     for key, value, message in (
         ("image:control", clip, "is a video, but must be an image"),
-        ("video:control", picture, "has one picture, the clip 26 frames"),
+        ("video:control", picture, "has one picture, but the clip has 26 frames"),
         ("control", [picture, clip], "a list holds images"),
         ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
         ("control", [picture, 7], "number 1: the path is a int"),
@@ -138,9 +138,9 @@ def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
     for given, message in (
         ({"control": "depth"}, "'depth' is not a column of the metadata; it has path, caption"),
         ({"Control": "refs"}, r"must be \[KIND:\]NAME\[\?\]=COLUMN"),
-        ({"audio:control": "refs"}, r"KIND one of video, image, mask"),
-        ({"txt": "refs"}, "txt is used twice or reserved"),
-        ({"a_b": "refs", "ab": "matte"}, "ab is used twice"),
+        ({"audio:control": "refs"}, r"KIND is one of video, image, mask"),
+        ({"txt": "refs"}, "txt and json are reserved; rename txt"),
+        ({"a_b": "refs", "ab": "matte"}, "reserved; rename ab"),
     ):
         with pytest.raises((ConfigError, SourceError), match=message):
             dry_run(source.write(), tmp_path / "dataset", options(given))

@@ -96,7 +96,7 @@ def test_reasons_say_what_was_there(built: Built, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("scor > 5", "column 1: 'scor' is not a column of the metadata; did you mean 'score'.*num_frames"),
+        ("scor > 5", "column 1: 'scor' is not a known column; did you mean 'score'.*num_frames"),
         ("widht > 5", "did you mean 'width'"),
         ("score > 'a'", "cannot be compared"),
         ("score +", "not a condition"),
@@ -117,7 +117,7 @@ def test_facts_of_videos_are_refused_for_rows_of_texts(tmp_path: Path) -> None:
     """Not a KeyError; what the metadata says of the texts decides as ever."""
     (tmp_path / "texts.jsonl").write_text('{"caption": "a", "score": 1}\n{"caption": "b", "score": 3}\n')
     for build in (shard, dry_run):
-        with pytest.raises(ConfigError, match="'width' is a fact of videos.*use columns of the metadata, score, text"):
+        with pytest.raises(ConfigError, match="'width' describes videos.*use one of text, source, score"):
             build(
                 tmp_path / "texts.jsonl", tmp_path / "ds", shard_options(clips="text", where="width > 3 or score > 2")
             )
