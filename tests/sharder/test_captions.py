@@ -264,7 +264,7 @@ def test_what_is_of_pictures_alone_is_refused_for_texts(options: dict[str, Any],
 def test_metadata_without_videos_names_the_way(tmp_path: Path) -> None:
     """A misspelt column of videos is no dataset of texts unasked."""
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}])
-    with pytest.raises(SourceError, match="clips='text' .--clips text. makes a dataset of texts without videos"):
+    with pytest.raises(SourceError, match="clips='text' .--clips text. for a dataset of captions without videos"):
         built(path, tmp_path / "ds")
     (tmp_path / "folder").mkdir()
     with pytest.raises(SourceError, match="has no metadata"):

@@ -118,7 +118,7 @@ def test_lists_need_metadata_that_can_hold_them(source: Source, tmp_path: Path) 
     """DIFFSYNTH row 4: a list in a CSV is an error that says so; one path a cell is fine. Parquet holds lists."""
     folder, row = source.folder, source.rows[2]
     write_rows(folder / "a.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"]}])
-    with pytest.raises(SourceError, match=r"the column holds a list.*which CSV cannot; use .jsonl"):
+    with pytest.raises(SourceError, match=r"the column holds a list.*which CSV cannot store; use .jsonl"):
         dry_run(folder / "a.csv", tmp_path / "dataset", options({"reference": "refs"}))
     write_rows(folder / "b.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"][0]}])
     assert dry_run(folder / "b.csv", tmp_path / "dataset", options({"reference": "refs"})).num_samples == 1
@@ -136,7 +136,7 @@ def _column(root: Path, name: str) -> list[Any]:
 
 def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
     for given, message in (
-        ({"control": "depth"}, "'depth' is not a column of the metadata; it has path, caption"),
+        ({"control": "depth"}, "'depth' is not a column of the metadata; available columns: path, caption"),
         ({"Control": "refs"}, r"must be \[KIND:\]NAME\[\?\]=COLUMN"),
         ({"audio:control": "refs"}, r"KIND is one of video, image, mask"),
         ({"txt": "refs"}, "txt and json are reserved; rename txt"),

@@ -260,9 +260,9 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         shard(built.source, tmp_path / "file", DEFAULTS)
     with pytest.raises(DatasetError, match="not empty and holds no dataset"):
         shard(built.source, tmp_path / "full", DEFAULTS)
-    with pytest.raises(SourceError, match="neither a folder nor a metadata file"):
+    with pytest.raises(SourceError, match="neither a folder nor a file"):
         shard(tmp_path / "nowhere", tmp_path / "out", DEFAULTS)
-    with pytest.raises(SourceError, match="has no file named like a video"):
+    with pytest.raises(SourceError, match="contains no file with a video or image extension"):
         (tmp_path / "empty").mkdir()
         shard(tmp_path / "empty", tmp_path / "out", DEFAULTS)
     assert not (tmp_path / "out").exists()

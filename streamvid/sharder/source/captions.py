@@ -1,4 +1,4 @@
-"""Captions of a record: from one or more columns, lists, weights, or the lines of a file beside it."""
+"""Captions of a record, read from columns, from lists with weights, or from the lines of a caption file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class CaptionColumns:
-    """Metadata columns that captions come from, and the column of their weights, if any."""
+    """Metadata columns with captions, and the column with their weights, if any."""
 
     names: tuple[str, ...] = ()
     weights: str | None = None
@@ -48,13 +48,13 @@ class CaptionColumns:
 
 @dataclass(frozen=True, slots=True)
 class CaptionCells:
-    """Values of one row in its caption columns and in the column of weights, as the user gave them."""
+    """Values of one row in the caption columns and the weight column, as the user gave them."""
 
     values: tuple[object, ...] = ()
     weights: object = None
 
     def captions(self) -> Captions:
-        """Return the captions. Raises Rejected."""
+        """Return the captions with their weights. Raises Rejected if they are invalid."""
         if len(self.values) <= 1:
             return parse_captions(self.values[0], self.weights) if self.values else ()
         items = [item for value in self.values for item in (value if isinstance(value, list) else [value])]
@@ -64,7 +64,7 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None
 ) -> CaptionColumns:
-    """Return the columns that the caption options name, or the usual one. Raises SourceError."""
+    """Return the columns that the caption options name, or else the usual one. Raises SourceError if one is missing."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
@@ -73,13 +73,13 @@ def find_caption_columns(
 
 
 def text_source(text: str) -> str:
-    """Return the source name of a text-only sample: its first words for readers, and a digest that identifies it."""
+    """Return the source name of a text sample: its first words for readability, and a digest that identifies it."""
     words = _UNSAFE.sub("_", text[:_SLUG_CHARS]).strip("_") or "text"
     return f"{words}.{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def caption_lines(text: str | None) -> Captions:
-    """Return the captions of a file that has one per line."""
+    """Return the captions of a text with one caption per line."""
     return parse_captions([line.strip() for line in (text or "").splitlines() if line.strip()])
 
 

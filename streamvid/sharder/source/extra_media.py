@@ -1,7 +1,7 @@
-"""Files of conditioning inputs (control videos, reference images, masks) that the rows of metadata name.
+"""Files of conditioning inputs (control videos, reference images, masks) that metadata rows name.
 
-They become members of the sample's tar beside its clip. An input that follows the clip has as many frames as the clip's
-source, at the same times, so it contains every frame that a delivery takes of the clip.
+They become members of the sample's tar, next to its clip. A video input has as many frames as the clip's source, at the
+same times, so that it has a counterpart for every frame that a delivery reads from the clip.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MediaCells: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """One file of a conditioning input. `item` is its place in a list; None if the row names a single file.
+    """One file of a conditioning input. `item` is its index in a list; None if the row names a single file.
 
     source, path, num_bytes, version: as in Record.
     """
@@ -39,33 +39,35 @@ class MediaFile:
     version: str
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file for a worker that reaches stores with these options."""
+        """Return the file as workers receive it. storage: options with which workers access its store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
     @property
     def line(self) -> list[Any]:
-        """Return the facts of the file that determine a dataset's content."""
+        """Facts about the file that determine a dataset's content."""
         return [self.name, self.item, self.source, self.num_bytes]
 
     @property
     def label(self) -> str:
-        """Name for messages."""
+        """Name of the input for use in messages."""
         number = "" if self.item is None else f", number {self.item}"
         return f"conditioning input {self.name!r}{number}"
 
 
 def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -> None:
-    """Raise SourceError if the input cannot name these files at all."""
+    """Raise SourceError if the input lacks one of these columns."""
     if table is None and columns:
         raise SourceError("media needs metadata columns, but this source has no metadata; add a metadata file")
     for medium in columns:
         if table is not None and table.names and medium.column not in table.names:
             listed = ", ".join(table.names)
-            raise SourceError(f"media {medium}: {medium.column!r} is not a column of the metadata; it has {listed}")
+            raise SourceError(
+                f"media {medium}: {medium.column!r} is not a column of the metadata; available columns: {listed}"
+            )
 
 
 def media_cells(block: RowBlock, columns: Sequence[MediaColumn]) -> list[MediaCells]:
-    """Return the values of each row for its conditioning inputs. Raises SourceError for a list in a CSV cell."""
+    """Return each row's values in the columns of conditioning inputs. Raises SourceError for a list in a CSV cell."""
     cells = {medium.name: _cells(block.column(medium.column), medium) for medium in columns}
     return [{name: values[place] for name, values in cells.items()} for place in range(block.num_rows)]
 
@@ -76,8 +78,8 @@ def _cells(column: Column, medium: MediaColumn) -> list[object]:
     text = next(lists, None) if column.form == "text" else None
     if text is not None:
         raise SourceError(
-            f"media {medium}: the column holds a list, {text[:60]!r}, which CSV cannot; use .jsonl, .json or .parquet "
-            "metadata"
+            f"media {medium}: the column holds a list, {text[:60]!r}, which CSV cannot store; use .jsonl, .json or "
+            ".parquet metadata"
         )
     return values
 
@@ -120,6 +122,6 @@ def _find_file(medium: MediaColumn, item: int | None, value: object, place: Plac
     except Rejected as error:
         raise Rejected(f"{label}: {error}", kind="medium") from error
     if not 0 < num_bytes <= max_clip_bytes:
-        limit = f"has {num_bytes} bytes; max_clip_bytes={max_clip_bytes} are allowed"
+        limit = f"has {num_bytes} bytes; at most max_clip_bytes={max_clip_bytes} are allowed"
         raise Rejected(f"{label} {limit if num_bytes else 'is empty'}", kind="medium")
     return MediaFile(medium.name, item, source, path, num_bytes, version)

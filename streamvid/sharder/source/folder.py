@@ -1,4 +1,4 @@
-"""Media files by name: folders listed in a fixed order, and metadata paths, which stay inside their folder."""
+"""Media files by name: folder listings in a fixed order, and metadata paths, which must stay inside their folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def is_media_name(name: str) -> bool:
-    """Return whether a file with this name must end up in a shard or in the rejections."""
+    """Return whether the name has a media extension. Such files end up in a shard or in the rejections."""
     return posixpath.splitext(name)[1].lower().lstrip(".") in _EXTENSIONS
 
 
 def file_paths(root: Path) -> list[str]:
     """Return the relative paths of all files below `root`, without hidden names, sorted by their parts.
 
-    Links to folders are followed, each real folder once, so that loops of links end. A folder that is named like a
-    media file is entered, and also listed for the rejections. Raises SourceError for a folder that cannot be read.
+    Links to folders are followed, but each real folder is visited only once, so that link loops end. A folder with a
+    media extension is visited, and also returned so that it is rejected. Raises SourceError if a folder cannot be read.
     """
     return sorted(_walk(root, "", set()), key=lambda path: path.split("/"))
 
@@ -67,7 +67,8 @@ def locate(value: object, root: Path) -> tuple[str, str]:
     """Return (source, local path or URL) of the file that a metadata row names.
 
     A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is used unchanged, because the user
-    named it. `source` is relative to `root`, with forward slashes, if the file is inside. Raises Rejected.
+    chose it. `source` is relative to `root`, with forward slashes, if the file is inside. Raises Rejected
+    for an invalid path.
     """
     text = check_path(value)
     if is_object(text):
@@ -84,13 +85,13 @@ def locate(value: object, root: Path) -> tuple[str, str]:
 
 
 def check_path(value: object) -> str:
-    """Return the path in a row. Raises Rejected if it cannot be a path."""
+    """Return the path in a row. Raises Rejected if the value is not a valid path."""
     if value is None:
         raise Rejected("the path is missing", kind="bad-path")
     if not isinstance(value, str):
         raise Rejected(f"the path is a {type(value).__name__}, not text", kind="bad-path")
     if len(value) > MAX_PATH_CHARS:
-        raise Rejected(f"the path has {len(value)} characters; {MAX_PATH_CHARS} are allowed", kind="bad-path")
+        raise Rejected(f"the path has {len(value)} characters; at most {MAX_PATH_CHARS} are allowed", kind="bad-path")
     return check_text(value, "the path")
 
 
@@ -126,17 +127,17 @@ def _strip_scheme(text: str) -> str:
         return text
     if match[1].lower() != "file":
         raise Rejected(
-            f"is a {match[1].lower()}:// URL, but only local files and s3:// objects are read; download it first",
+            f"uses {match[1].lower()}://, but only local files and s3:// objects can be read; download the file first",
             kind="bad-path",
         )
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
-        raise Rejected("is a file:// URL with a host; write file:///folder/clip.mp4", kind="bad-path")
+        raise Rejected("is a file:// URL with a host; use a URL such as file:///folder/clip.mp4", kind="bad-path")
     return check_text(url2pathname(parts.path), "the path")
 
 
 def printable_source(value: object) -> str:
-    """Return a source name for the rejections: no credentials (SAFE-1), valid Unicode, limited length."""
+    """Return a source name for rejections: valid Unicode of limited length, without credentials (SAFE-1)."""
     text = value if isinstance(value, str) else ""
     text = text.encode("utf-8", "backslashreplace").decode()[:MAX_PATH_CHARS]
     try:

@@ -1,9 +1,9 @@
-"""Layouts of a source: each is recognized by its files, and read as a place with files and a table of rows.
+"""Source layouts: each is recognized by its files and read as a place that holds files and a table of rows.
 
 To add a layout, write a function that recognizes it and one that reads it, add a line to `_LAYOUTS` and its
-name to `SourceLayout` in sharder/options.py. Ask `source.place` for files, so that object stores work. The layout that
-recognizes a source reads it, unless the user's `layout` names another. Tars and sealed datasets have their own files;
-the other layouts are here. Other names of columns need no layout: see VIDEO_COLUMNS and CAPTION_COLUMNS.
+name to `SourceLayout` in sharder/options.py. Access files through `source.place`, so that object stores work. The
+layout that recognizes a source reads it, unless the option `layout` names another one. Tars and sealed datasets have
+their own modules; the other layouts are here. New column names need no layout: see VIDEO_COLUMNS and CAPTION_COLUMNS.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _FILE_NAME = "file_name"
 
 @dataclass(frozen=True)
 class SourceInput:
-    """Input of the sharder: the place of its files, and its rows; without a table, files with captions beside them.
+    """Input of the sharder. place: its files. table: its rows; None for media files with optional caption files.
 
-    video_column, caption_column: set if the layout defines them.
+    video_column, caption_column: column names if the layout defines them, else None.
     """
 
     place: Place
@@ -57,7 +57,7 @@ class SourceInput:
 
 @dataclass(frozen=True)
 class _Source:
-    """Source to be read. file: its name in the place, if the source is one file."""
+    """Source to read. file: name of the file in `place` if the source is a single file, else None."""
 
     place: Place
     options: ShardOptions
@@ -75,7 +75,7 @@ class _Source:
         try:
             return self.place.media(path)
         except Rejected as error:
-            raise SourceError(f"cannot read {self.place.url}/{path}: it {error}") from None
+            raise SourceError(f"the file {self.place.url}/{path} {error}") from None
 
     def table(self, name: str) -> MetadataTable:
         return read_table(f"{self.place.url}/{name}", self.options.storage)
@@ -86,10 +86,10 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Layout:
-    """One layout.
+    """Source layout. recognise: function that returns a true value if a source has the layout.
 
-    recognise: returns whether a source has it. is_certain: a source that it recognizes is not compared with later
-    layouts. takes_base_path: its paths may be relative to another folder. takes_file: the source may be a single file.
+    is_certain: if it recognizes a source, later layouts are not tried. takes_base_path: paths may be relative to
+    another folder. takes_file: the source may be a single file.
     """
 
     recognise: Callable[[_Source], object]
@@ -100,12 +100,12 @@ class _Layout:
 
 
 def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
-    """Read the rows of a source and find its files. Raises SourceError, and StorageError if a store fails."""
+    """Read a source's rows and find its files. Raises SourceError if that fails, StorageError if a store fails."""
     found = _open_source(source, options)
     name = options.source.layout or _detect(found)
     layout = _LAYOUTS[name]
     if found.file is not None and not layout.takes_file:
-        raise SourceError(f"source {found.shown} is one file, but layout={name!r} reads folders; name the folder")
+        raise SourceError(f"source {found.shown} is one file, but layout={name!r} reads folders; pass the folder")
     read = layout.read(found)
     if options.source.base_path is None:
         return read
@@ -113,7 +113,7 @@ def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
         allowed = ", ".join(name for name, layout in _LAYOUTS.items() if layout.takes_base_path)
         raise SourceError(
             f"base_path={str(options.source.base_path)!r} cannot be combined with a source of layout {name}, which "
-            f"contains its files; omit it, or choose another layout: {allowed} take one"
+            f"contains its files; omit base_path, or choose a layout that accepts it: {allowed}"
         )
     return replace(read, place=_open_base(options.source.base_path, options.storage))
 
@@ -129,7 +129,7 @@ def _detect(source: _Source) -> str:
             there.append(name)
     if len(there) > 1:
         raise SourceError(
-            f"source {source.place.url} can be read in several ways, and each would leave something out: "
+            f"source {source.place.url} matches several layouts, each of which would leave out some files: "
             f"{', '.join(there)}; choose one with --layout"
         )
     return there[0] if there else "folder"
@@ -143,18 +143,18 @@ def _open_source(source: str | Path, options: ShardOptions) -> _Source:
     store = open_store(source, storage)
     if not isinstance(store, LocalStore):
         return _open_prefix(store.url, options)
-    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would follow links and rename their targets
+    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would follow links, so that files get the names of their targets
     if root.is_file():
         return _one_file(LocalFolder(root.parent, ObjectStates(storage)), root.name, options)
     if not root.is_dir():
-        raise SourceError(f"source {root} is neither a folder nor a metadata file")
+        raise SourceError(f"source {root} is neither a folder nor a file; check the path")
     return _Source(LocalFolder(root, ObjectStates(storage)), options)
 
 
 def _open_prefix(url: str, options: ShardOptions) -> _Source:
     storage = options.storage
     if url.startswith("memory:"):
-        raise SourceError(f"source {url} exists only in this process, not in its workers; use another place")
+        raise SourceError(f"source {url} exists only in this process, not in its workers; use files or an object store")
     parent, name = posixpath.split(url)
     if is_metadata_name(name) or name.lower().endswith(".tar"):
         return _one_file(BucketFolder.listed(open_store(parent, storage), storage), name, options)
@@ -164,16 +164,16 @@ def _open_prefix(url: str, options: ShardOptions) -> _Source:
     if "/" in url.removeprefix("s3://") and open_store(parent, storage).state(name) is not None:
         raise SourceError(
             f"source {url} is one file, but neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a tar; "
-            f"name its folder, {parent}"
+            f"pass its folder, {parent}"
         )
-    raise SourceError(f"source {url} is neither a folder nor a metadata file: it contains no object")
+    raise SourceError(f"source {url} contains no objects; check the URL")
 
 
 def _one_file(place: Place, name: str, options: ShardOptions) -> _Source:
     if options.source.metadata is not None:
         raise SourceError(
             f"source {place.url}/{name} is a file, which cannot be combined with "
-            f"metadata={str(options.source.metadata)!r}; name the folder"
+            f"metadata={str(options.source.metadata)!r}; pass its folder instead"
         )
     return _Source(place, options, name)
 
@@ -184,7 +184,7 @@ def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
         return BucketFolder.listed(store, storage)
     root = Path(os.path.abspath(store.root))  # noqa: PTH100
     if not root.is_dir():
-        raise SourceError(f"base_path={str(folder)!r} is not a folder")
+        raise SourceError(f"base_path={str(folder)!r} is not an existing folder")
     return LocalFolder(root, ObjectStates(storage))
 
 
@@ -197,7 +197,7 @@ def _read_metadata(source: _Source) -> SourceInput:
         return SourceInput(place, read_table(options.source.metadata, options.storage))
     names = _root_metadata(place) if source.file is None else [source.file]
     if not names:
-        raise SourceError(f"source {place.url} holds no metadata file; name it with --metadata")
+        raise SourceError(f"source {place.url} holds no metadata file; name one with --metadata")
     if len(names) > 1:
         raise SourceError(f"source {place.url} holds {' and '.join(names)}; choose one with --metadata")
     videos = _VIDEOS_OF.get(names[0])
@@ -232,8 +232,8 @@ def _read_lists(source: _Source) -> SourceInput:
         captions.pop()
     if len(captions) != len(files):
         raise SourceError(
-            f"source {source.place.url}: {prompts} has {len(captions)} lines and {videos} has {len(files)}; each line "
-            "of one belongs to the same line of the other: fix the wrong list"
+            f"source {source.place.url}: {prompts} has {len(captions)} lines and {videos} has {len(files)}; both must "
+            "have one line per sample"
         )
     rows: Iterable[Mapping[str, object]] = (
         {"path": file.strip() or None, "caption": caption.strip() or None}
@@ -256,7 +256,7 @@ def _read_imagefolder(source: _Source) -> SourceInput:
         part = source.table(name)
         if _FILE_NAME not in part.names:
             raise SourceError(
-                f"metadata {source.place.url}/{name} has no column {_FILE_NAME} with the names of its files; add it, "
+                f"metadata {source.place.url}/{name} has no column {_FILE_NAME}, which holds the file names; add it, "
                 "or read only the files with --layout folder"
             )
         folder = posixpath.dirname(name)
@@ -283,7 +283,7 @@ def _below(block: RowBlock, folder: str) -> RowBlock:
 
 
 def _is_parquet(source: _Source) -> bool:
-    return bool(_outside_datasets(source, ".parquet")) and not _tars(source)  # beside tars they describe the tars
+    return bool(_outside_datasets(source, ".parquet")) and not _tars(source)  # next to tars, they describe the tars
 
 
 def _read_parquet(source: _Source) -> SourceInput:
@@ -321,7 +321,7 @@ def _concatenated(parts: Sequence[MetadataTable]) -> MetadataTable:
 
 
 def _outside_datasets(source: _Source, suffix: str) -> list[str]:
-    """Return files with this suffix, except those of streamvid datasets below the source, finished or not."""
+    """Return the paths with this suffix, except those in finished or unfinished streamvid datasets."""
     names = [path for path in source.paths if path.lower().endswith(suffix)]
     known: dict[str, bool] = {}
 
@@ -342,7 +342,7 @@ def _dataset_folders(name: str) -> list[str]:
     return ["/".join(parts[:at]) for at, part in enumerate(parts) if part in ("shards", "index")]
 
 
-# Sources are compared with them in this order.
+# Layouts are tried in this order.
 _LAYOUTS: dict[str, _Layout] = {
     "dataset": _Layout(_is_dataset, _read_dataset, is_certain=True),
     "metadata": _Layout(

@@ -1,6 +1,6 @@
-"""A record's file, on this machine or in a bucket: its name, and its bytes as long as it has not changed.
+"""File of a record, on this machine or in an object store. Reading fails if the file has changed since probing.
 
-It may be part of a larger file, such as a member of a tar; then it is read from there.
+A file may be part of a larger one, such as a member of a tar, and is then read from there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamvid.storage import Ranges, StorageOptions, Store, open_store, redact
 
 _READ_BYTES = 64 * 2**20
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_PART = "\0"  # between a file's path and the byte where a part of it begins: no name contains it
+_PART = "\0"  # separates a file's path from the byte offset of a part; no file name contains it
 _PART_BUFFER_BYTES = 2**16
 _CHECKSUM = "sha256:"
 
@@ -56,7 +56,7 @@ def part_path(path: str, offset: int) -> str:
 
 
 def checksum_version(sha256: bytes) -> str:
-    """Return the version of bytes with a known checksum; reading verifies them."""
+    """Return the version of a file with a known checksum, which `Media.read` verifies."""
     return f"{_CHECKSUM}{sha256.hex()}"
 
 
@@ -64,7 +64,7 @@ def checksum_version(sha256: bytes) -> str:
 class Media:
     """One version of a source's file, as workers receive it.
 
-    path: a local path or the URL of an object, or a `part_path` of one; then num_bytes is the size of the part.
+    path: local path or URL, or a `part_path` of one.   num_bytes: size of the file or part.
     """
 
     path: str
@@ -84,7 +84,7 @@ class Media:
 
     @property
     def offset(self) -> int:
-        """First byte in the whole file."""
+        """Offset of the first byte in the whole file."""
         return int(self.path.partition(_PART)[2] or 0)
 
     @property
@@ -93,18 +93,18 @@ class Media:
 
     @property
     def has_checksum(self) -> bool:
-        """True if `read` verifies the bytes by their checksum."""
+        """True if `read` verifies the bytes against a checksum."""
         return self.version.startswith(_CHECKSUM)
 
     @property
     def place(self) -> tuple[Store, str]:
-        """Store of a remote file, and its path there."""
+        """Store of a remote file, and the file's key in it."""
         bucket_url, key = split_url(self.file)
         return store_of(bucket_url, self.storage), key
 
     @contextmanager
     def opened(self) -> Iterator[str | BinaryIO]:
-        """Open a local file for decoding: yield its path, or a part as a file of its own. Raises SourceError."""
+        """Open a local file for decoding: yield its path, or a file object for a part. Raises SourceError."""
         if not self.is_part:
             yield self.path
             return
@@ -124,7 +124,7 @@ class Media:
             return self._verified(self._read_local())
         data = bytearray(self.num_bytes)
         view = memoryview(data)
-        for start in range(0, self.num_bytes, _READ_BYTES):  # one deadline of the store per read
+        for start in range(0, self.num_bytes, _READ_BYTES):  # each read has its own deadline
             self.read_ranges([(start, view[start : start + _READ_BYTES])])
         # A bytearray that is no longer written to; a copy would double the memory.
         return self._verified(cast("bytes", data))
@@ -147,7 +147,7 @@ class Media:
             raise
 
     def check_unchanged(self) -> None:
-        """Raise SourceError if a local file has changed since it was probed; reads of remote files check themselves."""
+        """Raise SourceError if a local file has changed since it was probed; remote reads check this themselves."""
         if self.is_remote:
             return
         try:
@@ -195,7 +195,7 @@ class Media:
 
 
 class _FilePart(RangeFile):
-    """Part of an open file as a file of its own."""
+    """File object for a part of an open file."""
 
     def __init__(self, descriptor: int, offset: int, num_bytes: int) -> None:
         super().__init__(num_bytes)

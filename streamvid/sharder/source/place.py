@@ -1,4 +1,4 @@
-"""Places of input files, a folder or a prefix of a bucket: which files exist, and the state of each."""
+"""Places that hold input files (folders, prefixes of object stores, tars): which files exist, and their states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamvid.sharder.source.media import Media, is_remote, split_url, store_of
 from streamvid.storage import FileState, StorageOptions, Store
 
 _CONCURRENT_READS = 32
-_MISSING = "cannot be read: No such file or directory"  # as for a local folder, so that datasets are equal
+_MISSING = "cannot be read: No such file or directory"  # the same text as for a local file, so that datasets are equal
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
@@ -31,10 +31,10 @@ class CaptionFile:
 
 @dataclass(frozen=True, slots=True)
 class SealedOrigin:
-    """Facts that a clip of a sealed dataset keeps in another dataset.
+    """Facts that a clip from a sealed dataset keeps in a new dataset.
 
-    name: its old key, from which its new key is made. record_key: shared by all clips of one file, as before. is_val:
-    True if it was for validation, and remains so.
+    name: old key of the clip, from which its new key is derived. record_key: key shared by all clips of one file.
+    is_val: True if the clip is in the validation split.
     """
 
     name: str
@@ -43,7 +43,7 @@ class SealedOrigin:
 
 
 class Place:
-    """A source folder. A problem of one row raises Rejected; a problem of the place is an error."""
+    """Source of files. Methods raise Rejected for a problem with one row, and other errors for the whole place."""
 
     @property
     def url(self) -> str:
@@ -62,12 +62,12 @@ class Place:
         raise NotImplementedError
 
     def state(self, path: str) -> tuple[int, str]:
-        """Return bytes and version of a file that `locate` found."""
+        """Return (size in bytes, version) of a file that `locate` found."""
         raise NotImplementedError
 
     @property
     def storage(self) -> StorageOptions:
-        """Storage options with which workers reach its files."""
+        """Storage options with which workers access its files."""
         return StorageOptions()
 
     def media(self, path: str) -> Media:
@@ -80,23 +80,23 @@ class Place:
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
-        """Look up the states of the objects that rows name, concurrently."""
+        """Request the states of all objects that rows name, concurrently."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Read the captions beside these media files concurrently if they are objects."""
+        """Read the caption files of these media files concurrently if they are objects."""
 
     def caption(self, file: CaptionFile) -> str | None:
-        """Return the trimmed caption beside a media file, or None."""
+        """Return the trimmed text of a caption file, or None if it is missing or blank."""
         return None
 
     def origin(self, path: str) -> SealedOrigin | None:
-        """Return the facts from a sealed dataset about a file that `locate` found."""
+        """Return the facts from a sealed dataset about a file that `locate` found; None for other files."""
         return None
 
 
 @dataclass(frozen=True)
 class ObjectStates:
-    """Known states of objects by URL; None if an object does not exist. Other states are requested one by one."""
+    """Cache of object states by URL; None if an object does not exist. Missing states are requested when needed."""
 
     storage: StorageOptions
     states: dict[str, FileState | None] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class ObjectStates:
 
 @dataclass(frozen=True)
 class LocalFolder(Place):
-    """A folder on this machine; rows may name objects too."""
+    """Folder on this machine. Rows may also name objects."""
 
     root: Path
     objects: ObjectStates
@@ -173,7 +173,7 @@ class LocalFolder(Place):
 
 @dataclass(frozen=True)
 class BucketFolder(Place):
-    """All objects below a prefix, listed once."""
+    """Objects below a prefix of an object store, listed once."""
 
     store: Store
     objects: ObjectStates
@@ -244,9 +244,10 @@ class BucketFolder(Place):
 
 @dataclass(frozen=True)
 class MemberFolder(Place):
-    """Files that are parts of other files, mostly of tars; the list is complete.
+    """Place whose files are parts of other files, mostly of tars. The list is complete.
 
-    where: name that rows use → (source, part path). states: part path → (bytes, version). origins: by part path.
+    where: name that rows use → (source, part path). states: part path → (size in bytes, version). origins: part path →
+    SealedOrigin.
     """
 
     root_url: str
@@ -300,7 +301,7 @@ def caption_text(data: bytes) -> str | None:
 
 
 def concurrently(ask: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[tuple[_Item, _Found]]:
-    """Call `ask` for all items concurrently; return (item, result) in order."""
+    """Call `ask` for all items concurrently; return (item, result) pairs in order."""
     if not items:
         return []
     with ThreadPoolExecutor(_CONCURRENT_READS) as threads:

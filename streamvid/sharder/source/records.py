@@ -1,4 +1,4 @@
-"""Records: the rows of the user's input, each with an existing file, or a rejection."""
+"""Records: rows of the user's input whose files exist. All other rows become rejections."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ Value: TypeAlias = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One input row whose file exists. `source` names it in the dataset; `path` is a local path or a URL.
+    """Input row whose file exists. `source` is the file's name in the dataset; `path` is a local path or a URL.
 
-    version: the modification time in nanoseconds, or the version that the store gives the object. extra: the files of
-    its conditioning inputs. captions: all captions with their weights if there are several; `caption` is the first.
-    origin: for clips of a sealed dataset, their keys and split there.
+    version: modification time in nanoseconds, the store's version of the object, or a checksum. extra: files of the
+    conditioning inputs. captions: all captions with their weights if there are several; `caption` is the first one.
+    origin: keys and split in its sealed dataset, if the clip comes from one.
     """
 
     row: int
@@ -61,13 +61,13 @@ class Record:
     origin: SealedOrigin | None = None
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file for a worker that reaches stores with these options."""
+        """Return the file as workers receive it. storage: options with which workers access its store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One input row that is in no shard, with the reason; `kind` is the reason in a word. Rows are counted from 0."""
+    """Input row that is in no shard, with the reason. `kind` classifies the reason. Rows are counted from 0."""
 
     row: int
     source: str
@@ -77,7 +77,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RecordSet:
-    """The whole input: each row is in `records` or in `rejections`. user_types: column → index type."""
+    """The whole input: each row is in `records` or in `rejections`. user_types: metadata column → index type."""
 
     records: tuple[Record, ...]
     rejections: tuple[Rejection, ...]
@@ -111,15 +111,15 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
     sources = [source] if isinstance(source, str | Path) else list(source)
     if len(sources) > 1 and options.source.metadata is not None:
         raise SourceError(
-            f"metadata={str(options.source.metadata)!r} cannot be combined with {len(sources)} sources; pass metadata "
-            "files as sources"
+            f"metadata={str(options.source.metadata)!r} cannot be combined with {len(sources)} sources; pass the "
+            "metadata files as sources instead"
         )
     parts: list[RecordSet] = []
     for one in sources:
         found = find_input(one, options)
         parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
         if not parts[-1].num_rows:
-            reason = f"{found.place.url} has no file named like a video or an image"
+            reason = f"{found.place.url} contains no file with a video or image extension"
             raise SourceError(f"nothing to shard: {'the metadata has no rows' if found.table else reason}")
     return parts[0] if len(parts) == 1 else _joined(parts, sources)
 
@@ -129,7 +129,7 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One input row as the user gave it. problem: the reason if it could not be read."""
+    """Input row as the user gave it. problem: the reason why it could not be read, or ""."""
 
     path: object
     captions: CaptionCells | CaptionFile
@@ -140,7 +140,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Columns of metadata by use. video: None if rows name no files."""
+    """Metadata columns by use. video: column of media paths; None if rows name no files."""
 
     video: str | None = None
     captions: CaptionColumns = field(default_factory=CaptionColumns)
@@ -161,7 +161,7 @@ class _Roles:
         return _Roles(video, captions, options.source.media_columns, kinds)
 
     def paths(self, block: RowBlock) -> list[object]:
-        """Return the file name in each row, or None."""
+        """Return the media path in each row; None in all rows if rows name no files."""
         return [None] * block.num_rows if self.video is None else block.column(self.video).values()
 
     def rows(self, block: RowBlock) -> Iterator[_Row]:
@@ -175,7 +175,9 @@ class _Roles:
 def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> RecordSet:
     place, table = found.place, found.table
     if options.clips.is_text and table is None:
-        raise SourceError(f"{place.url} has no metadata, but clips='text' (--clips text) makes samples from its rows")
+        raise SourceError(
+            f"{place.url} has no metadata, but clips='text' (--clips text) needs rows; add a metadata file"
+        )
     check_columns(table, options.source.media_columns)
     roles = _Roles()
     if table is None:
@@ -204,7 +206,9 @@ def _video_column(found: SourceInput, table: MetadataTable, options: ShardOption
     try:
         return find_column(table.names, asked, VIDEO_COLUMNS, "video_column")
     except SourceError as error:
-        raise SourceError(f"{error}; clips='text' (--clips text) makes a dataset of texts without videos") from None
+        raise SourceError(
+            f"{error}, or use clips='text' (--clips text) for a dataset of captions without videos"
+        ) from None
 
 
 def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Record:
@@ -226,7 +230,7 @@ def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Reco
     if num_bytes == 0:
         raise Rejected("is empty", kind="empty-file")
     if num_bytes > options.source.max_clip_bytes:
-        limit = f"has {num_bytes} bytes; max_clip_bytes={options.source.max_clip_bytes} are allowed"
+        limit = f"has {num_bytes} bytes; at most max_clip_bytes={options.source.max_clip_bytes} are allowed"
         raise Rejected(limit, kind="max-clip-bytes")
     extra = find_files(row.media, options.source.media_columns, place, options.source.max_clip_bytes)
     return Record(number, source, path, num_bytes, version, caption, row.columns, extra, several, place.origin(path))
@@ -252,8 +256,8 @@ def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> Record
         for record in part.records:
             if record.origin is None and owners.setdefault(record.source, number) != number:
                 raise SourceError(
-                    f"{record.source} is in {sources[owners[record.source]]} and in {sources[number]}, and would be "
-                    "one record; put both folders into one and pass that, or rename a file"
+                    f"{record.source} is in {sources[owners[record.source]]} and in {sources[number]}, so both files "
+                    "would have the same key; rename one, or pass one folder that contains both sources"
                 )
         for name, kind in part.user_types.items():
             types[name] = kind if types.get(name, kind) == kind else _wider(types[name], kind)
@@ -271,7 +275,7 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Return a record with columns of these types; it is for validation if any part of its source is."""
+    """Return a record with columns of these types, in the validation split if `val` contains its record key."""
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin
     if origin is not None and origin.record_key in val:

@@ -1,7 +1,7 @@
-"""Sealed datasets as a source: to assign clips to other buckets, or to merge several datasets.
+"""Sealed datasets as a source, in order to assign clips to other buckets or to merge several datasets.
 
-Captions, columns and record keys stay the same, and clips for validation remain so. The bytes of each clip are verified
-by the checksum in the index.
+Captions, columns and record keys stay the same, and validation clips stay in the validation split. The bytes of each
+clip are verified against the checksum in the index.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_manifest(media: Media) -> bool:
 
 
 def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, MetadataTable, str, str]:
-    """Return (the clips as files, one row per clip, its video column, its caption column). Raises SourceError."""
+    """Return (place of the clips, table of clips, video column, caption column). Raises SourceError on failure."""
     try:
         dataset = Dataset(open_store(place.url, storage))
         reader = _SealedReader(dataset)
@@ -55,7 +55,7 @@ def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, M
 
 
 class _SealedClip(NamedTuple):
-    """Columns of the index for one clip."""
+    """Index columns of one clip."""
 
     key: str
     record_key: str
@@ -74,7 +74,7 @@ class _SealedClip(NamedTuple):
 
 @dataclass
 class _SealedReader:
-    """Collector of the clips of a dataset, each in its largest bucket."""
+    """Reader of a dataset's clips, each from its largest bucket."""
 
     dataset: Dataset
     where: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _SealedReader:
         if media:
             raise SourceError(
                 f"the dataset {self.dataset.url} has conditioning inputs ({', '.join(media)}), which cannot be read "
-                "from datasets; shard its original source again"
+                "from sealed datasets; shard its original source again"
             )
         for shard in self.dataset.shards:
             for clip, columns in self._clips(shard):
@@ -103,7 +103,7 @@ class _SealedReader:
             yield clip, dict(zip(names, values[len(clip) :], strict=True))
 
     def _take(self, shard: ShardInfo, clip: _SealedClip, columns: dict[str, object]) -> None:
-        # Always a list: a text that looks like a list was one caption.
+        # Always a list, so that a caption that looks like a list stays one caption.
         pairs = captions_from_json(clip.captions) if clip.captions else ((clip.text, 1.0),) if clip.text else ()
         caption = [{"text": text, "weight": weight} for text, weight in pairs]
         if self.dataset.manifest.clips == "text":
@@ -119,7 +119,7 @@ class _SealedReader:
         self.rows[name] = {**columns, MEDIA: name, CAPTION: caption}
 
     def _is_largest(self, name: str, clip: _SealedClip) -> bool:
-        """Return whether this is the largest copy of a clip, which several buckets may store."""
+        """Return whether this is the largest copy so far of a clip that several buckets may store."""
         window = (clip.record_key, str(clip.window_start), str(clip.window_source_frames))
         area = clip.clip_width * clip.clip_height
         if window in self.areas and self.areas[window][0] >= area:

@@ -1,7 +1,7 @@
-"""An object as a seekable file: requested bytes are fetched once into an unlinked temporary file.
+"""Seekable file over a remote object: requested bytes are fetched once, into an unlinked temporary file.
 
-A reader may seek freely: at worst every byte is fetched once, and memory holds one piece at a time. The temporary file
-vanishes with the process, however it ends.
+A reader may seek freely: at worst, every byte is fetched once, and memory holds one piece at a time. The temporary file
+disappears with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def opened(
 ) -> Iterator[str | BinaryIO | SpooledFile]:
     """Open a local or remote file for decoding. folder, waiting: see SpooledFile.
 
-    Raises the error of a store even if a demuxer took it for the end of the file.
+    Raises an error of the store even if a demuxer treated it as the end of the file.
     """
     if not media.is_remote:
         with media.opened() as local:
@@ -41,7 +41,7 @@ def opened(
 
 
 class Spans:
-    """Ranges of a file; those that touch are joined."""
+    """Set of byte ranges in a file. Adjacent and overlapping ranges are joined."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
@@ -71,10 +71,10 @@ class Spans:
 
 
 class SpooledFile(FarFile):
-    """A binary file over a remote `media`. folder: for fetched bytes; None: the system's temporary directory.
+    """Binary file over a remote `media`. folder: directory of the temporary file; None for the system's default.
 
-    first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: context entered during every wait for
-    the store, which does not count as the reader's time. error: last error of the store; readers may swallow errors.
+    first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: context manager entered during each wait
+    for the store, to exclude it from the reader's time limit. error: last error of the store, which readers may hide.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SpooledFile(FarFile):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the object that the store has read so far."""
+        """Number of bytes read from the store so far."""
         return self._store.stats().num_bytes_read - self._bytes_before
 
     def fill(self, start: int, buffer: memoryview) -> int:
@@ -123,7 +123,7 @@ class SpooledFile(FarFile):
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
-        """Return a range extended further ahead the longer a reader has read sequentially."""
+        """Return a range with a read-ahead that grows while the reader reads sequentially."""
         if start != self._last_end:
             self._run_start = start
         ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))
@@ -171,5 +171,5 @@ class SpooledFile(FarFile):
     def _no_room(self, error: OSError) -> StorageError:
         return StorageError(
             f"cannot store parts of {self._media.source} on a local disk: {error.strerror or error}; "
-            "choose another work_dir (--work-dir)"
+            "free some space, or choose another work_dir (--work-dir) or TMPDIR"
         )

@@ -1,7 +1,7 @@
-"""Members of tars written by other tools, from their headers alone. Nothing is unpacked (SAFE-1).
+"""Members of tars written by other tools, found through their headers alone. Nothing is extracted (SAFE-1).
 
-Plain, GNU and PAX tars are read. A header is trusted only within the size of the file, and no header causes a larger
-read than its kind needs.
+Plain, GNU and PAX tars are supported. Sizes in headers are checked against the size of the file, and no header causes a
+larger read than its type needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PACKERS = {
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A member. offset: start of its data. not_file: its kind if it is not a regular file, else ""."""
+    """Member of a tar. offset: byte offset of its data. not_file: its type if it is not a regular file, else ""."""
 
     name: str
     offset: int
@@ -42,9 +42,9 @@ class TarMember:
 
 
 def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
-    """Yield the members of a tar of this size in order, without folders.
+    """Yield the members of a tar of `num_bytes` bytes in order, without folders.
 
-    Raises Rejected where the tar becomes unreadable; the members before that are good.
+    Raises Rejected at the point where the tar becomes unreadable; the members before it are valid.
     """
     offset = count = 0
     own: dict[str, str] = {}
@@ -53,7 +53,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         if not offset:
             _check_packed(block)
         if len(block) < BLOCK_BYTES:
-            raise Rejected(f"the tar ends at byte {num_bytes} without its closing blocks: is it cut short?")
+            raise Rejected(f"the tar ends at byte {num_bytes} without its closing blocks; it may be truncated")
         if not block.strip(b"\0"):
             return
         header = _parse(block, offset)
@@ -63,10 +63,14 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         size = 0 if header.type in _NO_DATA else size
         offset = start + -(-size // BLOCK_BYTES) * BLOCK_BYTES
         if start + size > num_bytes:
-            raise Rejected(f"the tar ends at byte {num_bytes}, before {_shown(header.name)} does: is it cut short?")
+            raise Rejected(
+                f"the tar ends at byte {num_bytes}, before the end of {_shown(header.name)}; it may be truncated"
+            )
         if header.type in b"LKxg":
             if size > MAX_HEADER_BYTES:
-                raise Rejected(f"the tar has a header of {size} bytes at byte {start}; {MAX_HEADER_BYTES} are allowed")
+                raise Rejected(
+                    f"the tar has a header of {size} bytes at byte {start}; at most {MAX_HEADER_BYTES} are allowed"
+                )
             _read_extra_header(own, header.type, read(start, size))
             continue
         count += 1
@@ -83,7 +87,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
 
 
 def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
-    """Store what a header says about the next member; global headers and link targets are not needed."""
+    """Store the values of a header for the next member; global headers and link targets are ignored."""
     if kind == b"L":
         own["path"] = _text(data.rstrip(b"\0"))
     elif kind == b"x":
@@ -109,7 +113,9 @@ def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
 def _check_packed(block: bytes) -> None:
     packer = next((name for magic, name in _PACKERS.items() if block.startswith(magic)), None)
     if packer is not None:
-        raise Rejected(f"the tar is compressed ({packer}), so its members cannot be read separately; unpack it first")
+        raise Rejected(
+            f"the tar is compressed ({packer}), so its members cannot be read separately; decompress it first"
+        )
 
 
 def _parse(block: bytes, offset: int) -> tarfile.TarInfo:
@@ -118,7 +124,7 @@ def _parse(block: bytes, offset: int) -> tarfile.TarInfo:
     except tarfile.HeaderError:
         header = None
     if header is None or header.size < 0:
-        raise Rejected(f"no valid tar header at byte {offset}: the tar is damaged there, or it is not a tar")
+        raise Rejected(f"there is no valid tar header at byte {offset}; the file is damaged there or is not a tar")
     return header
 
 

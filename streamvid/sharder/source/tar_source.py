@@ -1,8 +1,8 @@
-"""Tars as a source: of webdataset, of video2dataset with Parquet files beside them, of Cosmos with tars of metadata.
+"""Tars as a source: webdataset tars, video2dataset tars with Parquet files, and Cosmos tars with metadata tars.
 
-Members stay in place and are read by range. A sample consists of the members whose names agree up to the first dot. Its
-caption and columns come from its .txt and .json members, from its row of the Parquet file named like the tar, and from
-the tar whose path is the same except for `metas` instead of `video`.
+Members are not extracted, but read by byte range. A sample consists of the members whose names are equal up to the
+first dot. Its caption and columns come from its .txt and .json members, from its row in the Parquet file with the tar's
+name, and from the metadata tar whose path has `metas` instead of `video`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TarSample:
-    """Members whose names agree up to the first dot, by the remainder of the name. broken: unusable members."""
+    """Members of one sample, by the part of their names after the first dot. broken: problems of unusable members."""
 
     media: dict[str, TarMember] = field(default_factory=dict)
     texts: dict[str, str | None] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class _TarSample:
 
 @dataclass(frozen=True)
 class _Tar:
-    """Contents of one tar. problem: the reason if it could not be read to its end, else ""."""
+    """Contents of one tar. problem: the reason why it could not be read to its end, or ""."""
 
     media: Media
     samples: dict[str, _TarSample]
@@ -56,14 +56,14 @@ class _Tar:
 def read_tars(
     place: Place, names: Sequence[str], wanted: Collection[str]
 ) -> tuple[MemberFolder, MetadataTable, str, str | None]:
-    """Return (the members as files, one row per sample, its video column, its caption column) of tars, in order.
+    """Read tars in order. Return (place of the members, table of samples, video column, caption column or None).
 
-    wanted: extensions that the user names as columns, of clips or of conditioning inputs. Raises SourceError for a tar
-    that cannot be read at all, StorageError if a store fails.
+    wanted: extensions that the user's options name as columns of clips or conditioning inputs. Raises SourceError for a
+    tar that cannot be read at all, StorageError if a store fails.
     """
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:
-        raise SourceError(f"source {place.url} only holds tars of metadata; name the parent folder, with the videos")
+        raise SourceError(f"source {place.url} holds only metadata tars; pass the parent folder, which has the videos")
     reader = _TarReader(place, frozenset(wanted))
     rows = [row for _, part in concurrently(reader.rows, sources) for row in part]
     has_captions = any(isinstance(row, dict) and CAPTION in row for row in rows)
@@ -72,14 +72,18 @@ def read_tars(
             # Some samples have a .txt; those without one may have a caption in their JSON.
             row[CAPTION] = next((row[name] for name in CAPTION_COLUMNS if row.get(name)), None)
     if reader.num_left_out:
-        _log.warning("%d other media beside the clips in %s are left out", reader.num_left_out, place.url)
+        _log.warning(
+            "ignored %d media files in %s, which are neither clips nor conditioning inputs",
+            reader.num_left_out,
+            place.url,
+        )
     table = MetadataTable.of(blocks_of(rows), f"source {place.url}")
     return MemberFolder(place.url, reader.where, reader.states), table, MEDIA, CAPTION if has_captions else None
 
 
 @dataclass
 class _TarReader:
-    """Reader of tars that collects the places of their media."""
+    """Reader of tars that collects the locations of their media."""
 
     place: Place
     wanted: frozenset[str]
@@ -126,19 +130,19 @@ class _TarReader:
             yield row
 
     def _clips_of(self, sample: _TarSample) -> list[str]:
-        """Return the extensions of media that are separate clips."""
+        """Return the extensions of the media members that become clips."""
         bare = [extension for extension in sample.media if "." not in extension]
         if not bare or self.wanted & sample.media.keys():
             asked = [extension for extension in sample.media if extension in self.wanted]
             return asked[:1] if asked else list(sample.media)
         videos = [extension for extension in bare if extension not in IMAGE_EXTENSIONS]
         if len(bare) > 1 and len(videos) != 1:
-            raise Rejected(f"holds {' and '.join(bare)} of one name; choose the clip with --video-column")
+            raise Rejected(f"has several media members ({', '.join(bare)}); choose the clip with --video-column")
         self.num_left_out += len(sample.media) - 1
         return videos or bare
 
     def _add(self, tar: _Tar, member: TarMember) -> str:
-        """Record the place of a member, and return its name there."""
+        """Record the location of a member, and return the name that rows use for it."""
         name = f"{tar.media.source}/{member.name}"
         path = part_path(tar.media.path, member.offset)
         self.where[name] = (name, path)
@@ -149,7 +153,7 @@ class _TarReader:
         try:
             media = self.place.media(name)
         except Rejected as error:
-            raise SourceError(f"cannot read {self.place.url}/{name}: it {error}") from None
+            raise SourceError(f"the tar {self.place.url}/{name} {error}") from None
         samples: dict[str, _TarSample] = {}
         try:
             with _reading(media) as read:
@@ -160,7 +164,7 @@ class _TarReader:
         return _Tar(media, samples, "")
 
     def _metas(self, name: str) -> dict[str, _TarSample]:
-        """Return what a Cosmos tar of metadata says about the samples of a tar of videos."""
+        """Return the samples of the Cosmos metadata tar that belongs to a tar of videos; empty without one."""
         parts = name.split("/")
         for at, part in enumerate(parts[:-1]):
             beside = "/".join([*parts[:at], _METAS_OF.get(part, ""), *parts[at + 1 :]])
@@ -169,7 +173,7 @@ class _TarReader:
         return {}
 
     def _parquet(self, name: str) -> dict[str, Mapping[str, object]]:
-        """Return the rows of the Parquet file beside a tar by their key."""
+        """Return key → row of the Parquet file next to a tar; empty without one."""
         beside = posixpath.splitext(name)[0] + ".parquet"
         if not self.place.is_file(beside):
             return {}
@@ -183,7 +187,7 @@ class _TarReader:
 
 @contextmanager
 def _reading(media: Media) -> Iterator[Read]:
-    """Open a tar for small reads."""
+    """Open a tar for small reads. Raises SourceError if it cannot be opened."""
     try:
         opened = (
             SpooledFile(media, None, first_bytes=_FIRST_BYTES)
@@ -216,11 +220,11 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
     if member.not_file:
         sample.broken.append(f"{member.name}: is {member.not_file}; only regular files are read")
     elif (extension if is_media else base) in taken:
-        sample.broken.append(f"{member.name}: is in the tar twice; only the first is taken")
+        sample.broken.append(f"{member.name}: is in the tar twice; only the first is read")
     elif is_media:
         sample.media[extension] = member
     elif kind == "txt":
-        # One byte more than allowed, so that it is rejected as too long instead of cut.
+        # Read one byte more than allowed, so that a long text is rejected instead of truncated.
         sample.texts[base] = caption_text(read(member.offset, min(member.num_bytes, MAX_TEXT_BYTES + 1)))
     else:
         try:
@@ -231,19 +235,19 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
 
 def _object(member: TarMember, read: Read) -> Mapping[str, object]:
     if member.num_bytes > MAX_JSON_BYTES:
-        raise Rejected(f"has {member.num_bytes} bytes; {MAX_JSON_BYTES} are allowed")
+        raise Rejected(f"has {member.num_bytes} bytes; at most {MAX_JSON_BYTES} are allowed")
     try:
         data = read(member.offset, member.num_bytes)
         value = json.loads(data.decode("utf-8-sig", "surrogateescape"), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         raise Rejected("is not valid JSON") from None
     if not isinstance(value, dict):
-        raise Rejected(f"is a {type(value).__name__}, not an object")
+        raise Rejected(f"is a {type(value).__name__}, not a JSON object")
     return value
 
 
 def _caption_of_windows(row: Mapping[str, object]) -> str | None:
-    """Return the caption of the first window in the metadata of Cosmos-Curate: the clip begins with it."""
+    """Return the caption of the first window in Cosmos-Curate metadata, which begins the clip, or None."""
     for name in _WINDOWS:
         windows = row.get(name)
         if isinstance(windows, list) and windows and isinstance(windows[0], dict):
@@ -259,4 +263,4 @@ def _is_below(name: str, folders: Sequence[str]) -> bool:
 def _not_there(tar: str, key: str, row: Mapping[str, object]) -> str:
     status, message = row.get("status"), row.get("error_message")
     why = f" ({status}{f': {message}' if message else ''})" if status and status != "success" else ""
-    return f"{tar}/{key}: is listed in the Parquet file beside the tar, but is not in the tar{why}"
+    return f"{tar}/{key}: is listed in the Parquet file next to the tar, but is not in the tar{why}"

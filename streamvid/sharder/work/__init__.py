@@ -1,4 +1,4 @@
-"""Units of work: destination.py and staging.py hold their files, pool.py and worker.py run them.
+"""Units of work: destination.py and staging.py manage their files; pool.py and worker.py run them.
 
 Imports dataset, storage, host and the sharder's options.
 """

@@ -1,4 +1,4 @@
-"""Destination of a dataset: a folder, or a prefix of a bucket with a working folder on this machine."""
+"""Destination of a dataset: a folder, or a prefix of an object store with a work folder on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """Destination. store: receives the dataset's files. folder: unfinished work on this machine; it need not exist."""
+    """Destination. store: store for the dataset's files. folder: local folder for unfinished work; it may not exist."""
 
     store: Store
     folder: Path
@@ -34,7 +34,7 @@ class Destination:
         return self.folder.is_dir() or (not self.store.is_local and any(True for _ in self.store.files(STAGING)))
 
     def check_free(self) -> None:
-        """Raise DatasetError if the place holds anything but a dataset or an unfinished one."""
+        """Raise DatasetError if the destination holds anything other than a finished or unfinished dataset."""
         if self.is_begun or self.store.size(MANIFEST) is not None:
             return
         if isinstance(self.store, LocalStore):
@@ -47,16 +47,20 @@ class Destination:
 
 
 def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
-    """Find the destination `dest`. Raises ConfigError, DatasetError for a file, StorageError for an unknown URL."""
+    """Return the destination at `dest`.
+
+    Raises ConfigError if `dest` or `work_dir` is not usable, DatasetError if `dest` is a file, StorageError for an
+    unknown URL.
+    """
     store = open_store(dest, options.storage)
     if not isinstance(store, LocalStore):
         if store.url.startswith("memory:"):
-            raise ConfigError(f"dest {store.url}: workers cannot access memory of this process; choose another place")
+            raise ConfigError(f"dest {store.url}: workers cannot access memory of this process; choose another dest")
         return Destination(store, _work_folder(store.url, options))
     if options.work.work_dir is not None:
         raise ConfigError(
-            f"work_dir={str(options.work.work_dir)!r} is for datasets in a bucket; omit it for a dataset in a "
-            "folder, which holds its own unfinished work"
+            f"work_dir={str(options.work.work_dir)!r} applies only to datasets in object stores; omit it for a "
+            "dataset in a folder, which holds its own unfinished work"
         )
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
     if root.exists() and not root.is_dir():
@@ -65,7 +69,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
 
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
-    """Return the work folder of a bucket on a server, always the same, so that the next run finds unfinished work."""
+    """Return the work folder of a URL, which is always the same, so that the next run finds unfinished work."""
     endpoint = options.storage.endpoint_url or next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
     if options.work.work_dir is None:

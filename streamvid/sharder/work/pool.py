@@ -1,4 +1,4 @@
-"""The local engine: independent tasks on worker processes. A task that kills its worker does not affect other tasks.
+"""Local engine: runs independent tasks in worker processes. A task that kills its worker does not affect other tasks.
 
 Each worker has one task at a time. Tasks are pickled, because a worker trusts its caller. Answers are JSON, so that a
 compromised decoder cannot attack the caller.
@@ -29,7 +29,7 @@ _READY = object()
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A task killed its worker twice, the second time with no other task running."""
+    """Result of a task that killed its worker twice, the second time with no other task running."""
 
     signal_number: int
 
@@ -48,9 +48,9 @@ class _Worker:
 class Pool:
     """Worker processes for one kind of task, which end with the `with` block.
 
-    handler: "module:function"; workers call it with a task, and it returns a JSON value.
-    held_fd: kept open by every worker, so that a lock on it lasts until the last worker has ended.
-    timeout_seconds, memory_bytes: limits of one task; 0 means no limit.
+    handler: "module:function" of a function that workers call with a task and that returns a JSON value.
+    held_fd: file descriptor that every worker keeps open, so that a lock on it lasts until the last worker has ended.
+    timeout_seconds: time limit per task. memory_bytes: memory limit per worker. 0 means no limit.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Pool:
     def run(self, num_tasks: int, make_task: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
         """Yield (task number, result) as tasks finish; the result is a Crash if the task killed its worker.
 
-        `make_task(number)` is called when it is the task's turn. A StreamvidError that a task raises is
+        `make_task(number)` is called just before the task is sent. A StreamvidError that a task raises is
         raised here and ends the run.
         """
         suspects: list[int] = []

@@ -1,7 +1,7 @@
-"""The staging folder of an unfinished dataset: its lock, findings, markers of finished shards, and names of its files.
+"""Staging folder of an unfinished dataset: its lock, findings, markers of finished shards, and the names of its files.
 
-The folder is on this machine. For a dataset in a bucket, `.staging/` in the bucket also holds what other machines and
-later runs must know: who builds, which files belong to which plan, and the markers of finished shards.
+The folder is on this machine. For a dataset in an object store, `.staging/` in the store also holds what other machines
+and later runs need: the owners of the build, the names of each plan's files, and the markers of finished shards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 def put_note(store: Store, file: Path, data: bytes) -> None:
-    """Write a note into a plan's folder, but first to the bucket, if any: a local note is always in the bucket too."""
+    """Write a note to the store, if it is remote, and then into a plan's folder, so that local notes are in both."""
     if not store.is_local:
         store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)
     LocalStore(file.parent).put(file.name, data)
@@ -43,7 +43,7 @@ def put_note(store: Store, file: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Staging:
-    """Unfinished work on the dataset in `store`, in a folder that `lock_fd` locks on this machine."""
+    """Unfinished work on the dataset in `store`. folder: staging folder on this machine, locked through `lock_fd`."""
 
     store: Store
     folder: Path
@@ -67,11 +67,11 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def announce(self, build: Mapping[str, object], plan_sha256: str = "") -> None:
-        """Announce in the bucket what this machine builds, then look for others. Do nothing for a local folder.
+        """Write this machine's build to a note in the store, then read the notes of others. Do nothing if it is local.
 
         Machines with the same build write the same bytes and need no lock between them. Raises DatasetError if another
-        machine builds something else, or began to: a dead machine looks like a slow one. Each machine writes before it
-        looks, so that of two that start together at least one is refused.
+        machine has an unfinished build of a different dataset; a dead machine cannot be distinguished from a slow one.
+        Because each machine writes before it reads, at least one of two that start together is refused.
         """
         if self.store.is_local:
             return
@@ -84,20 +84,20 @@ class Staging:
             if other and (other.get("build") != mine["build"] or len(plans) > 1):
                 self.store.remove(own)
                 raise DatasetError(
-                    f"a sharder on {other.get('host')!r} builds something else at {self.store.url}, or has not "
-                    "finished it. Wait for it, run its command again, or, once no sharder is running, add --abandon "
-                    "(streamvid.sharder.sharder.abandon) to remove the unfinished work there"
+                    f"a sharder on {other.get('host')!r} is building something else at {self.store.url}, or left "
+                    "it unfinished. Wait for it, run its command again, or, once no sharder is running, use --abandon "
+                    "(streamvid.sharder.sharder.abandon) to remove the unfinished work"
                 )
 
     def _owner_path(self) -> str:
-        """Return the note of this folder, the same for a build that is resumed."""
+        """Return the path of this folder's owner note, which stays the same when a build is resumed."""
         file = self.folder / "owner"
         if not file.exists():
             LocalStore(self.folder).put(file.name, uuid.uuid4().hex.encode())
         return f"{STAGING}/{_OWNERS}/{file.read_text()}.json"
 
     def open_plan(self, plan_sha256: str, paths: Iterable[str]) -> Path:
-        """Remove the files of other plans, then record those of this one. Return the plan's folder."""
+        """Remove the files of other plans, then record the names of this plan's files. Return the plan's folder."""
         folder = self.plan_folder(plan_sha256)
         for name in self._plan_names() - {folder.name}:
             self._discard(name)
@@ -130,7 +130,7 @@ class Staging:
                 LocalStore(folder).put(name, data)
 
     def condemn(self, paths: Iterable[str]) -> None:
-        """Record an old dataset's files for removal, then remove its manifest: the dataset is gone from here on."""
+        """Record an old dataset's files for removal, then remove its manifest, which ends the old dataset."""
         folder = self.folder / _OVERWRITTEN
         folder.mkdir(exist_ok=True)
         self.name_files(folder, paths)
@@ -139,31 +139,31 @@ class Staging:
     def _discard(self, name: str) -> None:
         names: list[str] = []
         data = _read_names(self.store, f"{STAGING}/{name}/{_NAMES}")
-        with contextlib.suppress(ValueError):  # killed before the names: nothing was written
+        with contextlib.suppress(ValueError):  # killed before the names were written, so there are no files
             names = [str(path) for path in json.loads(data)]
         if names:
             _logger.info("removing up to %d files of an earlier build with other input or options", len(names))
         _remove_all(self.store, names)
         if not self.store.is_local:
             notes = [state.path for state in self.store.files(f"{STAGING}/{name}")]
-            # The list of files is removed last: as long as files remain, it names them.
+            # The list of files is removed last, because it must name the files as long as any remain.
             _remove_all(self.store, sorted(notes, key=lambda path: path.endswith(f"/{_NAMES}")))
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.folder / name)
 
     def abandon(self) -> None:
-        """Remove all unfinished work; a sealed dataset stays."""
+        """Remove all unfinished work; a sealed dataset is kept."""
         for name in self._plan_names():
             self._discard(name)
         self.remove()
 
     def remove(self) -> None:
-        """Remove the staging folder, here and in the bucket."""
+        """Remove the staging folder, on this machine and in the store."""
         if not self.store.is_local:
             for folder in (*LARGE_FOLDERS, STAGING):
                 self.store.abort_uploads(folder)
             notes = [state.path for state in self.store.files(STAGING)]
-            # The owners are removed last: as long as files remain, the place is known to belong to a dataset.
+            # The owners are removed last, because they show that remaining files belong to a dataset.
             _remove_all(self.store, sorted(notes, key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))
         shutil.rmtree(self.folder)
 
@@ -172,18 +172,18 @@ class Staging:
 def locked_staging(dest: Destination) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or begin one. Raises DatasetError while another sharder holds its lock.
 
-    Workers hold the lock too, so this waits for those of a sharder that was just killed.
+    Workers hold the lock too, so this waits briefly for the workers of a sharder that was just killed.
     """
     try:
         lock = _lock(dest.folder)
     except TimeoutError:
         raise DatasetError(
-            f"another sharder is working on {dest.url}; wait for it, or choose another destination"
+            f"another sharder is working on {dest.url}; wait until it ends, or choose another destination"
         ) from None
     except OSError as error:
         raise StorageError(
             f"cannot write to {dest.folder.parent}: {error.strerror}; choose a destination (or a work_dir) that "
-            "you may write to"
+            "you can write to"
         ) from error
     with lock:
         yield Staging(dest.store, dest.folder, lock.descriptor)
@@ -206,7 +206,7 @@ def _read_names(store: Store, path: str) -> bytes:
 
 
 def _owner(store: Store, path: str) -> Mapping[str, Any]:
-    """Return what another machine announced; empty if it has just finished."""
+    """Return the owner note of another machine; empty if the machine has just finished."""
     try:
         value = json.loads(store.read(path))
     except ValueError:

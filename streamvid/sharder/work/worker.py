@@ -1,4 +1,4 @@
-"""A worker process of the sharder: one task at a time, until its pool or its pool's process is gone."""
+"""Worker process of the sharder: runs one task at a time until its pool or the pool's process ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from streamvid.errors import StreamvidError
 
 
 def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
-    """Pass tasks from a socket to `handler`, a "module:function". 0 means no limit.
+    """Run `handler`, a "module:function", on each task from a socket. A limit of 0 means no limit.
 
-    A task that exceeds its time ends the whole process, because nothing else stops C code that is stuck; the pool
+    A task that exceeds its time limit ends the whole process, because nothing else stops C code that is stuck; the pool
     detects the worker's death. `held_fd` is only kept open.
     """
     if limit := int(memory_bytes):
@@ -26,7 +26,7 @@ def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     module, _, function = handler.partition(":")
     handle = getattr(importlib.import_module(module), function)
-    # The pool may end at any time, even before this worker is ready: that ends the worker and is not an error.
+    # The pool may end at any time, even before this worker is ready; that ends the worker, but is not an error.
     with Connection(int(tasks_fd)) as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send_bytes(b'{"ready": true}')
         while True:
@@ -39,7 +39,7 @@ def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
 
 @contextlib.contextmanager
 def clock_paused() -> Iterator[None]:
-    """Stop the task's clock during waits that have their own deadline and are not the file's fault."""
+    """Pause the task's time limit during waits that have their own deadline and are not caused by the file."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
