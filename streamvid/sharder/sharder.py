@@ -176,8 +176,8 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
     """Return the report of the dataset sealed in `store` if it is the requested one, else None.
 
-    None means that there is no dataset or that `overwrite` replaces it. Raises SealedError, which
-    names the difference, if it is a different dataset and `overwrite` is not set.
+    None means that there is no dataset or that `overwrite` replaces it. Raises SealedError, which names the difference,
+    if it is a different dataset and `overwrite` is not set.
     """
     if store.size(MANIFEST) is None:
         return None

@@ -143,7 +143,7 @@ def _open_source(source: str | Path, options: ShardOptions) -> _Source:
     store = open_store(source, storage)
     if not isinstance(store, LocalStore):
         return _open_prefix(store.url, options)
-    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would follow links, so that files get the names of their targets
+    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would replace links by their targets
     if root.is_file():
         return _one_file(LocalFolder(root.parent, ObjectStates(storage)), root.name, options)
     if not root.is_dir():

@@ -43,7 +43,7 @@ class SealedOrigin:
 
 
 class Place:
-    """Source of files. Methods raise Rejected for a problem with one row, and other errors for the whole place."""
+    """Source of files. Methods raise Rejected for a problem with one row, and other errors for the place itself."""
 
     @property
     def url(self) -> str:
@@ -96,7 +96,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ObjectStates:
-    """Cache of object states by URL; None if an object does not exist. Missing states are requested when needed."""
+    """Cache of object states by URL; None if an object does not exist. Unknown states are requested when needed."""
 
     storage: StorageOptions
     states: dict[str, FileState | None] = field(default_factory=dict)

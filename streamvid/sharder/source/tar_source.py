@@ -247,7 +247,7 @@ def _object(member: TarMember, read: Read) -> Mapping[str, object]:
 
 
 def _caption_of_windows(row: Mapping[str, object]) -> str | None:
-    """Return the caption of the first window in Cosmos-Curate metadata, which begins the clip, or None."""
+    """Return the caption of the first Cosmos-Curate window, with which the clip begins; None if there is none."""
     for name in _WINDOWS:
         windows = row.get(name)
         if isinstance(windows, list) and windows and isinstance(windows[0], dict):

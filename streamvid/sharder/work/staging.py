@@ -67,7 +67,7 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def announce(self, build: Mapping[str, object], plan_sha256: str = "") -> None:
-        """Write this machine's build to a note in the store, then read the notes of others. Do nothing if it is local.
+        """Write this machine's build to a note in the store, then read the notes of others. Skip local stores.
 
         Machines with the same build write the same bytes and need no lock between them. Raises DatasetError if another
         machine has an unfinished build of a different dataset; a dead machine cannot be distinguished from a slow one.
