@@ -223,7 +223,7 @@ def read_encoded(path: Path, source: str, sha256: str) -> bytes:
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
-    """Return the rules that findings depend on."""
+    """Return the journal's header: the rules on which its findings depend."""
     rules = {"encoding": options.encoding_json(), "limits": asdict(options.limits)}
     return {"encode_version": ENCODE_VERSION, **rules}
 

@@ -16,7 +16,7 @@ _SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
 
 @dataclass(frozen=True, slots=True)
 class MediaColumn:
-    """A conditioning input and the column that names its files.
+    """Conditioning input, and the metadata column that names its files.
 
     kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip; None
     for "image" if all files are images, else "video".

@@ -1,4 +1,4 @@
-"""Checks that a sample's conditioning inputs fit its clip, and the form in which they are stored."""
+"""Conditioning inputs of a sample: checks that they fit the clip, and the form in which they are stored."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def attempt(what: str, work: Callable[[], Finding]) -> Finding:
         return rejected(f"cannot be read: {error.strerror or error}", "unreadable-file")
     except MemoryError:
         return rejected("needs more memory than worker_memory_bytes allows", "memory")
-    except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
+    except Exception as error:  # noqa: BLE001 — one bad file must not end the run, and its error is reported
         return rejected(f"{what} failed because of a bug in streamvid: {type(error).__name__}: {error}", "fault")
 
 
@@ -218,7 +218,7 @@ def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | Non
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
-    """Return the rules that findings depend on."""
+    """Return the journal's header: the rules on which its findings depend."""
     limits = [getattr(options.work, _time_limit(options)), options.work.worker_memory_bytes]
     rules = {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}
     return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **rules}

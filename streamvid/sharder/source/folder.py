@@ -29,7 +29,7 @@ def is_media_name(name: str) -> bool:
 
 
 def file_paths(root: Path) -> list[str]:
-    """Return the relative paths of all files below `root`, without hidden names, sorted by their parts.
+    """Return the relative paths of all files below `root`, without hidden names, sorted by path components.
 
     Links to folders are followed, but each real folder is visited only once, so that link loops end. A folder with a
     media extension is visited, and also returned so that it is rejected. Raises SourceError if a folder cannot be read.

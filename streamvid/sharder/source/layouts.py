@@ -211,7 +211,7 @@ def _root_metadata(place: Place) -> list[str]:
     return usual or [name for name in _OTHER_NAMES if place.is_file(name)]
 
 
-# ------------------------------------------------------------------- two lists, one of captions and one of their files
+# -------------------------------------------------------------------- two lists: one of captions and one of file names
 
 
 def _is_lists(source: _Source) -> bool:

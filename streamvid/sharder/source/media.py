@@ -41,7 +41,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 @lru_cache(16)
 def store_of(bucket_url: str, storage: StorageOptions) -> Store:
-    """Return the store of a bucket, one per process."""
+    """Return the store of a bucket, opened once per process."""
     return open_store(bucket_url, storage)
 
 

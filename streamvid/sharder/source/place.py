@@ -50,7 +50,7 @@ class Place:
         raise NotImplementedError
 
     def paths(self) -> list[str]:
-        """Return the relative paths of all files below the place, without hidden names, sorted by parts."""
+        """Return the relative paths of all files below the place, without hidden names, sorted by path components."""
         raise NotImplementedError
 
     def is_file(self, path: str) -> bool:

@@ -117,8 +117,8 @@ class Pool:
             code = worker.process.wait()
             if not worker.is_ready and code >= 0:
                 raise errors.StreamvidError(
-                    f"a worker process ended with exit code {code} before its first task; see its messages on stderr. "
-                    "worker_memory_bytes may be too low"
+                    f"a worker process ended with exit code {code} before its first task; see its messages on stderr, "
+                    "and raise worker_memory_bytes if memory ran out"
                 ) from None
             return Crash(max(0, -code))
         if "ready" in answer:

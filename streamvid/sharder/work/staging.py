@@ -142,7 +142,7 @@ class Staging:
         with contextlib.suppress(ValueError):  # killed before the names were written, so there are no files
             names = [str(path) for path in json.loads(data)]
         if names:
-            _logger.info("removing up to %d files of an earlier build with other input or options", len(names))
+            _logger.info("removing up to %d files of an earlier build with different input or options", len(names))
         _remove_all(self.store, names)
         if not self.store.is_local:
             notes = [state.path for state in self.store.files(f"{STAGING}/{name}")]
@@ -170,7 +170,7 @@ class Staging:
 
 @contextmanager
 def locked_staging(dest: Destination) -> Iterator[Staging]:
-    """Open the unfinished build at `dest`, or begin one. Raises DatasetError while another sharder holds its lock.
+    """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
 
     Workers hold the lock too, so this waits briefly for the workers of a sharder that was just killed.
     """
