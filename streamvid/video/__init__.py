@@ -1,4 +1,4 @@
-"""The only room that uses PyAV: facts about a video (probe.py), its frames as arrays (decode/), new clips (encode/).
+"""The only package that uses PyAV: facts about a video (probe.py), its frames (decode/) and new clips (encode/).
 
-May import errors, config and host only. README.md gives the reading order of the files.
+It may import only errors, config and host. README.md gives the reading order of the files.
 """

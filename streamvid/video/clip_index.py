@@ -1,7 +1,7 @@
-"""Index of a clip's packets, so that windows of it decode from a part of its bytes, without its container.
+"""Index of a clip's packets, which allows decoding a window from part of the clip's bytes, without its container.
 
-Packets are in decode order. They are grouped into segments, cut at every key packet and after every 32nd packet since:
-a segment is the unit of reading and of checksums.
+Packets are in decode order. They are grouped into segments, which start at every key packet and every 32nd packet after
+it. A segment is the unit of reading and of checksums.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 KEY, SHOWN = 1, 2
-"""Bits of a packet's flags: decoding can start here; the packet is a frame of the clip."""
+"""Bits of a packet's flags. KEY: decoding can start here. SHOWN: the packet is a displayed frame of the clip."""
 
 CHECKSUM_BYTES = 8
-_MAX_BYTES = 1 << 62  # sums of two stay within an int64
+_MAX_BYTES = 1 << 62  # the sum of two values fits in an int64
 _SEGMENT_PACKETS = 32
 _SEARCH_BYTES = 1024  # a Matroska block's header precedes its data
 
-#: Codecs whose decoders need nothing from the container except what StreamInfo has.
+#: Codecs whose decoders need nothing from the container except the fields of StreamInfo.
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mjpeg", "ffv1"})
 
 Int64s = npt.NDArray[np.int64]
@@ -42,11 +42,11 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PacketWindow:
-    """The packets that a window of frames is decoded from, and the range of the clip that contains them.
+    """The packets needed to decode a window of frames, and the byte range of the clip that contains them.
 
-    - first_byte, num_bytes: the range. pieces: (start, end, checksum) of its segments; start and end count from
-      the range's first byte.
-    - packets: (n, 4) of timestamp, start, size in bytes, and the slot of its frame or -1.
+    - first_byte, num_bytes: the byte range. pieces: (start, end, checksum) of each segment in it, with start and end
+      relative to `first_byte`.
+    - packets: (n, 4) table of timestamp, offset from `first_byte`, size in bytes, and output slot (-1 for none).
     - key_time: timestamp of the first packet.
     """
 
@@ -61,8 +61,8 @@ class PacketWindow:
 class Facts:
     """Facts derived from a clip's packets.
 
-    - segments: number of each packet's segment. num_bytes: end of the last packet.
-    - is_sequential: every packet is a frame, in the order of time.
+    - segments: index of each packet's segment. num_bytes: end offset of the last packet.
+    - is_sequential: True if every packet is a displayed frame, in ascending order of time.
     """
 
     segments: Int64s
@@ -73,9 +73,9 @@ class Facts:
 def facts_of(
     times: Int64s, offsets: Int64s, sizes: Int64s, flags: npt.NDArray[np.uint8], edges: Int64s
 ) -> list[Facts | None]:
-    """Derive the facts of several clips at once; clip i has the packets from edges[i] up to edges[i + 1].
+    """Return the facts of several clips at once; clip i consists of packets edges[i] to edges[i + 1] (exclusive).
 
-    None for a clip with impossible packets, or with no packets.
+    The result is None for a clip without packets or with impossible ones.
     """
     number, starts, counts = np.arange(len(flags)), edges[:-1], np.diff(edges)
     is_first = np.zeros(len(flags), np.bool_)
@@ -102,9 +102,9 @@ def facts_of(
 class ClipIndex:
     """All packets of a clip in decode order: timestamps, offsets and sizes in bytes, flags (KEY, SHOWN).
 
-    checksums: (segments, 8), the first bytes of the SHA-256 of each segment's byte range. facts: the result of
-    `facts_of` for these packets, if it was computed for many clips at once; it validates them.
-    Raises DecodeError for packets that no clip can have.
+    checksums: (number of segments, 8), the first 8 bytes of the SHA-256 of each segment's byte range. facts: the result
+    of `facts_of` for these packets, if already computed; it also validates them.
+    Raises DecodeError for impossible packets.
     """
 
     info: StreamInfo
@@ -123,11 +123,11 @@ class ClipIndex:
             facts = facts_of(self.times, self.offsets, self.sizes, self.flags, whole)[0] if len(lengths) == 1 else None
             object.__setattr__(self, "facts", facts)
         if facts is None or self.checksums.shape != (int(facts.segments[-1]) + 1, CHECKSUM_BYTES):
-            raise DecodeError("the packet index is not valid for any clip; copy the dataset again")
+            raise DecodeError("the packet index is invalid; copy the dataset again")
 
     @property
     def segments(self) -> Int64s:
-        """Number of each packet's segment."""
+        """Index of each packet's segment."""
         return self.facts.segments
 
     @cached_property
@@ -137,36 +137,36 @@ class ClipIndex:
 
     @property
     def num_frames(self) -> int:
-        """Frames of the clip."""
+        """Number of frames in the clip."""
         return len(self.times) if self.facts.is_sequential else len(self._order)
 
     @property
     def num_bytes(self) -> int:
-        """End of the last packet: the minimum size of the clip."""
+        """End offset of the last packet, which is the minimum size of the clip."""
         return self.facts.num_bytes
 
     @property
     def frame_times(self) -> Int64s:
-        """Timestamps of the frames, ascending."""
+        """Timestamps of all frames, ascending."""
         return self.times if self.facts.is_sequential else self.times[self._order]
 
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
-        """Return the packets to decode `num_frames` frames from number `start` on, every stride-th frame as shown.
+        """Return the packets needed to decode `num_frames` frames from frame `start`, `stride` frames apart.
 
-        Raises as `window_of` does.
+        Raises DecodeError as `window_of` does, and if `num_frames` or `stride` is below 1.
         """
         if stride < 1 or num_frames < 1:
-            raise DecodeError(f"{num_frames} frames, {stride} apart, were requested; both must be at least 1")
+            raise DecodeError(f"num_frames is {num_frames} and stride is {stride}; both must be at least 1")
         return self.window_of(range(start, start + num_frames * stride, stride))
 
     def window_of(self, numbers: Sequence[int]) -> PacketWindow:
-        """Return the packets to decode these ascending frames from; a repeated frame only has its first place.
+        """Return the packets needed to decode the ascending frames `numbers`; a repeated one only gets its first slot.
 
         Raises DecodeError if the clip has fewer frames, no usable key packet, or two packets with the same timestamp.
         """
         distinct, slots = np.unique(np.asarray(numbers, np.int64), return_index=True)
         if not 0 <= distinct[0] <= distinct[-1] < self.num_frames:
-            raise DecodeError(f"frames {distinct[0]} to {distinct[-1]} were requested; the clip has {self.num_frames}")
+            raise DecodeError(f"frames {distinct[0]} to {distinct[-1]} requested, but the clip has {self.num_frames}")
         first, last, wanted = self._span(distinct)
         pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
         packets = np.empty((last + 1 - first, 4), np.int64)
@@ -178,7 +178,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the first and last packet to decode, and which of them, counted from the first, are wanted."""
+        """Return the indexes of the first and last packet to decode, and of wanted packets relative to the first."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])
@@ -186,7 +186,7 @@ class ClipIndex:
         wanted = self._order[numbers]
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
-            raise DecodeError(f"no key frame precedes the frame at {self.times[wanted[0]]}: it cannot be decoded")
+            raise DecodeError(f"no key frame precedes timestamp {self.times[wanted[0]]}: its frame cannot be decoded")
         first, last = int(usable[-1]), int(wanted.max())
         if len(np.unique(self.times[first : last + 1])) < last + 1 - first:
             # The loop in window.py identifies frames by their times alone.
@@ -214,11 +214,11 @@ def checksum(data: bytes | memoryview) -> bytes:
 
 
 def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
-    """Return the packets of a clip that `probe` accepts; None if it must be decoded through its container.
+    """Return the packet index of a clip that `probe` accepts; None if it must be decoded through its container.
 
-    That is so for images, for packets that are not stored whole and unchanged in the file (transport streams, stripped
-    headers) or may contain another packet's picture (AVI), and for decoders that need more information (a change of
-    headers in the middle). Raises ProbeError if the file is not a video.
+    This is the case for images, for packets that are not stored whole and unchanged in the file (transport streams,
+    stripped headers) or may contain another packet's picture (AVI), and for decoders that need more information (such
+    as headers that change within the clip). Raises ProbeError if the file is not a video.
     """
     with open_video(data, limits) as video:
         decoder = video.decoder
@@ -267,7 +267,7 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
 
 
 def _locate(video: VideoFile, table: PacketTable, data: memoryview) -> Int64s | None:
-    """Return each packet's offset in the file; None if one is not stored unchanged, or has no timestamp of its own."""
+    """Return each packet's offset in the file; None if one is not stored unchanged or has no unique timestamp."""
     times = {row[0] for row in table.rows}
     if None in times or len(times) < len(table.rows) or not video.is_exact:
         return None

@@ -1,7 +1,7 @@
-"""Opening media files, only here: every file counts as hostile.
+"""The only code that opens media files; every file is treated as hostile.
 
-FFmpeg gets a nameless reader, never a path: it cannot guess anything from a name, and no file can make it open another
-file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
+FFmpeg gets a nameless reader, never a path, so that it cannot guess anything from a name, and no file can make it open
+another file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class FarFile(RangeFile):
-    """A file in remote storage, from which no unneeded byte should be read."""
+    """Remote file from which no unneeded bytes should be read."""
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """From now on, return zeros for unread bytes of `bodies` (start, end); `heads` are read first."""
+        """Read the byte ranges `heads` (start, end), then return zeros for all other unread bytes of `bodies`."""
         raise NotImplementedError
 
     def leave_out_nothing(self) -> None:
-        """Return the file's real bytes everywhere again."""
+        """Return the real bytes of all ranges again."""
         raise NotImplementedError
 
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | io.RawIOBase
 
 _READ_BYTES = 1 << 16
-#: Codecs for which only the first bytes of key frames are needed if the container's index has all other facts.
+#: Codecs for which only the first bytes of key frames are needed if the container's index contains all other facts.
 _INDEXED_CODECS = frozenset({"h264", "hevc", "av1"})
 _KEY_HEAD_BYTES = 4096
 _FAR_PROBE_BYTES = 1 << 17
@@ -49,17 +49,17 @@ _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", 
 
 
 class _Nameless:
-    """An open binary file without its name, from which FFmpeg would draw conclusions."""
+    """Open binary file that hides its name, from which FFmpeg would draw conclusions."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         self.read, self.seek, self.tell = file.read, file.seek, file.tell
 
 
 class VideoFile:
-    """An opened file, its video stream and the facts that need no packets. Created by `open_video`.
+    """Opened file with its video stream and the facts that need no packets. Created by `open_video`.
 
-    Attributes: container, stream (both PyAV's), container_name, codec_name, is_image, has_audio, num_bytes, head (the
-    first bytes), is_exact (the container's packets are reliable and seekable).
+    Attributes: container, stream (both PyAV objects), container_name, codec_name, is_image, has_audio, num_bytes, head
+    (the first bytes), is_exact (True if the container's packets are reliable and seekable).
     """
 
     container: InputContainer
@@ -81,7 +81,7 @@ class VideoFile:
             self.reopen()
 
     def reopen(self) -> None:
-        """Start again from the first byte, with a fresh decoder."""
+        """Restart from the first byte with a fresh decoder."""
         self.close()
         self.reader.seek(0)
         self.head = self.reader.read(_HEAD_BYTES)
@@ -102,7 +102,7 @@ class VideoFile:
             raise
 
     def _has_one_packet(self) -> bool:
-        """Return whether a GIF is a picture, not a video. Afterwards it must be reopened."""
+        """Return whether a GIF is a single picture. The file must be reopened afterwards."""
         with ffmpeg_errors("the file is damaged: its first packets cannot be read"):
             return sum(packet.size > 0 for packet in islice(self.container.demux(self.stream), 2)) < 2
 
@@ -115,10 +115,10 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Inside, return zeros after the first bytes of packets of a remote file.
+        """Inside the block, read only the first bytes of a remote file's key frames, and zeros for other packet data.
 
-        That happens if the container's index has sizes, times and key frames, and the codec needs nothing else from
-        packets. Bytes between the packets are always real.
+        This applies if the container's index contains sizes, times and key frames, and the codec needs nothing else
+        from packets. Bytes between the packets are always real.
         """
         far = self._far
         if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:
@@ -150,7 +150,7 @@ class VideoFile:
 
 @contextmanager
 def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
-    """Open `source` within `limits`. Raises ProbeError, which says in plain words what is wrong with it.
+    """Open a video or an image. Raises ProbeError if it cannot be opened, is not allowed or exceeds a limit.
 
     A binary file object must be seekable; it is read from its first byte and left open.
     """
@@ -169,7 +169,7 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
 
 
 class _MemoryFile(RangeFile):
-    """A file over memory. Only the pieces that are read are copied."""
+    """File over memory that copies only the bytes that are read."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__(len(view))
@@ -192,7 +192,7 @@ def ffmpeg_errors(problem: str) -> Iterator[None]:
 
 
 def _refuse_by_name(head: bytes) -> None:
-    """Raise a clear error for files that the whitelist would reject without naming their kind."""
+    """Raise ProbeError that names the kind of file, which the error of the whitelist would not name."""
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     names = [name for magic, name in _REFUSED.items() if text.startswith(magic)]
     if head[8:16] == b"WEBPVP8X" and head[20] & 0b10:
@@ -214,11 +214,11 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
         # One above the limit, so that the check below can fail: Matroska drops further streams silently.
         "max_streams": str(limits.max_streams + 1),
         # PyAV always lets FFmpeg look for stream facts, which decodes an H.264 frame (14 ms at 1080p) that we decode
-        # again if needed. This only affects that temporary decoder.
+        # again if needed. This option affects only FFmpeg's temporary decoder.
         "skip_frame": "all",
     }
     if is_far:
-        # For the same facts it would read 5 MB or 5 s of packets, even if the index of an MP4 has them already.
+        # To find the same facts, FFmpeg would read 5 MB or 5 s of packets, even if the index of an MP4 contains them.
         options["probesize"] = str(_FAR_PROBE_BYTES)
     try:
         return av.open(reader, "r", options=options, buffer_size=_READ_BYTES, metadata_errors="replace")
@@ -251,7 +251,7 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
             continue
         if stream.codec_context is None:
             raise ProbeError(
-                "the file's video codec is unknown to FFmpeg: re-encode it, for instance to H.264", kind="codec"
+                "the file's video codec is unknown to FFmpeg: re-encode the file, for instance to H.264", kind="codec"
             )
         codec = stream.codec_context.codec.canonical_name
         if codec not in limits.codecs:
@@ -259,7 +259,7 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
                 f"the video codec {codec} is not allowed; allowed codecs: {', '.join(limits.codecs)}", kind="codec"
             )
         return stream
-    reason = ", only cover art or tiles of a picture" if pictures else ""
+    reason = ", only cover art or tiles of a larger picture" if pictures else ""
     raise ProbeError(f"the file has no video stream{reason}", kind="not-media")
 
 

@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 Filters: TypeAlias = list[tuple[str, str]]
-"""(name, options) of FFmpeg's filters, in the order that frames pass through them."""
+"""(name, options) of FFmpeg filters, in the order in which frames pass through them."""
 
 
 class FilterChain:
-    """A chain of FFmpeg filters as an object: a frame goes in, a frame comes out.
+    """Chain of FFmpeg filters that returns one frame for each input frame.
 
-    frame: the size and pixel format of all frames. matrix, color_range: their colors, as FFmpeg's numbers.
+    frame: a frame with the size and pixel format of all inputs. matrix, color_range: color matrix and range of all
+    inputs, as FFmpeg numbers.
     """
 
     def __init__(self, frame: VideoFrame, filters: Filters, *, matrix: int, color_range: int) -> None:
@@ -40,7 +41,7 @@ class FilterChain:
 
     def run(self, frame: VideoFrame) -> VideoFrame:
         """Return the filtered frame."""
-        # The source was configured with the meaning of the tags; it would reject a frame with others.
+        # The filter source was configured with these color tags, and would reject a frame with different ones.
         frame.colorspace, frame.color_range = self._colors
         self._source.push(frame)
         return cast("VideoFrame", self._sink.pull())

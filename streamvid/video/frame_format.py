@@ -1,6 +1,6 @@
-"""Facts that one decoded frame states: size, pixel aspect, orientation and color.
+"""Format of a decoded frame: size, pixel aspect ratio, orientation and color.
 
-Color matrices and ranges are FFmpeg's numbers (AVColorSpace, AVColorRange), fixed by ITU-T H.273.
+Color matrices and ranges are FFmpeg numbers (AVColorSpace, AVColorRange), as defined by ITU-T H.273.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _RANGES = {1: "limited", 2: "full"}
 _HDR_TRANSFERS = {16: "PQ (HDR10, Dolby Vision)", 18: "HLG"}
 _BT601_CODECS = {"mjpeg", "webp", "vp8"}
 _MAX_PIXEL_ASPECT = 16
-#: PyAV does not report the siting of color samples. These codecs define it; for most others it is left.
+#: PyAV does not report the siting of chroma samples. These codecs center them; most others align them at the left.
 _CENTERED_CODECS = {"mjpeg", "webp", "mpeg1video", "h263", "flv1"}
 
 #: (a, b, c, d) of the display matrix → (flip, clockwise degrees): the point (x, y) of a decoded frame is shown at
-#: (a·x + c·y, b·x + d·y), and a flip comes before the turn.
+#: (a·x + c·y, b·x + d·y), and a flip precedes the rotation.
 _ORIENTATIONS = {
     (1, 0, 0, 1): (False, 0),
     (0, 1, -1, 0): (False, 90),
@@ -52,7 +52,7 @@ _ORIENTATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class FrameFormat:
-    """The fields of the same names in VideoInfo, as read from one frame."""
+    """Format of one decoded frame. The fields have the same meaning as in VideoInfo."""
 
     coded_width: int
     coded_height: int
@@ -71,12 +71,12 @@ class FrameFormat:
         if found != (self.coded_width, self.coded_height, self.pixel_format):
             raise DecodeError(
                 f"the video changes from {self.coded_width}x{self.coded_height} {self.pixel_format} to "
-                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}: re-encode it to one size"
+                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}: re-encode it to a single size and format"
             )
 
     @property
     def display_size(self) -> tuple[int, int]:
-        """(width, height) as shown: with square pixels, rotated."""
+        """Display size (width, height), with square pixels and after rotation."""
         horizontal, vertical = self.sample_aspect_ratio
         width = max(1, (2 * self.coded_width * horizontal + vertical) // (2 * vertical))
         size = (width, self.coded_height)
@@ -117,8 +117,8 @@ def _check_transfer(frame: VideoFrame, limits: Limits) -> None:
     if frame.color_trc in _HDR_TRANSFERS and not limits.allow_hdr:
         raise ProbeError(
             f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}): tone-map it to SDR first, for instance with "
-            "FFmpeg's zscale and tonemap filters, or admit it as it is (--hdr allow): its frames then look pale, as "
-            "they are not tone-mapped",
+            "FFmpeg's zscale and tonemap filters, or accept it unchanged (--hdr allow): its frames then look pale, "
+            "because they are not tone-mapped",
             kind="hdr",
         )
 
@@ -134,8 +134,8 @@ def _color_space(codec: str, frame: VideoFrame) -> tuple[str, bool]:
         return ("bt709" if longer >= 1280 or shorter >= 720 else "bt601"), True
     if matrix not in _MATRICES:
         raise ProbeError(
-            f"the video's color matrix (number {matrix} of ITU-T H.273) is not supported: convert it to BT.709, for "
-            "instance with FFmpeg's zscale filter",
+            f"the video's color matrix (number {matrix} of ITU-T H.273) is not supported: convert the video to BT.709, "
+            "for instance with FFmpeg's zscale filter",
             kind="color",
         )
     return _MATRICES[matrix], False
@@ -151,7 +151,8 @@ def _pixel_aspect(video: VideoFile) -> tuple[int, int]:
         return (1, 1)
     if not 1 / _MAX_PIXEL_ASPECT <= ratio <= _MAX_PIXEL_ASPECT:
         raise ProbeError(
-            f"the video's pixel aspect ratio is {ratio}, beyond 1:{_MAX_PIXEL_ASPECT}: a damaged header?",
+            f"the video's pixel aspect ratio is {ratio}; it must be from 1/{_MAX_PIXEL_ASPECT} to {_MAX_PIXEL_ASPECT} "
+            "(damaged header?)",
             kind="picture",
         )
     return ratio.numerator, ratio.denominator
@@ -169,7 +170,7 @@ def _orientation(frame: VideoFrame) -> tuple[bool, int]:
             ):
                 degrees = round(math.degrees(math.atan2(b, a)))
                 raise ProbeError(
-                    f"the video is to be rotated by {degrees} degrees; only quarter turns are supported",
+                    f"the video must be rotated by {degrees} degrees for display; only multiples of 90 are supported",
                     kind="picture",
                 )
             return _ORIENTATIONS[signs]
@@ -182,7 +183,7 @@ def _side_data(frame: VideoFrame) -> list[SideData]:
     try:
         return _all_side_data(frame)
     except ValueError:
-        # If PyAV has no name for a kind of side data (such as a photo's EXIF block), it shows none: drop those first.
+        # If PyAV has no name for a kind of side data (such as a photo's EXIF block), it returns none: drop these first.
         known = max(int(kind.value) for kind in cast("Iterable[Enum]", Type))
         drop = [("sidedata", f"mode=delete:type={kind}") for kind in range(known + 1, known + 20)]
         chain = FilterChain(frame, drop, matrix=frame.colorspace, color_range=frame.color_range)
@@ -190,8 +191,8 @@ def _side_data(frame: VideoFrame) -> list[SideData]:
 
 
 def _all_side_data(frame: VideoFrame) -> list[SideData]:
-    # `frame.side_data` is such a container too, but it and the frame reference each other: the picture would stay until
-    # the garbage collector runs, hundreds of clips later.
+    # `frame.side_data` is such a container too, but it and the frame reference each other: the picture would stay in
+    # memory until the garbage collector runs, hundreds of clips later.
     from av.sidedata.sidedata import SideDataContainer
 
     return list(SideDataContainer(frame))  # type: ignore[call-arg]

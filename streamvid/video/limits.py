@@ -1,7 +1,7 @@
 """Limits on untrusted files: sizes, counts, formats and codecs.
 
-Every number exists because a file of a few hundred kilobytes can ask for gigabytes. The lists hold FFmpeg's names
-of demuxers and decoders; others are rejected before a byte is parsed.
+Every number exists because a file of a few hundred kilobytes can demand gigabytes. The lists contain FFmpeg's
+names of the allowed demuxers and decoders; all others are rejected before a byte is parsed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ CODECS = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of `probe` and `decode_into`. Anything beyond raises ProbeError or DecodeError, which names the limit."""
+    """Limits for `probe` and `decode_into`. A file that exceeds one raises ProbeError or DecodeError."""
 
     max_bytes: int = 16 << 30
-    max_pixels: int = 8192 * 4320  #: per frame, as FFmpeg counts: some decoders pad rows to 64 pixels
+    max_pixels: int = 8192 * 4320  #: per frame, counted as in FFmpeg: some decoders pad rows to 64 pixels
     max_frames: int = 500_000
     max_seconds: float = 12 * 3600.0
     max_streams: int = 64
     containers: tuple[str, ...] = CONTAINERS
     codecs: tuple[str, ...] = CODECS
-    allow_hdr: bool = False  #: PQ and HLG, whose frames are delivered as they are, not tone-mapped
+    allow_hdr: bool = False  #: accept PQ and HLG, and deliver their frames without tone mapping
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -52,7 +52,7 @@ class Limits:
             if isinstance(field.default, tuple) and (
                 not value or not all(re.fullmatch(r"[a-z0-9_]+", name) for name in value)
             ):
-                raise ConfigError(f"limits: {field.name} is {value!r}; it must be a non-empty tuple of FFmpeg's names")
+                raise ConfigError(f"limits: {field.name} is {value!r}; it must be a non-empty tuple of FFmpeg names")
 
 
 LIMITS = Limits()

@@ -1,7 +1,7 @@
-"""Packets of a video: its frames, the times at which they are shown, and where decoding can start. Nothing is decoded.
+"""Packet table of a video: its frames, their presentation times and possible decoding starts. Nothing is decoded.
 
 A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9), or
-if it is shown before the first key frame, because such a frame refers to pictures that were cut away.
+if it precedes the first key frame, because its picture refers to pictures that were cut away.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _RECOVERY_POINT = 6
 class PacketTable:
     """The packets of one video.
 
-    - timestamps: of the shown frames, ascending, in ticks of `time_base`; the position is the frame number.
-    - ordinals: for each frame number, its packet's place in decode order.
-    - keys: (timestamp, ordinal) of each key packet in decode order, discarded ones included; a packet flagged as key
-      whose picture is only complete some frames later (H.264 gradual refresh) does not count.
-    - rows: (timestamp, position, size) of every packet, in decode order, by which packets are recognized.
-    - reorder_depth: the maximum number of frames that a decoder holds back to show them in order.
-    - last_duration: of the last frame shown, in ticks; 0 if unknown.
+    - timestamps: presentation times of the displayed frames, ascending, in ticks of `time_base`; the index is the frame
+      number.
+    - ordinals: position of each frame's packet in decode order, indexed by frame number.
+    - keys: (timestamp, ordinal) of each key packet in decode order, including discarded packets; packets flagged as
+      key whose picture is complete only some frames later (H.264 gradual refresh) are left out.
+    - rows: (timestamp, byte position, size) of every packet in decode order, used to recognize packets.
+    - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
+    - last_duration: duration of the last displayed frame, in ticks; 0 if unknown.
     """
 
     timestamps: tuple[int, ...]
@@ -52,14 +53,14 @@ class PacketTable:
 
     @property
     def keyframes(self) -> tuple[int, ...]:
-        """Frame numbers of the key frames that are shown."""
+        """Frame numbers of the displayed key frames."""
         key_ordinals = {ordinal for _, ordinal in self.keys}
         return tuple(number for number, ordinal in enumerate(self.ordinals) if ordinal in key_ordinals)
 
     def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
-        """Return (timestamp, ordinal) of the key packets to decode these frames from, the best first, at most two.
+        """Return (timestamp, ordinal) of up to two key packets from which these frames can be decoded, the best first.
 
-        The second is one key frame further back, for the case that the first is not a true entry point.
+        The second is the previous key packet, in case the first is not a true entry point.
         """
         first_needed = min(self.ordinals[first_frame : last_frame + 1])
         wanted_from = self.timestamps[first_frame]
@@ -68,7 +69,7 @@ class PacketTable:
 
 
 def read_packets(video: VideoFile) -> PacketTable:
-    """Read through the file once. Raises ProbeError if it ends early, or if timestamps do not identify each frame."""
+    """Read all packets once. Raises ProbeError if the file ends early, or if timestamps do not identify each frame."""
     rows: list[tuple[int | None, int | None, int]] = []
     keys: list[tuple[int, int]] = []
     shown: list[tuple[int, int, int]] = []
@@ -99,7 +100,7 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
     """Yield the remaining packets of the demuxer, except empty ones, which would flush a decoder."""
     with (
         ffmpeg_errors("the file ends early or is damaged: not all of its packets can be read"),
-        # PyAV's generator loses a packet each time that it is abandoned before its end.
+        # PyAV's generator loses a packet every time it is abandoned before its end.
         closing(cast("Generator[Packet[VideoStream], None, None]", video.container.demux(video.stream))) as packets,
     ):
         for packet in packets:
@@ -108,9 +109,9 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
 
 
 def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = None) -> Iterator[VideoFrame]:
-    """Yield all frames of the packets with ordinals from `first` up to `stop`, from a fresh decoder.
+    """Yield all frames of packets `first` to `stop` (exclusive) in decode order, from a fresh decoder.
 
-    Raises ProbeError, which begins with `problem`.
+    Raises ProbeError, with a message that begins with `problem`, if decoding fails.
     """
     video.reopen()
     with ffmpeg_errors(problem):
@@ -164,14 +165,14 @@ def _is_entry(video: VideoFile, packet: Packet[VideoStream]) -> bool:
 
 
 def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, int]]) -> None:
-    """Raise ProbeError if header and data disagree about the length of the file."""
+    """Raise ProbeError if the file is shorter than its header or index declares."""
     if video.container_name == "mov":
         missing = sum(entry.pos + entry.size > video.num_bytes for entry in video.stream.index_entries)
         if missing:
             raise ProbeError(_broken_off(video, len(video.stream.index_entries) - missing), kind="damaged")
         return
     if video.container_name == "gif" and not _has_end_mark(video):
-        raise ProbeError("the file ends early: the GIF has no end mark (truncated file?)", kind="damaged")
+        raise ProbeError("the file ends early: the GIF has no trailer byte (truncated file?)", kind="damaged")
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
@@ -181,13 +182,13 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: the header promises {promised} bytes, it has {video.num_bytes} (truncated file?)",
+            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes} (truncated?)",
             kind="damaged",
         )
 
 
 def _has_end_mark(video: VideoFile) -> bool:
-    """Return whether a GIF has its end mark; some writers append zeros to it."""
+    """Return whether a GIF ends with its trailer byte; some writers append zeros to it."""
     video.reader.seek(max(0, video.num_bytes - _TAIL_BYTES))
     return video.reader.read(_TAIL_BYTES).rstrip(b"\0").endswith(b";")
 
@@ -195,12 +196,12 @@ def _has_end_mark(video: VideoFile) -> bool:
 def _broken_off(video: VideoFile, num_found: int) -> str:
     promised = max(video.stream.frames, len(video.stream.index_entries) if video.container_name == "mov" else 0)
     if promised > num_found:
-        return f"the file ends early: the header promises {promised} frames, {num_found} are complete (truncated file?)"
+        return f"the file ends early: it declares {promised} frames, but only {num_found} are complete (truncated?)"
     return f"the file ends early or is damaged: packet {num_found} of the video is incomplete (truncated file?)"
 
 
 def _matroska_end(video: VideoFile) -> int:
-    """Return the end of the Segment according to its header; 0 if it is not stated (a live recording)."""
+    """Return the byte offset at which the Segment ends according to its header; 0 if unknown (a live recording)."""
     head = video.head
     if not head.startswith(_EBML):
         return 0
@@ -213,7 +214,7 @@ def _matroska_end(video: VideoFile) -> int:
 
 
 def _asf_end(head: bytes) -> int:
-    """Return the end of the file according to its header; 0 if it is not stated (a live recording)."""
+    """Return the size of the file in bytes according to its header; 0 if unknown (a live recording)."""
     at = head.find(_ASF_FILE)
     if not 0 <= at <= len(head) - 92:
         return 0
@@ -222,7 +223,7 @@ def _asf_end(head: bytes) -> int:
 
 
 def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
-    """Return (value, position after it) of the variable-length number at `at`; value 0 means unknown."""
+    """Return (value, end offset) of the variable-length number at offset `at`; value 0 means unknown."""
     first = head[at] if at < len(head) else 0
     length = 9 - first.bit_length()
     if not first or at + length > len(head):
@@ -231,15 +232,16 @@ def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
     return (0 if value == (1 << 7 * length) - 1 else value), at + length
 
 
-# The first bits of packets, for facts that containers lack. They flag "gradual refresh" pictures as key frames although
-# the picture is only complete some frames later: a decoder that starts there returns gray smears with the right
-# timestamps and no error.
+# Facts that containers lack, read from the first bits of packets. Containers flag "gradual refresh" pictures as key
+# frames although the picture is complete only some frames later: a decoder that starts there returns gray smears with
+# the right timestamps and no error.
 
 
 def is_h264_entry(packet: memoryview, header: bytes) -> bool:
-    """Return False if `packet`, flagged as a key frame, states that its picture is complete only some frames later.
+    """Return whether decoding can start at a packet that is flagged as a key frame.
 
-    header: the decoder's extradata, an avcC box or start-code data.
+    It cannot if the packet declares that its picture is complete only some frames later. header: the decoder's
+    extradata, which is an avcC box or data with start codes.
     """
     length_size = (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0
     for unit in _units(packet, length_size):
@@ -248,14 +250,14 @@ def is_h264_entry(packet: memoryview, header: bytes) -> bool:
             return True
         if kind == _SEI:
             payload = _recovery_point(unit[1:])
-            # It begins with the number of frames until then, Exp-Golomb coded: a first bit of 1 means 0.
+            # The payload begins with the number of frames until then, Exp-Golomb coded: a first bit of 1 means 0.
             if payload:
                 return payload[0] >= 0x80
     return True
 
 
 def is_hidden(codec: str, packet: memoryview) -> bool:
-    """Return whether a packet decodes to no picture: a separate VP8 or VP9 "alternative reference"."""
+    """Return whether a packet is a separate VP8 or VP9 "alternative reference", which is never displayed."""
     head = packet[0]
     if codec == "vp8":
         return not head >> 4 & 1

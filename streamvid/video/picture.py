@@ -13,11 +13,11 @@ Accuracy = Literal["fast", "exact"]
 
 @dataclass(frozen=True, slots=True)
 class PictureFormat:
-    """Pictures of (height, width).
+    """Format of pictures of (height, width).
 
-    pixels: "rgb24", (H, W, 3) uint8; or "yuv420p", the planes Y (H, W), U and V (H/2, W/2), uint8, one after the other.
-    accuracy: of RGB: "fast" is swscale's default, 1 to 3 levels too dark on average; "exact" has a bias below 0.05
-        level, and respects the source's chroma siting.
+    pixels: "rgb24" for (H, W, 3) uint8; "yuv420p" for consecutive uint8 planes Y (H, W), U and V (H/2, W/2).
+    accuracy: accuracy of RGB. "fast" is swscale's default, 1 to 3 levels too dark on average; "exact" has a bias below
+        0.05 levels, and respects the source's chroma siting.
 
     Raises ConfigError for invalid values.
     """
@@ -35,14 +35,14 @@ class PictureFormat:
             ("accuracy", self.accuracy, get_args(Accuracy)),
         ):
             if value not in known:
-                raise ConfigError(f"{name}={value!r}; allowed are {', '.join(known)}")
+                raise ConfigError(f"{name}={value!r}: must be {' or '.join(known)}")
         if self.pixels == "yuv420p" and (self.height % 2 or self.width % 2):
             raise ConfigError(
-                f"pixels='yuv420p' with a size of {self.width}x{self.height}: both sides must be even, as one color "
-                "sample stands for 2 x 2 pixels; use pixels='rgb24'"
+                f"pixels='yuv420p' with a size of {self.width}x{self.height}: both sides must be even, because one "
+                "chroma sample covers 2 x 2 pixels; use an even size or pixels='rgb24'"
             )
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one picture."""
+        """Size of one picture, in bytes."""
         return self.height * self.width * 3 // (1 if self.pixels == "rgb24" else 2)

@@ -1,9 +1,9 @@
-"""Facts about a file: frames counted from packets, one key frame decoded for its shape and colors.
+"""Probing of a file: frames are counted from packets, and one key frame is decoded for its size and colors.
 
 If timestamps are known to be unreliable (AVI, MPEG-TS, MPEG-PS, FLV, AVI-style Matroska, MPEG-4 with packed
 pictures, interlaced video with one packet per field, B-frames stamped in storage order), every frame is decoded once,
-and the file is accepted only if the frames have exactly the timestamps that the packets promise, in that order. Then
-`decode_into` finds the same frames later.
+and the file is accepted only if the frames have exactly the timestamps that the packets declare, in the same order.
+`decode_into` then finds the same frames later.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from streamvid.video.info import VideoInfo
 from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.packets import PacketTable, decoded, read_packets, remedy
 
-#: Codecs that AVI files store with a picture inside its neighbor's packet.
+#: Codecs for which AVI files may store a picture inside a neighboring packet.
 _LOOSE_CODECS = frozenset({"mpeg4", "msmpeg4v3"})
 
 
 def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> VideoInfo:
     """Read the facts of a video or an image from a path, bytes, a buffer, or a seekable binary file.
 
-    Allowed are the containers and codecs of `limits`. JPEG, PNG, WebP, BMP and TIFF are images of one frame (further
-    pictures in the file are ignored), as is a GIF of one picture. A GIF of several pictures is a video; an animated
-    WebP is rejected. verify: decode every frame.
+    The containers and codecs of `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with one frame
+    (further pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a video; an
+    animated WebP is rejected. verify: decode every frame.
 
     Raises ProbeError, whose message contains no path, if the file is not a video, is truncated, exceeds a limit, is
     HDR, has timestamps that do not identify each frame or, with `verify`, frames that do not decode or change size.
@@ -42,7 +42,7 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
         has_audio = video.has_audio
         frame, is_interlaced = first_frame(video, table)
         is_one_packet_a_frame = video.is_exact and video.codec_name not in _LOOSE_CODECS and not is_interlaced
-        # The stream reorders its pictures, but the timestamps do not: some muxer confused the two kinds of time.
+        # The stream reorders its pictures, but the timestamps do not: a muxer confused decode and presentation times.
         is_order_doubtful = table.reorder_depth == 0 < video.decoder.reorder_depth
         if verify or not (is_one_packet_a_frame or video.is_image) or is_order_doubtful:
             _compare_with_decode(video, table)
@@ -56,7 +56,7 @@ def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool
         "the first key frame does not decode: it is damaged, or has more pixels than the limit "
         f"max_pixels={video.limits.max_pixels}"
     )
-    # An edit list may hide the key frame itself; then the first frame shown has the facts.
+    # An edit list may hide the key frame itself; the first displayed frame then provides the format.
     for stop in (first + 1, len(table.rows)):
         for frame in decoded(video, problem, first, stop):
             if frame.is_corrupt:
@@ -77,14 +77,14 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
             formats.add((frame.width, frame.height, frame.format.name))
     if tuple(shown) != table.timestamps:
         raise ProbeError(
-            f"the packets promise {len(table.timestamps)} frames, {len(shown)} decode, and timestamps differ "
-            f"(damaged, or the writer of this {video.container_name} file mixed them up); {remedy()}",
+            f"the packets declare {len(table.timestamps)} frames, {len(shown)} decode, and timestamps differ "
+            f"(the file is damaged, or the writer of this {video.container_name} file mixed them up); {remedy()}",
             kind="damaged",
         )
     if len(formats) > 1:
         found = ", ".join(f"{width}x{height} {pixels}" for width, height, pixels in sorted(formats))
         raise ProbeError(
-            f"the video changes its size or pixel format ({found}): re-encode it to a single one", kind="changes-size"
+            f"the video changes size or pixel format ({found}): re-encode it to a single format", kind="changes-size"
         )
 
 

@@ -1,4 +1,4 @@
-"""Videos for people to look at: a sheet of frames as a PNG, and an MP4 that browsers play."""
+"""Videos for viewing: a contact sheet of frames as a PNG, and an MP4 that browsers can play."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_COLUMNS = 8
 
 
 def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
-    """Return a PNG of uint8 videos (B, T, H, W, 3): one row per video, up to 8 frames of it, evenly spaced."""
+    """Return a PNG of uint8 videos (B, T, H, W, 3): one row per video, with up to 8 evenly spaced frames."""
     import av
 
     numbers = np.linspace(0, videos.shape[1] - 1, min(_MAX_COLUMNS, videos.shape[1])).round().astype(int)

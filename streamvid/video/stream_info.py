@@ -1,6 +1,6 @@
-"""A container's description of a stream: all that a decoder and a converter need before the first packet.
+"""A container's description of a video stream: everything that decoders and converters need before the first packet.
 
-With it, a video's packets decode to the same frames as its file, without opening a container.
+With this description, a video's packets decode to the same frames as its file, without opening a container.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 MAX_EXTRADATA_BYTES = 16 * 2**10
 _MAX_REORDER_DEPTH = 16
-#: FFmpeg's own decoder of this name needs special hardware; containers use the first one that does not.
+#: FFmpeg's own decoder with this name needs special hardware; containers use the first decoder that does not.
 _SOFTWARE = {"av1": "libdav1d"}
 _INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """A video stream. Equal ones can share a decoder.
+    """Description of a video stream. Streams with equal descriptions can share a decoder.
 
-    - codec, extradata: FFmpeg's name, and the decoder's header as the container stores it.
+    - codec: FFmpeg's name. extradata: the codec header as stored in the container.
     - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format: as in VideoInfo.
-    - color: matrix, range, primaries and transfer as the container states them, FFmpeg's numbers (ITU-T H.273).
-    - reorder_depth: the maximum number of frames that a decoder holds back to show them in order.
+    - color: matrix, range, primaries and transfer as declared by the container, in FFmpeg's numbers (ITU-T H.273).
+    - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
 
-    Raises DecodeError for values that no video can have.
+    Raises DecodeError for impossible values.
     """
 
     codec: str
@@ -61,13 +61,13 @@ class StreamInfo:
             raise DecodeError(f"the index does not describe a video: {str(self)[:200]}; copy the dataset again")
 
     def to_json(self) -> str:
-        """Return one line of JSON."""
+        """Return the description as one line of JSON."""
         return _to_json(self)
 
     @staticmethod
     @lru_cache(256)
     def from_json(text: str) -> StreamInfo:
-        """Build an instance from what `to_json` wrote. Raises DecodeError for anything else."""
+        """Build a description from the result of `to_json`. Raises DecodeError for anything else."""
         try:
             value = json.loads(text)
             value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
@@ -77,7 +77,7 @@ class StreamInfo:
             raise DecodeError(f"the index does not describe a video: {text[:200]!r}; copy the dataset again") from error
 
 
-# The clips of a dataset have few distinct streams, and each delivery converts both ways.
+# The clips of a dataset have few distinct streams, and each delivery converts in both directions.
 @lru_cache(256)
 def _to_json(info: StreamInfo) -> str:
     return json.dumps({**asdict(info), "extradata": info.extradata.hex()}, sort_keys=True)
@@ -96,7 +96,7 @@ def set_up_decoder(decoder: VideoCodecContext, codec: str, limits: Limits, num_t
 
 
 def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> VideoCodecContext:
-    """Return a decoder for the packets, without a container. Raises DecodeError for a codec that is not allowed."""
+    """Return a decoder for packets without a container. Raises DecodeError if `limits` do not allow the stream."""
     from av.codec.context import CodecContext
     from av.video.codeccontext import VideoCodecContext
 
@@ -116,12 +116,12 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
-    """Prepare a decoder for packets from a key frame on, and discard what its last video stated about itself."""
+    """Prepare a decoder to start at a key frame of this stream, and replace the properties of its previous video."""
     decoder.colorspace, decoder.color_range, decoder.color_primaries, decoder.color_trc = info.color
     set_reorder_depth(decoder, info.codec, info.reorder_depth)
 
 
 def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
-    """Set how many frames may have to wait; a decoder that starts in the middle would detect it by losing frames."""
+    """Set the number of frames that a decoder holds back; without it, a start in mid-video loses frames."""
     if codec == "h264":
         decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

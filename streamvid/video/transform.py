@@ -1,9 +1,9 @@
-"""Geometry from a frame to a picture: crop, scale to cover, rotate. Integers only.
+"""Geometry of the conversion from frame to picture: crop, scale to cover, rotate. Integers only.
 
-The crop comes first (it costs nothing: a shift of pointers), then one scaling pass, then the rotation while the small
-picture is copied. The crop box is centered, as large as the frame allows, and has the shape of the target in display
-space, so that non-square pixels become square. Offsets and sizes are even, because most frames carry one color
-sample for 2 x 2 pixels; the shape is accurate to within a pixel of the box.
+The crop comes first (it only shifts pointers, which costs nothing), then one scaling pass, then the rotation while the
+small picture is copied. The crop box is centered, as large as the frame allows, and has the shape of the target in
+display space, so that non-square pixels become square. Offsets and sizes are even, because most frames have one chroma
+sample per 2 x 2 pixels; the shape is accurate to within one pixel of the box.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _TURNS: dict[int, Filters] = {
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """The part of a frame that is kept; it has the shape of the target.
+    """The part of a frame to keep, which has the aspect ratio of the target.
 
-    left, top: its place, as shares of the room that there is, 0 to 2**32 - 1 in units of 2**-32, as the frame is
-    displayed, so that one crop is the same part of videos with different rotations. scale: of its sides, in units of
-    2**-16 of the largest part's sides.
+    left, top: offset of the part in the displayed frame, as a share of the available margin in units of 2**-32 (0 to
+    2**32 - 1). A crop therefore selects the same part of videos with different rotations. scale: side lengths relative
+    to those of the largest possible part, in units of 2**-16 (1 to 2**16).
     """
 
     left: int
@@ -39,16 +39,16 @@ class Crop:
 
     def __post_init__(self) -> None:
         if not (0 <= self.left < 1 << 32 and 0 <= self.top < 1 << 32 and 0 < self.scale <= 1 << 16):
-            raise ConfigError(f"invalid crop {self}: places must be shares below 1, scales above 0 and at most 1")
+            raise ConfigError(f"invalid crop {self}: left and top must be from 0 to 2**32 - 1, scale from 1 to 2**16")
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Conversion of decoded frames of one shape and color to RGB pictures of (height, width). Created by `cover`.
+    """Conversion of decoded frames of one size and color to RGB pictures of (height, width). Created by `cover`.
 
-    - source_width, source_height: of the decoded frame; crop_left, crop_top, crop_width, crop_height: the box in it.
-    - scale_width, scale_height: size that the box is scaled to, before the rotation: (width, height), or swapped for a
-      quarter turn. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
+    - source_width, source_height: size of the decoded frame. crop_left, crop_top, crop_width, crop_height: crop box.
+    - scale_width, scale_height: size of the scaled box before the rotation: (width, height), or swapped for a quarter
+      turn. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
     """
 
     source_width: int
@@ -71,15 +71,15 @@ class Transform:
             and 0 <= self.crop_top <= self.source_height - self.crop_height
         )
         if not inside or min(self.crop_width, self.crop_height, self.scale_width, self.scale_height) < 1:
-            raise ConfigError(f"invalid transform {self}: the crop box must be inside the frame and contain a pixel")
+            raise ConfigError(f"invalid transform {self}: the crop box must be inside the frame, and no size 0")
         if self.rotation not in _TURNS:
-            raise ConfigError(f"transform: rotation is {self.rotation}; allowed are {sorted(_TURNS)}")
+            raise ConfigError(f"transform: rotation is {self.rotation}; it must be one of {sorted(_TURNS)}")
 
     @classmethod
     def cover(cls, source: FrameFormat | VideoInfo, height: int, width: int, crop: Crop | None = None) -> Transform:
-        """Return the transform of frames like `source` to (height, width) pixels as displayed.
+        """Return the transform from frames in the format of `source` to upright pictures of (height, width) pixels.
 
-        crop: None: the largest box, centered.
+        crop: the part to keep; None for the largest centered one.
         """
         if height < 1 or width < 1:
             raise ConfigError(f"transform: the target is {width}x{height}; both sides must be at least 1")
@@ -124,36 +124,36 @@ class Transform:
 
     @property
     def turn_filters(self) -> Filters:
-        """FFmpeg's filters that put the scaled picture upright."""
+        """FFmpeg's filters that turn the scaled picture upright."""
         return [*([("hflip", "")] if self.flip else []), *_TURNS[self.rotation]]
 
     @property
     def chroma_siting(self) -> str:
-        """FFmpeg's name for the siting of a frame's color samples."""
+        """FFmpeg's name for the siting of a frame's chroma samples."""
         return "center" if self.has_centered_chroma else "left"
 
     def scale_options(self, accuracy: Accuracy) -> str:
-        """Return options of FFmpeg's scale filter: size, area averaging, and the colors of the input."""
+        """Return the options for FFmpeg's scale filter: size, area averaging and input colors."""
         flags = "area"
         if accuracy == "exact":
-            # Unless it is set, swscale assumes centered chroma, whatever a frame's tag says.
+            # Without in_chroma_loc, swscale assumes centered chroma, regardless of a frame's tag.
             flags = f"area+accurate_rnd+full_chroma_int:in_chroma_loc={self.chroma_siting}"
         colors = "" if self.color_space == "rgb" else f":in_color_matrix={self.color_space}:in_range={self.color_range}"
         return f"{self.scale_width}:{self.scale_height}:flags={flags}{colors}"
 
     @property
     def ffmpeg_filter(self) -> str:
-        """The exact conversion as a filter of the ffmpeg program (7.1 or newer), to compare a tensor with.
+        """The exact conversion as a filter for the ffmpeg program (7.1 or newer), for comparison with a tensor.
 
-        `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes (frame,
-        height, width, RGB) bytes. The rotation is cheap there too, because it follows the scaling.
+        `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes bytes in
+        the order (frame, height, width, RGB).
         """
         steps = [*self.crop_filters, ("scale", self.scale_options("exact")), ("format", "rgb24"), *self.turn_filters]
         return ",".join(f"{name}={options}" if options else name for name, options in [*steps, ("setsar", "1")])
 
 
 def _as_stored(crop: Crop, rotation: int, flip: bool) -> tuple[int, int]:
-    """Return a crop's place in the stored frame, which is mirrored, then rotated clockwise, for display."""
+    """Return (left, top) of a crop in the stored frame, which is mirrored, then rotated clockwise for display."""
     most = (1 << 32) - 1
     left, top = {
         0: (crop.left, crop.top),
@@ -169,7 +169,7 @@ def _scaled(side: int, scale: int) -> int:
 
 
 def _even_place(room: int, share: int) -> int:
-    """Return one of the even numbers from 0 to `room`, each with the same probability."""
+    """Map a share in units of 2**-32 to an even offset from 0 to `room`; all offsets have equal ranges of shares."""
     return (share * (room // 2 + 1) >> 32) * 2
 
 

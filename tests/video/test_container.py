@@ -76,7 +76,7 @@ def test_a_truncated_file_says_how_much_is_missing(clip: ClipFolder, tmp_path: P
     path = tmp_path / "faststart.mp4"
     run_ffmpeg("-i", clip("h264_open_gop.mp4"), "-c", "copy", "-movflags", "+faststart", path)
     data = path.read_bytes()
-    with pytest.raises(ProbeError, match=r"ends early: the header promises 40 frames, \d+ are complete"):
+    with pytest.raises(ProbeError, match=r"ends early: it declares 40 frames, but only \d+ are complete"):
         probe(data[: len(data) * 2 // 3])
 
 

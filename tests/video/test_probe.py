@@ -124,13 +124,13 @@ def test_hdr_is_refused(tmp_path: Path) -> None:
             *("-f", "lavfi", "-i", "testsrc=s=64x64:d=0.2", "-c:v", "libx264", "-pix_fmt", "yuv420p10le"),
             *("-x264-params", params, path),
         )
-        with pytest.raises(ProbeError, match="HDR .*: tone-map .* or admit it"):
+        with pytest.raises(ProbeError, match="HDR .*: tone-map .* or accept it"):
             probe(path)
 
 
 def test_a_turn_that_is_no_quarter_is_refused(clip: ClipFolder, tmp_path: Path) -> None:
     run_ffmpeg("-display_rotation", 45, "-i", clip("h264_open_gop.mp4"), "-c", "copy", tmp_path / "askew.mp4")
-    with pytest.raises(ProbeError, match="rotated by -?45 degrees; only quarter turns"):
+    with pytest.raises(ProbeError, match="rotated by -?45 degrees for display; only multiples of 90"):
         probe(tmp_path / "askew.mp4")
 
 

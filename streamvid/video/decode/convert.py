@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from av.video.plane import VideoPlane
 
 _YUV420P = ("yuv420p", "yuvj420p")
-#: Places of red, green and blue in (gbrp's planes, rgb24).
+#: (plane of gbrp, channel of rgb24) of red, green and blue.
 _PLANAR_RGB = ((2, 0), (0, 1), (1, 2))
 
 
 @dataclass(frozen=True, slots=True)
 class PictureColor:
-    """Color of yuv420p pictures: VideoInfo's color_space and color_range, and the siting of color samples.
+    """Color of yuv420p pictures. matrix, color_range: values of VideoInfo's color_space and color_range.
 
-    siting: "left": level with every other column, between two rows; "center": between columns and between rows.
+    siting: position of chroma samples. "left": aligned with every other column, midway between two rows; "center":
+    midway between both columns and rows.
     """
 
     matrix: str
@@ -38,9 +39,9 @@ class PictureColor:
 
 
 class FrameConverter:
-    """Converts frames like `frame` to pictures, by a Transform. Alpha is dropped, as in FFmpeg.
+    """Converter from frames in the format of `frame` to pictures, by a Transform. Drops alpha, as FFmpeg does.
 
-    color: of yuv420p pictures, which keep the colors of the source.
+    color: color of yuv420p pictures, which keep the source's matrix and range.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class FrameConverter:
         self.color = PictureColor(
             "bt709" if is_rgb else frame_format.color_space,
             "limited" if is_rgb else frame_format.color_range,
-            # A rotation would move samples sited at the left to another side.
+            # A rotation would move left-sited samples to another side.
             "center" if self._turns or frame_format.has_centered_chroma else "left",
         )
         self._chain = None
@@ -74,11 +75,11 @@ class FrameConverter:
             return [*filters, ("scale", transform.scale_options("exact")), ("format", "gbrp")]
         kept = f"{fast}:out_color_matrix={color.matrix}:out_range={color.color_range}"
         if self._picture.pixels == "yuv420p":
-            # Nothing is summed over channels, so the fast way is accurate to a tenth of a level.
+            # Nothing is summed over channels, so the fast conversion is accurate to a tenth of a level.
             sitings = f"in_chroma_loc={transform.chroma_siting}:out_chroma_loc={color.siting}"
             return [*filters, ("scale", f"{kept}:{sitings}"), ("format", "yuv420p")]
         if self._is_scaled and "420" in self._format.pixel_format and not self._has_odd_size:
-            # One after the other takes half the time of both at once, and is less dark.
+            # Scaling and then converting takes half the time of doing both at once, and the picture is less dark.
             filters += [("scale", kept), ("format", "yuv420p")]
         return [*filters, ("scale", fast), ("format", "rgb24")]
 
@@ -92,7 +93,7 @@ class FrameConverter:
         return bool(self._transform.scale_width % 2 or self._transform.scale_height % 2)
 
     def convert(self, frame: VideoFrame, memory: NDArray[np.uint8]) -> None:
-        """Write `frame` into `memory`, one picture's bytes. Raises DecodeError if its size or pixel format changed."""
+        """Convert `frame` into `memory`, one picture. Raises DecodeError if its size or pixel format changed."""
         self._format.check(frame)
         if self._chain is not None:
             frame = self._chain.run(frame)
@@ -112,12 +113,12 @@ class FrameConverter:
             np.copyto(memory.reshape(height, width, 3), self._pixels(planes[0], 3))
 
     def _pixels(self, plane: VideoPlane, depth: int, step: int = 1) -> NDArray[np.uint8]:
-        """Return a plane as it is displayed: upright, (h, w), or (h, w, depth) for more than one byte per pixel."""
+        """Return a plane as an upright array (h, w), or (h, w, depth) if a pixel has more than one byte."""
         height, width = self._transform.scale_height // step, self._transform.scale_width // step
         is_flat = depth == 1
         shape = (height, width) if is_flat else (height, width, depth)
         strides = (plane.line_size, 1) if is_flat else (plane.line_size, depth, 1)
-        # One call, where frombuffer, reshape and slicing are three; it rejects memory beyond the plane.
+        # One call instead of frombuffer, reshape and slicing; it also rejects memory beyond the plane.
         pixels: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memoryview(plane), 0, strides)
         if self._transform.flip:
             pixels = pixels[:, ::-1]

@@ -1,7 +1,7 @@
-"""Selected frames of a video file, by their timestamps, in the caller's memory.
+"""Decoding of selected frames of a video file, found by timestamp, into the caller's memory.
 
-This works for every file: its container is opened and its packets are read through once. Clips whose packets are in a
-dataset's index are decoded by stored.py, which is faster and gives equal frames.
+This works for every file: it opens the container and reads all packets once. Clips whose packets are in a dataset's
+index are decoded by stored.py, which is faster and returns the same frames.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def decode_into(
     accuracy: Accuracy = "exact",
     limits: Limits = LIMITS,
 ) -> None:
-    """Decode len(out) frames, in presentation order from frame number `start`, every stride-th, into `out`.
+    """Decode len(out) frames into `out`: every `stride`-th frame in presentation order from frame number `start`.
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file. An image is a video of one frame.
-    out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1; frames are scaled to cover (H, W) and center-cropped
-    (`Transform.cover`), rotated upright, RGB. accuracy: as in PictureFormat.
-    num_frames: the known number of frames of the video; None: do not check it.
+    out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1. It receives upright RGB frames, scaled to cover (H, W)
+    and center-cropped (`Transform.cover`). accuracy: as in PictureFormat.
+    num_frames: expected number of frames in the video; None to skip the check.
 
-    Raises DecodeError if the source has other frames than promised or one does not decode (then the contents of `out`
-    are undefined), ConfigError for invalid `start`, `stride` or `out`. Damage that a codec cannot detect (VP9, AV1 and
-    HEVC detect little) becomes damaged pixels; checksums guard against that. Uses one thread, and keeps nothing
-    between calls.
+    Raises DecodeError if the source's frames differ from those expected or a frame does not decode (the contents of
+    `out` are then undefined), and ConfigError for invalid `start`, `stride` or `out`. Damage that a codec cannot detect
+    (VP9, AV1 and HEVC detect little) becomes damaged pixels; checksums guard against that. Decoding uses one thread and
+    keeps nothing between calls.
     """
     _check_arguments(start, stride, out)
     picture = PictureFormat(out.shape[1], out.shape[2], accuracy=accuracy)
@@ -73,10 +73,10 @@ def decode_pictures(
     choose: Choose | None = None,
     crop: Crop | None = None,
 ) -> PictureColor:
-    """Decode as `decode_into` does, for any picture format, into `out` (T, picture.num_bytes); return their colors.
+    """Decode as `decode_into` does, in any picture format, into `out` (T, picture.num_bytes); return the color.
 
-    choose: returns the wanted frames of the packets, in place of start and stride: len(out) ascending numbers, which
-    may repeat. crop: None: the largest, centered.
+    choose: function that selects frames from the packet table, in place of `start` and `stride`: it returns len(out)
+    ascending frame numbers, which may repeat. crop: part of each frame to keep; None for the largest centered one.
     """
     try:
         with open_video(source, limits) as video:
@@ -129,12 +129,13 @@ def _decode_window(
 
 
 def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[[tuple[int, int]], _Result]) -> _Result:
-    """Call `decode` with the key packet (timestamp, ordinal) to decode these frames from, and return its result.
+    """Call `decode` with the (timestamp, ordinal) of the key packet at which to start, and return its result.
 
-    If it raises, the packet was not a true entry point, and the previous one is tried. Raises the first error.
+    If it raises, try the previous key packet, because the first may not be a true entry point. If that raises too,
+    raise the first error. Raises DecodeError if the video has fewer frames.
     """
     if numbers[-1] >= len(table.timestamps):
-        raise DecodeError(f"frames {numbers[0]} to {numbers[-1]} were requested; the video has {len(table.timestamps)}")
+        raise DecodeError(f"frames {numbers[0]} to {numbers[-1]} requested, but the video has {len(table.timestamps)}")
     problem: DecodeError | ProbeError | None = None
     try:
         for key in table.decode_starts(numbers[0], numbers[-1]):
@@ -144,14 +145,14 @@ def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[
                 problem = problem or error
         raise problem or DecodeError(f"no key frame precedes frame {numbers[0]}: it cannot be decoded")
     finally:
-        # An error and the variable that holds it reference each other, and so keep the decoder and all its pictures.
+        # An error and the variable that holds it reference each other, which keeps the decoder and its pictures alive.
         del problem
 
 
 def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numbers: Sequence[int], take: Take) -> None:
-    """Decode these frames from a key packet on. `take` gets each with the first place of its number in `numbers`.
+    """Decode the frames `numbers` from a key packet on; call `take` with each frame and its first index in `numbers`.
 
-    Raises DecodeError if one of them does not decode or a packet changed, ProbeError if the file cannot be read.
+    Raises DecodeError if a frame does not decode or a packet changed, and ProbeError if the file cannot be read.
     """
     packets = _packets_from(video, table, key[1])
     decoder = video.decoder
@@ -174,7 +175,7 @@ def _first_places(numbers: Sequence[int]) -> dict[int, int]:
 
 
 def _packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
-    """Yield (ordinal, packet) from this one on; seek to it if that is reliable and verified, else read up to it."""
+    """Yield (ordinal, packet) from `ordinal` on. Seek to it if that is reliable and verified, else read up to it."""
     if video.is_exact:
         with ffmpeg_errors("the file is not seekable"):
             video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)

@@ -1,7 +1,7 @@
-"""Selected frames of an indexed clip from its packets, with decoders that stay open between clips.
+"""Decoding of selected frames from the packets of an indexed clip, with decoders that stay open between clips.
 
-Nothing is opened or searched for, because the index has what the container states. Decoders, scalers and their
-pictures are kept by stream, so that in steady state no new memory is allocated.
+No container is opened or searched, because the index contains its description of the stream. Decoders, scalers and
+their pictures are kept per stream, so that no new memory is allocated in steady state.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-# Pixels of one frame of each kept decoder, summed: one 1080p decoder has some 40 MiB of pictures, and opening it again
-# takes a hundredth of the cost of a window.
+# Maximum sum of the frame sizes of all kept decoders, in pixels: one 1080p decoder holds about 40 MiB of pictures, and
+# reopening it costs a hundredth of decoding a window.
 _KEPT_PIXELS = 1920 * 1088
 _KEPT_DECODERS = 32
 
 
 class StoredDecoder:
-    """Decodes windows of indexed clips, and keeps the decoders that were used last. One thread at a time."""
+    """Decoder for windows of indexed clips that keeps the most recently used codecs open. Not thread-safe."""
 
     def __init__(self, limits: Limits = STORED_LIMITS) -> None:
         self._limits = limits
@@ -53,22 +53,23 @@ class StoredDecoder:
         crop: Crop | None = None,
         num_threads: int = 1,
     ) -> PictureColor:
-        """Decode a PacketWindow's frames, one per row of `out` (T, picture.num_bytes); return their colors.
+        """Decode a PacketWindow's frames, one per row of `out` (T, picture.num_bytes); return the pictures' color.
 
-        packets, key_time: of the window; data: its byte range. A row without a packet shows the frame before it.
-        numbers: of the frames in the clip, for messages. crop: None: the largest, centered.
+        packets, key_time: fields of the window. data: the bytes of its range. A row without a packet repeats the
+        previous frame. numbers: frame numbers in the clip, for messages. crop: part of each frame to keep; None for the
+        largest centered one.
         Raises DecodeError if a frame does not decode.
         """
         decoder = self._open.pop((info, num_threads), None)
         if decoder is None:
             num_pixels = info.coded_width * info.coded_height * num_threads
-            self._make_room(num_pixels)  # before it allocates its own memory
+            self._make_room(num_pixels)  # before the new decoder allocates memory
             decoder = _OpenDecoder(info, num_threads, num_pixels, self._limits)
         try:
             color = decoder.decode(packets, data, key_time, out, picture, numbers, crop)
         except ProbeError as error:
             raise DecodeError(str(error)) from error
-        # After an error its state is unknown, so it is not kept.
+        # After an error, the state of the decoder is unknown, so it is not kept.
         self._open[info, num_threads] = decoder
         return color
 
@@ -137,8 +138,8 @@ def _packets(packets: NDArray[np.int64], data: memoryview) -> Iterator[tuple[Pac
     from av.packet import Packet
 
     for time, offset, size, slot in packets.tolist():
-        # A copy: decoders read a little beyond a packet's end, and their threads may hold it for longer.
-        # Packet(data) would not copy.
+        # Copy the data, which Packet(data) would not do: decoders read slightly beyond a packet's end, and their
+        # threads may hold it for longer.
         packet: Packet[Any] = Packet(size)
         packet.update(cast("bytes", data[offset : offset + size]))
         packet.pts = time

@@ -1,8 +1,8 @@
-"""The main loop of decoding: from packets to the wanted frames, by their timestamps.
+"""Main loop of decoding: from packets to the wanted frames, found by timestamp.
 
-A frame is accepted only if its timestamp equals the one that the packets promise: "the first at or after" would
-silently deliver shifted frames if some do not decode. Pictures that no picture refers to are skipped, and reading
-stops at the packet of the last frame wanted.
+A frame is accepted only if its timestamp equals the one that its packet declares: "the first at or after" would
+silently deliver shifted frames if some do not decode. Unwanted pictures that no other picture refers to are skipped,
+and reading stops at the packet of the last wanted frame.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from numpy.typing import NDArray
 
-#: Codecs in which each picture states that no other refers to it. HEVC states it only within a temporal layer; AV1's
-#: decoder loses frames when told to skip.
+#: Codecs in which each picture declares whether others refer to it. HEVC declares it only within a temporal layer;
+#: AV1's decoder loses frames if it is asked to skip.
 _SKIPPING_CODECS = frozenset({"h264", "mpeg4", "mpeg2video", "mpeg1video", "vp8"})
 
 Take = Callable[["VideoFrame", int], None]
@@ -46,11 +46,11 @@ def decode_window(
     numbers: Sequence[int] | None,
     may_skip: bool,
 ) -> None:
-    """Feed packets, each with a flag for a wanted picture, until all of `wanted` (timestamp → slot) have come out.
+    """Decode packets, each paired with True if its picture is wanted, until `take` got all `wanted` (timestamp → slot).
 
-    key_time: timestamp of the key frame that decoding starts at; numbers: of each slot's frame in the clip, for
+    key_time: timestamp of the key frame at which decoding starts. numbers: frame number of each slot in the clip, for
     messages; None if unknown.
-    Raises DecodeError if a wanted frame does not come out, or is damaged.
+    Raises DecodeError if a wanted frame does not decode or is damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)
     skips: bool | None = None
@@ -67,12 +67,12 @@ def decode_window(
     if missing:
         slots = sorted(missing.values())
         names = _brief(slots if numbers is None else [numbers[slot] for slot in slots])
-        which = f"frames {names}" if numbers is not None else f"of the requested frames, those at places {names}"
-        raise DecodeError(f"{which} do not decode: damaged data or wrong timestamps")
+        which = f"frames {names}" if numbers is not None else f"the requested frames at positions {names}"
+        raise DecodeError(f"{which} do not decode: the data is damaged, or timestamps are wrong")
 
 
 def repeat_frames(out: NDArray[np.uint8], slots: Sequence[int]) -> None:
-    """Fill the slots of `out` between these, which ascend from 0, with the frame of the given slot before them."""
+    """Fill each slot of `out` that is not in `slots` (ascending from 0) with the frame of the preceding slot."""
     for slot, following in pairwise([*slots, len(out)]):
         out[slot + 1 : following] = out[slot]
 
@@ -85,7 +85,7 @@ def _take(
     try:
         for frame in decoder.decode(packet):
             time = frame.pts
-            # Frames shown before the key frame may refer to pictures before it: broken, but not wanted here.
+            # Frames displayed before the key frame may refer to earlier pictures: they are broken, but not wanted.
             if frame.is_corrupt and (time is None or time >= key_time):
                 raise DecodeError(f"the video is damaged: the frame at timestamp {time} does not decode cleanly")
             if time in missing:

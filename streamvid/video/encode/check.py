@@ -1,8 +1,8 @@
-"""Verification of a written clip: what decodes from it, its distance from what was encoded, and its file's claims.
+"""Verification of an encoded clip: its quality, and the contents of the finished file.
 
 Quality is measured while packets come out of the encoder, so that only the pictures in progress are held. The finished
-file is then read as by any reader, and must give the same pictures, at the exact times, with the promised key frames
-and colors.
+file is then read like any other file, and must contain the same pictures at the exact times, with the expected key
+frames and colors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-#: Reported for a clip without any error.
+#: PSNR reported for a clip without any error, in decibels.
 LOSSLESS_PSNR = 100.0
 
 
@@ -41,7 +41,7 @@ def psnr(square_error: int, num_values: int) -> float:
 
 
 class QualityMeter:
-    """Decodes packets as they arrive and compares each picture's luma with the encoded picture."""
+    """Meter that decodes packets as they arrive and compares the luma of each picture with the encoder's input."""
 
     def __init__(self, decoder_name: str, header: bytes, height: int, width: int) -> None:
         self._decoder = _make_decoder(decoder_name, header, height, width)
@@ -54,7 +54,7 @@ class QualityMeter:
         self._pending[number] = _rows(picture, 0).copy()
 
     def take(self, number: int, packet: bytes) -> None:
-        """Check a packet that shows frame `number`. Raises DecodeError if it decodes to another frame, or to damage."""
+        """Measure the packet of frame `number`. Raises DecodeError if it decodes to a different or damaged frame."""
         import av
 
         data = cast("Packet[VideoStream]", av.Packet(packet))
@@ -62,7 +62,7 @@ class QualityMeter:
         self._compare(data)
 
     def finish(self) -> float:
-        """Return the PSNR of all luma in decibels, once no packet is left."""
+        """Flush the decoder and return the PSNR of all luma, in decibels. Raises DecodeError if frames are missing."""
         self._compare(None)
         if self._pending:
             raise DecodeError(f"the encoder lost frames {sorted(self._pending)[:8]} of the clip; report this as a bug")
@@ -87,7 +87,7 @@ class QualityMeter:
 def check_clip(
     data: bytes, encoding: Encoding, timeline: Timeline, tags: ColorTags, checksums: list[int], limits: Limits
 ) -> None:
-    """Raise DecodeError unless the file `data` holds exactly these pictures, times, key frames and colors."""
+    """Raise DecodeError unless the file `data` contains exactly these pictures, times, key frames and colors."""
     try:
         with open_video(data, limits) as video:
             table = read_packets(video)
@@ -97,7 +97,7 @@ def check_clip(
                 _check_frame(frame, number, table, tags, checksums)
                 number += 1
             if number != len(checksums):
-                raise DecodeError(f"{number} of its {len(checksums)} frames decode")
+                raise DecodeError(f"only {number} of its {len(checksums)} frames decode")
     except (DecodeError, ProbeError) as error:
         raise DecodeError(f"the written clip differs from what was encoded: {error}") from error
 
@@ -113,7 +113,7 @@ def picture_checksum(frame: VideoFrame) -> int:
 def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> None:
     times = [Fraction(time) * table.time_base for time in table.timestamps]
     if times != [tick * timeline.time_base for tick in timeline.ticks]:
-        raise DecodeError(f"its {len(times)} frames do not have the times of the source's {len(timeline.ticks)}")
+        raise DecodeError(f"the times of its {len(times)} frames differ from the expected {len(timeline.ticks)}")
     wanted = tuple(range(0, len(times), encoding.gop))
     if table.keyframes != wanted:
         raise DecodeError(f"its key frames are {table.keyframes[:8]}; there must be one every {encoding.gop} frames")
@@ -123,7 +123,7 @@ def _check_frame(frame: VideoFrame, number: int, table: PacketTable, tags: Color
     if number >= len(checksums) or frame.is_corrupt or picture_checksum(frame) != checksums[number]:
         raise DecodeError(f"frame {number} is a different picture")
     if frame.pts != table.timestamps[number]:
-        raise DecodeError(f"frame {number} decodes at {frame.pts}, but its packet says {table.timestamps[number]}")
+        raise DecodeError(f"frame {number} decodes at {frame.pts}, but its packet declares {table.timestamps[number]}")
     found = ColorTags(frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range)
     if found != tags:
         raise DecodeError(f"frame {number} has the colors {found}; they must be {tags}")
@@ -142,7 +142,7 @@ def _make_decoder(name: str, header: bytes, height: int, width: int) -> VideoCod
 
 
 def _rows(frame: VideoFrame, number: int) -> NDArray[np.uint8]:
-    """Return the bytes of a plane of an 8-bit picture, (rows, bytes)."""
+    """Return a plane of an 8-bit picture as an array of (rows, bytes)."""
     plane = frame.planes[number]
     num_bytes = plane.width * (frame.format.padded_bits_per_pixel // 8 if len(frame.planes) == 1 else 1)
     return np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: plane.height, :num_bytes]

@@ -1,10 +1,10 @@
-"""A source ─► a bucket-native clip or image: scaled and cropped once, cheap to decode, verified before it is returned.
+"""Encoding of a source as a bucket-native clip or image: scaled and cropped once, cheap to decode, and verified.
 
 The encoder sees frames at one constant rate, so that neither its choices nor its header depend on the source's timing.
-Clips of one size have equal headers, and one open decoder serves them all. True times are written with the packets.
+Clips of one size have equal headers, and one open decoder serves them all. The muxer writes the true times.
 
-A JPEG keeps all its color samples (4:4:4). An image is one picture, so a third more decoding work is negligible next
-to a clip's sixteen or more frames, and colored letters and edges are why images are added to a video dataset.
+JPEG images keep full chroma resolution (4:4:4). For a single picture, a third more decoding work is negligible next to
+a clip's sixteen or more frames, and images are added to video datasets for their colored letters and edges.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _RATE = 25
 class EncodedClip:
     """An encoded clip and its properties.
 
-    - data: the file.   extension: "mp4", or "jpg" or "png" for images.   codec: FFmpeg's name.
-    - fps: average, 0.0 for an image.   duration_seconds: until the end of the last frame, 0.0 for an image.
-    - psnr_y: of all luma compared with the pictures that were encoded (the direct resize of the source), in decibels;
-      100.0 if lossless.   encode_seconds: CPU time for everything, including decoding and verification.
+    - data: contents of the file.   extension: "mp4", or "jpg" or "png" for images.   codec: FFmpeg's name.
+    - fps: average frame rate.   duration_seconds: time until the end of the last frame.   Both are 0.0 for an image.
+    - psnr_y: PSNR of all luma relative to the encoder's input (the direct resize of the source), in decibels; 100.0 if
+      lossless.   encode_seconds: CPU time for decoding, encoding and verification.
     """
 
     data: bytes
@@ -74,21 +74,21 @@ def encode_clip(
     timeline: Timeline | None = None,
     limits: Limits = LIMITS,
 ) -> EncodedClip:
-    """Encode frames `start` to `start + num_frames` (None: to the end) of `source` at (height, width) pixels.
+    """Encode frames `start` to `start + num_frames` (exclusive; None: all) of `source` at (height, width) pixels.
 
-    source: as for `decode_into`. Each frame is scaled and cropped by `Transform.cover`, upright, and keeps its exact
-    time relative to the first; with `fps`, frames are 1/fps apart, each the source frame nearest in time.
-    timeline: replaces start, num_frames and fps, for a source that follows another source frame by frame.
+    source: as for `decode_into`. Each frame is scaled, cropped and turned upright by `Transform.cover`, and keeps its
+    exact time relative to the first; with `fps`, frames are 1/fps apart, and each is the source frame nearest in time.
+    timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
 
     Colors keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
-    pictures (codec mjpeg, and still images) can only be BT.601 of full range. Still images stay images: JPEG of high
-    quality, or PNG if the encoding is ffv1.
+    pictures (codec mjpeg, and still images) are always full-range BT.601. Still images stay images: high-quality JPEG,
+    or PNG if the codec is ffv1.
 
-    The clip is decoded before it is returned: every frame must be present, at its time, with the promised key frames.
-    The same arguments give the same bytes. It uses one thread, and memory for a few frames only.
+    The clip is decoded before it is returned: every frame must be present at its time, with the expected key frames.
+    The same arguments give the same bytes. Encoding uses one thread, and memory for only a few frames.
 
-    Raises ConfigError for invalid arguments, ProbeError if the source is not supported (see `probe`), DecodeError if a
-    frame does not decode.
+    Raises ConfigError for invalid arguments, ProbeError if the source is not supported (see `probe`), and DecodeError
+    if a frame does not decode.
     """
     _check_size(height, width)
     begin = time.process_time()
@@ -140,7 +140,7 @@ def _encode_from(
     encoding: Encoding,
     limits: Limits,
 ) -> tuple[bytes, float]:
-    """Return the clip and its PSNR, decoded from a key packet of the source on."""
+    """Decode the source from a key packet on; return the encoded clip and its PSNR in decibels."""
     numbers, written = timeline.numbers, 0
     made: list[tuple[Cover, ClipWriter]] = []
 
@@ -151,7 +151,7 @@ def _encode_from(
             made.append((cover, ClipWriter(encoding, timeline, *size, cover.tags)))
         cover, writer = made[0]
         if place != written:
-            raise DecodeError(f"frame {numbers[place]} decodes before frame {numbers[written]}: wrong timestamps")
+            raise DecodeError(f"frame {numbers[place]} decodes before frame {numbers[written]}: timestamps are wrong")
         while written < len(numbers) and numbers[written] == numbers[place]:
             writer.write(cover.picture(frame), written)
             written += 1
@@ -171,7 +171,7 @@ def _encode_from(
 
 
 class ClipWriter:
-    """Encoder and in-memory MP4 of one track. The bytes are a function of the arguments and the pictures."""
+    """Encoder and in-memory MP4 file with one track. Its bytes depend only on the arguments and the pictures."""
 
     def __init__(self, encoding: Encoding, timeline: Timeline, height: int, width: int, tags: ColorTags) -> None:
         import av
@@ -181,7 +181,7 @@ class ClipWriter:
         # SVT-AV1 writes to standard error whatever FFmpeg's log level is.
         os.environ.setdefault("SVT_LOG", "0")
         self._timeline, self._sink = timeline, io.BytesIO()
-        # bitexact: no clock and no versions. Time begins at 0 and nothing is reordered, so no edit list is needed.
+        # bitexact omits dates and versions. Time begins at 0 and nothing is reordered, so no edit list is needed.
         self._container = av.open(self._sink, "w", format="mp4", options={"fflags": "+bitexact", "use_editlist": "0"})
         self._stream = cast(
             "VideoStream",
@@ -201,7 +201,7 @@ class ClipWriter:
         encoder.flags |= Flags.bitexact
         self._stream.time_base = timeline.time_base
         self._container.start_encoding()
-        # This drops SEI units, in which x264 stores its version and settings, some 700 bytes per clip.
+        # This drops SEI units, in which x264 stores its version and settings, about 700 bytes per clip.
         is_h264 = encoding.codec == "h264"
         self._filter = BitStreamFilterContext("filter_units=remove_types=6", self._stream) if is_h264 else None
         self.meter = QualityMeter(encoding.profile.decoder, bytes(encoder.extradata or b""), height, width)
@@ -213,7 +213,7 @@ class ClipWriter:
         self._mux(self._stream.codec_context.encode(picture))
 
     def finish(self) -> float:
-        """Write the packets that the encoder held back, and return the PSNR of luma; then `data` is complete."""
+        """Write the packets that the encoder held back, complete `data`, and return the PSNR of luma in decibels."""
         self._mux(self._stream.codec_context.encode(None))
         self.close()
         return self.meter.finish()
@@ -242,9 +242,9 @@ class ClipWriter:
 def _encode_image(
     video: VideoFile, table: PacketTable, size: tuple[int, int], encoding: Encoding, limits: Limits
 ) -> tuple[bytes, str, str, float]:
-    """Encode a still image: a lossless PNG if `encoding` is ffv1, else a JPEG of quantizer 2 (BT.601, full range).
+    """Encode a still image: a lossless PNG if the codec is ffv1, else a JPEG with quantizer 2 (BT.601, full range).
 
-    Returns the file, its usual extension, FFmpeg's name of the codec, and the PSNR of luma.
+    Returns (contents, file extension, FFmpeg's name of the codec, PSNR of luma in decibels).
     """
     import av
     from av.codec.context import Flags
@@ -276,7 +276,7 @@ def _encode_image(
 
 
 def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None:
-    """Raise DecodeError unless `data` is one image with this codec that decodes to this picture."""
+    """Raise DecodeError unless `data` is a single image with this codec and this checksum of its picture."""
     try:
         with open_video(data, limits) as video:
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1

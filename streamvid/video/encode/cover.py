@@ -1,8 +1,8 @@
-"""A decoded frame ─► the small upright picture for an encoder: one filter graph, without a detour through RGB.
+"""Conversion of decoded frames to small upright pictures for an encoder: one filter graph, no detour through RGB.
 
-The meaning of the source's tags (guessed if they are missing) is kept and written: matrix, range, primaries and
-transfer. A color sample of 4:2:0 is sited at the left of its four pixels, as in video, or in JPEG, WebP and MPEG-1 at
-their center; a clip has it at the left, JPEG pixel formats at the center.
+The source's color tags (matrix, range, primaries and transfer; guessed if missing) are kept and written. Chroma samples
+of 4:2:0 are at the left of their four pixels in video, and at the center in JPEG, WebP and MPEG-1. Clips have them at
+the left, JPEG pixel formats at the center.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from streamvid.video.container import VideoFile
 
-#: Name → (matrix, primaries, transfer), numbers of ITU-T H.273, if the source does not state them. RGB becomes BT.709.
+#: Color space → default (matrix, primaries, transfer), as numbers of ITU-T H.273. RGB becomes BT.709.
 _TAGS = {
     "rgb": (1, 1, 1),
     "bt709": (1, 1, 1),
@@ -29,14 +29,14 @@ _TAGS = {
     "bt2020": (9, 9, 14),
 }
 _FILTER_NAMES = {"bt709": "bt709", "bt601": "smpte170m", "fcc": "fcc", "smpte240m": "smpte240m", "bt2020": "bt2020ncl"}
-#: bitexact: the same on every processor. accurate_rnd: without it, pictures are darker by a twentieth of a level. The
-#: last two: all color samples of RGB are used, and interpolated.
+#: bitexact: the same pixels on every processor. accurate_rnd: without it, pictures are darker by 0.05 levels.
+#: The last two flags use all chroma samples of RGB, and interpolate them.
 _SCALING = "area+accurate_rnd+bitexact+full_chroma_inp+full_chroma_int"
 _LIMITED, _FULL = 1, 2
 _UNSAID, _LAST_PRIMARIES = 2, 12
 
-#: (flip, rotation) → (horizontal, vertical) place of the color sample, in 256ths of two pixels, before the rotation
-#: that puts it at the left.
+#: (flip, rotation) → (horizontal, vertical) position of the chroma sample, in 256ths of two pixels, before the rotation
+#: that moves it to the left.
 _LEFT_BEFORE_TURN = {
     (False, 0): (0, 128),
     (False, 90): (128, 256),
@@ -51,7 +51,7 @@ _LEFT_BEFORE_TURN = {
 
 @dataclass(frozen=True, slots=True)
 class ColorTags:
-    """Color tags of a picture, numbers of ITU-T H.273; color_range is FFmpeg's: 1 limited, 2 full."""
+    """Color tags of a picture, as numbers of ITU-T H.273. color_range is FFmpeg's number: 1 is limited, 2 is full."""
 
     matrix: int
     primaries: int
@@ -60,11 +60,11 @@ class ColorTags:
 
 
 class Cover:
-    """Converter of frames like `frame`, of `video`, to pictures that cover (height, width) as in `Transform.cover`.
+    """Converter from frames of `video`, like `frame`, to pictures that cover (height, width) as in `Transform.cover`.
 
-    pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes BT.709, limited); "yuvj420p" and "yuvj444p"
-    are for JPEG, BT.601 and full range; or "rgb24". `tags` describes the output. Raises ProbeError if the source's
-    colors or orientation are not supported.
+    pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited BT.709); "yuvj420p" and "yuvj444p"
+    are full-range BT.601 for JPEG; "rgb24" is RGB. `tags` contains the color tags of the output. Raises ProbeError if the
+    source's colors or orientation are not supported.
     """
 
     def __init__(self, video: VideoFile, frame: VideoFrame, height: int, width: int, pixel_format: str) -> None:
@@ -79,7 +79,7 @@ class Cover:
         )
 
     def picture(self, frame: VideoFrame) -> VideoFrame:
-        """Return the small picture. Raises DecodeError if the frame's size or pixel format has changed."""
+        """Return the converted picture. Raises DecodeError if the frame's size or pixel format has changed."""
         from av.video.frame import PictureType
 
         self.format.check(frame)
@@ -87,15 +87,15 @@ class Cover:
         tags = self.tags
         picture.colorspace, picture.color_range = tags.matrix, tags.color_range
         picture.color_primaries, picture.color_trc = tags.primaries, tags.transfer
-        # The picture type that it had in the source would be forced on it.
+        # Otherwise, the encoder would keep the picture type of the source.
         picture.pict_type = PictureType.NONE
         return picture
 
     def _tags(self, frame: VideoFrame, pixel_format: str) -> ColorTags:
         matrix, primaries, transfer = _TAGS[self.format.color_space]
         if self.format.color_space == "bt601" and frame.colorspace == 5:
-            matrix, primaries = 5, 5  # the same numbers, with the primaries of PAL
-        # Encoders know no primaries beyond 12, and write none for them.
+            matrix, primaries = 5, 5  # the same coefficients, with the primaries of PAL
+        # Encoders do not know primaries beyond 12, and write none for them.
         is_known = frame.color_primaries != _UNSAID and frame.color_primaries <= _LAST_PRIMARIES
         primaries = frame.color_primaries if is_known else primaries
         transfer = transfer if frame.color_trc == _UNSAID else frame.color_trc
@@ -115,7 +115,7 @@ class Cover:
             if space in ("rgb", "bt601"):
                 wanted, color_range = "bt601", "full"
             else:
-                # swscale converts matrices through RGB; this filter does not. Equal primaries: nothing else changes.
+                # swscale converts matrices through RGB; this filter does not. Primaries stay equal.
                 own = f"iall=bt709:ispace={_FILTER_NAMES[space]}:irange={'pc' if self._range == _FULL else 'tv'}"
                 after = [("colorspace", f"all=bt709:space=bt470bg:range=pc:fast=1:{own}")]
         options = f"{transform.scale_width}:{transform.scale_height}:flags={_SCALING}"

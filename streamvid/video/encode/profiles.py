@@ -1,8 +1,8 @@
-"""Encoding profiles of native clips, made for fast decoding.
+"""Encoding profiles for native clips, designed for fast decoding.
 
-H.264 decodes fastest if pictures only refer to the one before, coefficients are CAVLC, nothing is deblocked and few
-bits are spent. x264's psychovisual settings spend bits on appearance, which neither a mean square error nor training
-needs: without them, the same crf has more decibels, fewer bytes and decodes a tenth faster.
+H.264 decodes fastest if each picture refers only to the previous one, coefficients are coded with CAVLC, deblocking is
+off and few bits are spent. x264's psychovisual settings spend bits on appearance, which neither mean squared error nor
+training needs: without them, the same crf gives a higher PSNR and fewer bytes, and decodes a tenth faster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamvid.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """FFmpeg's names of a codec, its encoder and its decoder, and the allowed settings. crf: None if it has none."""
+    """FFmpeg's names of a codec, its encoder and its decoder, with allowed settings. crf: None for a lossless codec."""
 
     codec: str
     encoder: str
@@ -39,15 +39,15 @@ PROFILES = {
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Encoding of native clips.
+    """Encoding options for native clips.
 
     - codec: "h264" (fast to decode), "av1" (smallest), "mjpeg" (independent pictures), "ffv1" (lossless).
-    - crf: lower is better and larger: for h264 1 to 51 (18), for av1 1 to 63 (24); for mjpeg its quantizer 2 to 31 (3).
-      None is the codec's default, given in parentheses, and the only value for ffv1.
-    - gop: frames from one key frame to the next, 1 to 600; every gop-th frame is one, and no GOP refers to another.
-      0 is the codec's default: 16 for h264 and av1, 1 for mjpeg and ffv1, which allow no other.
+    - crf: quality; lower values give better and larger clips: 1 to 51 for h264 (default 18), 1 to 63 for av1 (24),
+      quantizer 2 to 31 for mjpeg (3). None selects the default, and is the only value for ffv1.
+    - gop: number of frames from one key frame to the next, 1 to 600. No GOP refers to another. 0 selects the codec's
+      default: 16 for h264 and av1; 1 for mjpeg and ffv1, which allow no other value.
 
-    After construction, `crf` and `gop` hold the numbers that are used. Raises ConfigError for invalid values.
+    After construction, `crf` and `gop` contain the values that are used. Raises ConfigError for invalid values.
     """
 
     codec: str = "h264"
@@ -56,22 +56,22 @@ class Encoding:
 
     def __post_init__(self) -> None:
         if self.codec not in PROFILES:
-            raise ConfigError(f"codec is {self.codec!r}; allowed are {', '.join(PROFILES)}")
+            raise ConfigError(f"codec is {self.codec!r}; it must be one of {', '.join(PROFILES)}")
         profile = self.profile
         object.__setattr__(self, "crf", profile.crf if self.crf is None else self._checked_crf(self.crf))
         if not _is_int(self.gop) or not 0 <= self.gop <= profile.max_gop:
-            allowed = f"1 to {profile.max_gop}" if profile.max_gop > 1 else "1: its frames are independent"
-            raise ConfigError(f"gop is {self.gop!r}; allowed for {self.codec} are {allowed} (0 for the default)")
+            allowed = f"from 1 to {profile.max_gop}" if profile.max_gop > 1 else "1 (every frame is a key frame)"
+            raise ConfigError(f"gop is {self.gop!r}; for {self.codec} it must be {allowed}, or 0 for the default")
         object.__setattr__(self, "gop", self.gop or profile.gop)
 
     def _checked_crf(self, crf: float) -> float:
         profile, (low, high) = self.profile, self.profile.crf_range
         if profile.crf is None:
-            raise ConfigError(f"crf is {crf!r}, but {self.codec} is lossless: leave crf out, or choose another codec")
+            raise ConfigError(f"crf is {crf!r}, but {self.codec} is lossless: omit crf, or choose another codec")
         is_number = _is_int(crf) or (profile.has_fine_crf and isinstance(crf, float))
         if not is_number or not low <= crf <= high:
             kind = "a number" if profile.has_fine_crf else "a whole number"
-            raise ConfigError(f"crf is {crf!r}; allowed for {self.codec} is {kind} from {low} to {high}")
+            raise ConfigError(f"crf is {crf!r}; for {self.codec} it must be {kind} from {low} to {high}")
         return int(crf) if crf == int(crf) else crf
 
     @property
@@ -79,16 +79,16 @@ class Encoding:
         return PROFILES[self.codec]
 
     def encoder_options(self) -> dict[str, str]:
-        """Return options of FFmpeg's encoder; threads and key frame distance are set on the encoder itself."""
+        """Return the options for FFmpeg's encoder; threads and key frame distance are set on the encoder itself."""
         if self.codec == "h264":
             return {"preset": "medium", "tune": "fastdecode", "crf": str(self.crf), "a53cc": "0", **self._x264()}
         if self.codec == "av1":
-            # irefresh-type 2: key frames across which nothing refers. tune 1: PSNR. lp 1: one thread, the same bytes.
+            # irefresh-type=2: closed GOPs. tune=1: PSNR. lp=1: one thread, for reproducible bytes.
             own = "lp=1:irefresh-type=2:tune=1:fast-decode=1:enable-stat-report=0"
             return {"preset": "8", "crf": str(self.crf), "svtav1-params": own}
         if self.codec == "mjpeg":
             return {"qmin": str(self.crf), "qmax": str(self.crf), "huffman": "optimal"}
-        # A third less decoding than with the range coder, for 3 % more bytes. Checksums detect damage.
+        # Rice coding needs a third less decoding than the range coder, for 3 % more bytes. Checksums detect damage.
         return {"level": "3", "coder": "rice", "context": "0", "slices": "4", "slicecrc": "1"}
 
     def _x264(self) -> dict[str, str]:
@@ -122,7 +122,7 @@ def _is_int(value: object) -> bool:
 
 @cache
 def encoder_versions() -> dict[str, str]:
-    """Return the versions of the encoding libraries: {"av", "ffmpeg", "x264"}. Others may give other bytes."""
+    """Return the versions of "av", "ffmpeg" and "x264". Other versions may encode to different bytes."""
     import av
 
     picture = av.VideoFrame(64, 64, "yuv420p")

@@ -1,4 +1,4 @@
-"""Source frames of a native clip and the time of each, as exact fractions. Nothing is decoded."""
+"""Source frames of a native clip and their times, as exact fractions. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from streamvid.errors import ConfigError, DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A clip's frames: numbers[i] is the source frame that frame i shows, ticks[i] its time in ticks of time_base.
+    """Frames of a clip. numbers: source frame for each frame of the clip. ticks: times of the frames, in time_base.
 
-    ticks begin at 0 and ascend; last_ticks is the duration of the last frame. numbers ascend, and repeat if the
-    requested frame rate is above the source's.
+    `ticks` starts at 0 and ascends; `last_ticks` is the duration of the last frame. `numbers` ascends, with repeated
+    frames if the requested frame rate is above the source's.
     """
 
     numbers: tuple[int, ...]
@@ -29,7 +29,7 @@ class Timeline:
 
     @property
     def fps(self) -> float:
-        """Mean frame rate, as in VideoInfo: (frames - 1) over the time between the first and the last."""
+        """Average frame rate, as in VideoInfo: (frames - 1) divided by the time from the first frame to the last."""
         span = self.ticks[-1] * self.time_base
         return float((len(self.ticks) - 1) / span) if span else float(1 / (self.last_ticks * self.time_base))
 
@@ -48,20 +48,20 @@ def make_timeline(
     fps: Fraction | None = None,
     usual_rate: Fraction | None = None,
 ) -> Timeline:
-    """Return frames `start` to `start + num_frames` (None: to the end) of a source with these timestamps, ascending.
+    """Return the timeline of frames `start` to `start + num_frames` (exclusive; None: all) of a source.
 
-    last_duration: of the source's last frame, in ticks; 0 if unknown: then it is as long as the frame before, or as a
-    frame at `usual_rate`. fps: None keeps each frame and its time; a rate takes, for each time 0, 1/fps, 2/fps ... of
-    the duration, the frame that is nearest in time, the earlier of two. Raises ConfigError for invalid arguments,
-    DecodeError if the source has fewer frames.
+    timestamps: ascending times of the source's frames. last_duration: duration of the source's last frame in ticks; if
+    it is 0 (unknown), the duration of the frame before, or of a frame at `usual_rate`, is used. fps: None keeps each
+    frame and its time; a rate selects the frame nearest to each time 0, 1/fps, 2/fps ..., the earlier of two. Raises
+    ConfigError for invalid arguments, and DecodeError if the source has fewer frames.
     """
     if start < 0 or (num_frames is not None and num_frames < 1):
         raise ConfigError(
-            f"start is {start} and num_frames is {num_frames}; start must be 0 or more, num_frames 1 or more"
+            f"start is {start} and num_frames is {num_frames}; start must be 0 or more, and num_frames 1 or more"
         )
     stop = len(timestamps) if num_frames is None else start + num_frames
     if stop > len(timestamps) or start >= stop:
-        raise DecodeError(f"frames {start} to {stop - 1} were requested; the video has {len(timestamps)}")
+        raise DecodeError(f"frames {start} to {stop - 1} requested, but the video has {len(timestamps)}")
     ticks = tuple(time - timestamps[start] for time in timestamps[start:stop])
     last = end_ticks(timestamps, time_base, last_duration, stop, usual_rate) - timestamps[stop - 1]
     kept = Timeline(tuple(range(start, stop)), ticks, time_base, last)
@@ -69,7 +69,7 @@ def make_timeline(
 
 
 def num_frames_at(seconds: Fraction, fps: Fraction) -> int:
-    """Return the number of frames at `fps` in a source of this duration: rounded, at least 1."""
+    """Return the number of frames at `fps` in a source of this duration, rounded and at least 1."""
     return max(1, int(seconds * fps + Fraction(1, 2)))
 
 
@@ -87,7 +87,7 @@ def exact_rate(fps: float | Fraction) -> Fraction:
 def end_ticks(
     timestamps: Sequence[int], time_base: Fraction, last_duration: int, stop: int, usual_rate: Fraction | None
 ) -> int:
-    """Return the end of frame `stop - 1`, in ticks."""
+    """Return the time at which frame `stop - 1` ends, in ticks."""
     if stop < len(timestamps):
         return timestamps[stop]
     if last_duration > 0:
