@@ -23,13 +23,14 @@ def batch_sizes(
 ) -> dict[str, int]:
     """Return bucket id → samples per rank and step, for every bucket.
 
-    Pass exactly one of the two. `batch_size`: one number for all, a mapping from ids, WxH@F or globs, or a
-    configuration of Open-Sora's form, which sets them by id, and for a bucket of another name by shape.
-    `max_tokens_per_batch`: a bucket gets floor(max_tokens_per_batch / tokens per sample), as `model` makes them with
-    its VAE and patches, or `bucket.tokens` without a model.
-    In a mapping a bucket's own id comes first, then its WxH@F, then the globs; "*" is for all other buckets.
-    Raise ConfigError for anything else, for a bucket without a batch size, for one that two globs (other than "*") give
-    unequal sizes, and for a name, not a glob, that no bucket has.
+    Pass exactly one of `batch_size` and `max_tokens_per_batch`.
+    batch_size: one number for all buckets, a mapping from ids, WxH@F or globs, or a configuration in Open-Sora's form.
+    In a mapping, a bucket's own id comes first, then its WxH@F, then globs; "*" is for all other buckets. A
+    configuration sets batch sizes by id, or by shape for a bucket with another name.
+    max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample), with the number of tokens
+    for `model`, or `bucket.tokens` without a model.
+    Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket that two globs (other than
+    "*") give different sizes, and for a name (not a glob) that no bucket has.
     """
     if (batch_size is None) == (max_tokens_per_batch is None):
         raise ConfigError(
@@ -46,12 +47,12 @@ def batch_sizes(
 
 
 def host_bytes(bucket: Bucket, batch_size: int = 1, pixels: Literal["rgb24", "yuv420p"] = "rgb24") -> int:
-    """Return the bytes of a batch of decoded frames in host memory, uint8: 3 per pixel, or 1.5 for yuv420p."""
+    """Return the size in bytes of a batch of decoded uint8 frames: 3 bytes per pixel, or 1.5 for yuv420p."""
     return batch_size * bucket.num_pixels * 3 // (1 if pixels == "rgb24" else 2)
 
 
 def tokens_of(bucket: Bucket, model: ModelRule | None) -> int:
-    """Return the transformer tokens of a sample, as the model makes them, or `bucket.tokens` without a model."""
+    """Return the number of transformer tokens per sample for `model`, or `bucket.tokens` without a model."""
     return bucket.tokens if model is None else model.tokens(bucket)
 
 
@@ -66,10 +67,10 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | 
     tokens = {bucket.id: tokens_of(bucket, model) for bucket in buckets}
     for name, of_sample in tokens.items():
         if of_sample > max_tokens:
-            of_model = "" if model is None else f" of {model.name}"
+            of_model = "" if model is None else f" for {model.name}"
             raise ConfigError(
-                f"max_tokens_per_batch={max_tokens}: one sample of bucket {name} is {of_sample} tokens{of_model}; "
-                f"raise it to at least {of_sample}, or remove the bucket from the dataset"
+                f"max_tokens_per_batch={max_tokens}: one sample of bucket {name} has {of_sample} tokens{of_model}; "
+                f"raise the maximum to at least {of_sample}, or remove the bucket from the dataset"
             )
     return {name: max_tokens // of_sample for name, of_sample in tokens.items()}
 
@@ -85,10 +86,10 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
         same = known.get(bucket.id)
         candidates = {sizes[bucket.id]} if same and same.shape == bucket.shape else by_shape.get(bucket.shape, set())
         if len(candidates) != 1:
-            several = f"the sizes {', '.join(map(str, sorted(candidates)))} under other names" if candidates else "none"
+            several = f"sizes {', '.join(map(str, sorted(candidates)))} under other names" if candidates else "none"
             raise ConfigError(
-                f"batch_size: of bucket {bucket.id} ({bucket.size_at_frames}) the bucket configuration has {several}; "
-                "add it to its bucket_config with a batch size, such as 33: [1.0, 12], or set batch sizes by bucket"
+                f"batch_size: for bucket {bucket.id} ({bucket.size_at_frames}), the configuration contains {several}; "
+                "add the bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch sizes by bucket"
             )
         (found[bucket.id],) = candidates
     return found
@@ -117,9 +118,9 @@ def _is_glob(key: str) -> bool:
 
 
 def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
-    """Return the key that names a bucket: its id, else its WxH@F, else globs, else "*", else None.
+    """Return the key for a bucket: its id, else its WxH@F, else a matching glob, else "*", else None.
 
-    Raises ConfigError, with `name` for the mapping, if globs other than "*" give the bucket unequal values.
+    Raises ConfigError, naming the mapping as `name`, if globs other than "*" give the bucket different values.
     """
     for exact in (bucket.id, bucket.size_at_frames):
         if exact in values:

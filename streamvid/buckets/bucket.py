@@ -31,9 +31,9 @@ _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The shape that all clips of a bucket have.
+    """A bucket of clips with the same shape.
 
-    `resolution` and `aspect_ratio` (``"w:h"``) are set together, or not at all for an explicit size. TEXT_BUCKET, of
+    `resolution` and `aspect_ratio` (``"w:h"``) are either both set, or both None for an explicit size. TEXT_BUCKET, of
     shape (0, 0, 0), holds samples without pictures.
     """
 
@@ -77,27 +77,27 @@ class Bucket:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(T, H, W)."""
+        """Shape (T, H, W) of each clip."""
         return (self.num_frames, self.height, self.width)
 
     @property
     def is_image(self) -> bool:
-        """True if the bucket takes still images, as one-frame buckets do."""
+        """True if the bucket contains still images, as one-frame buckets do."""
         return self.num_frames == 1
 
     @property
     def is_text(self) -> bool:
-        """True if its samples have no picture, only texts and columns."""
+        """True if the bucket's samples contain only texts and columns, no pictures."""
         return self.shape == (0, 0, 0)
 
     @property
     def num_pixels(self) -> int:
-        """T * H * W."""
+        """Number of pixels per clip: T * H * W."""
         return self.num_frames * self.height * self.width
 
     @property
     def tokens(self) -> int:
-        """Transformer tokens of a sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
+        """Number of transformer tokens per sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
 
         This is exact for the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo; for other models it is a measure of
         relative cost. Texts, which have no such tokens, count as 1.
@@ -122,8 +122,8 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket that a name stands for: ``832x480@81`` or an id, ``832x480-81f`` or ``256px-16f-16x9``.
 
-    `multiple` is the spatial multiple that explicit sizes must have and that named resolutions are generated with.
-    Raise ConfigError that says what is wrong with the name.
+    multiple: sides of explicit sizes must be multiples of this, and named resolutions are generated with it.
+    Raise ConfigError if the name is invalid.
     """
     text = text.strip()
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)
@@ -195,7 +195,7 @@ def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
 
 
 def _refuse_triple(text: str, multiple: int) -> None:
-    """Raise ConfigError with both readings for three numbers, written WxHxF by LTX and FxHxW by finetrainers."""
+    """Raise ConfigError with both readings of three numbers, which are WxHxF for LTX and FxHxW for finetrainers."""
     match = _TRIPLE.fullmatch(text)
     if match is None:
         return
@@ -204,4 +204,4 @@ def _refuse_triple(text: str, multiple: int) -> None:
     # A width that is not a multiple, or below the frame count, is unlikely.
     likely = [key for key in readings if key[0] % multiple == 0 and key[1] % multiple == 0 and min(key[:2]) > key[2]]
     shown = [f"'{key[0]}x{key[1]}@{key[2]}' if it is {readings[key]}" for key in likely or readings]
-    raise ConfigError(f"bucket {text!r} does not say which number is the frames; write it as {' or '.join(shown)}")
+    raise ConfigError(f"bucket {text!r}: it is unclear which number is the frame count; write it as {' or '.join(shown)}")

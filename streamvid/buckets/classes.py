@@ -1,4 +1,4 @@
-"""Sizes that compete for a clip, from the largest area down and within an area by ratio; and a clip's choices.
+"""Sizes that compete for a clip (from the largest area down, and within an area by ratio), and a clip's choices.
 
 class  "512px"   area 262144 ── size 16:9 ── 32 frames, 16 frames
   │                          └─ size 1:1  ── 32 frames, 16 frames
@@ -23,8 +23,8 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 class Keep:
     """Shares of the clips that could fill a bucket.
 
-    skip: share passed to the next shorter bucket of the class; None: without a draw.   accept: share of the others that
-    the bucket takes; the remainder passes to the next class.
+    skip: share passed to the next shorter bucket of the class; None for 0, without a draw.   accept: share of the other
+    clips that the bucket accepts; the remainder passes to the next class.
     """
 
     accept: Fraction = Fraction(1)
@@ -34,19 +34,19 @@ class Keep:
 ALWAYS = Keep()
 
 Sharing: TypeAlias = dict[tuple[str | None, tuple[int, int, int]], Bucket]
-"""(resolution, shape) → the bucket that represents all buckets with these, whatever their ratio."""
+"""(resolution, shape) → the bucket that represents all buckets with both, regardless of their ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One frame size under one nominal ratio, with the buckets that have it, most frames first."""
+    """One frame size under one nominal ratio, with its buckets, most frames first."""
 
     area: int  # nominal pixels of a frame, from the resolution or the explicit size
     ratio: int  # nominal height / width in units of 1 / SizeClass.ratio_unit
     buckets: tuple[Bucket, ...]
 
     def fitting(self, clip: Shape, num_frames: int | None = None) -> tuple[Bucket, ...]:
-        """Return the buckets that the clip can fill, with `num_frames` only those with that many frames."""
+        """Return the buckets that the clip can fill; with `num_frames`, only those with that frame count."""
         if clip.is_image:
             return tuple(bucket for bucket in self.buckets if bucket.is_image)
         return tuple(
@@ -58,7 +58,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """Sizes that compete by ratio. keep: by frame count of buckets; buckets without an entry take every clip."""
+    """Sizes that compete by ratio. keep: frame count → shares; buckets without an entry accept every clip."""
 
     sizes: tuple[Size, ...]
     ratio_unit: int
@@ -71,7 +71,7 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Facts of a clip that matter: frames at the target rate, pixels after rotation; images ignore `num_frames`."""
+    """Shape of a clip: frames at the target rate and pixels after rotation; `num_frames` is ignored for images."""
 
     num_frames: int
     height: int
@@ -81,7 +81,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The buckets of one class that a clip can fill, most frames first, and the shares that they take."""
+    """The buckets of one class that a clip can fill, most frames first, and their shares by frame count."""
 
     buckets: tuple[Bucket, ...]
     keep: Mapping[int, Keep]
@@ -91,7 +91,7 @@ class Candidates:
 
 
 def candidates(classes: Iterable[SizeClass], clip: Shape, policy: Policy) -> Iterator[Candidates]:
-    """Yield candidates in the order in which they are tried. `classes` are sorted from the largest area down."""
+    """Yield candidates in the order in which they are tried. `classes` must be sorted from the largest area down."""
     classes = tuple(classes)
     if policy.frames == "resolution-first" or clip.is_image:
         yield from _by_class(classes, clip, policy, None)
@@ -136,13 +136,13 @@ def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fract
 
 
 def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:
-    """Return whether the clip has at least `min_area` of an area; a slightly smaller clip may be scaled up."""
+    """Return whether the clip has at least the share `min_area` of an area; it may then be scaled up slightly."""
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     return share.denominator * clip.height * clip.width >= share.numerator * area
 
 
 def broken_limit(bucket: Bucket, clip: Shape, policy: Policy) -> str | None:
-    """Return the policy's limit that a clip would exceed in the bucket: max-upscale, max-crop or None."""
+    """Return the policy's limit that a clip would exceed in the bucket: "max-upscale", "max-crop" or None."""
     shapes = (clip.height, clip.width, bucket.height, bucket.width)
     if policy.max_upscale is not None and cover_scale(*shapes) > policy.max_upscale:
         return "max-upscale"
@@ -152,7 +152,7 @@ def broken_limit(bucket: Bucket, clip: Shape, policy: Policy) -> str | None:
 
 
 def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
-    """Return classes of listed buckets: one per named resolution, one per group of explicit sizes of similar area."""
+    """Return the classes of buckets: one per named resolution, and one per group of explicit sizes of similar area."""
     named: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         if bucket.resolution is not None:
@@ -175,9 +175,9 @@ def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
 def size_class(
     buckets: Sequence[Bucket], shared: Sharing, area: int | None = None, keep: Mapping[int, Keep] | None = None
 ) -> SizeClass:
-    """Return the class of some buckets. area: replaces the area of their resolution's name, or of their size.
+    """Return the class of the given buckets. area: replaces the area of their resolution name or of their size.
 
-    If buckets have one shape under several ratios, the first in `shared` represents all; new ones are added to it.
+    If several buckets differ only in their ratio, the one in `shared` represents all; new shapes are added to `shared`.
     """
     unit = lcm(*(nominal_ratio(bucket).denominator for bucket in buckets))
     by_size: dict[tuple[str | None, int, int], list[Bucket]] = {}
@@ -201,7 +201,7 @@ def nominal_ratio(bucket: Bucket) -> Fraction:
 
 
 def area_of(bucket: Bucket) -> int:
-    """Return the nominal pixels of its frames."""
+    """Return the nominal number of pixels per frame."""
     return bucket.height * bucket.width if bucket.resolution is None else resolution_pixels(bucket.resolution)
 
 
@@ -212,8 +212,9 @@ def area_of(bucket: Bucket) -> int:
 class ClipFacts:
     """Facts about a source or a window of it.
 
-    num_frames: as stored, before a frame rate rule selects some.   height, width: pixels after rotation.
-    fps: average rate, None if unknown.   seconds: from the first frame to the end of the last, None if unknown.
+    num_frames: number of stored frames, before a frame rate rule selects some.   height, width: pixels after rotation.
+    fps: average frame rate, None if unknown.   seconds: time from the first frame to the end of the last, None if
+    unknown.
     """
 
     num_frames: int
@@ -228,9 +229,9 @@ class ClipFacts:
 class Choices:
     """The buckets that a clip may go to, each with its probability, in the order in which they are tried.
 
-    The probabilities sum to at most 1; the missing part is the probability of no bucket. `reason` says why, and `kind`
+    The probabilities sum to at most 1; the remainder is the probability of no bucket. `reason` explains it, and `kind`
     is one of too-few-frames, too-small, too-short-for-its-size, no-image-bucket, no-video-bucket, max-upscale,
-    max-crop or probability. Both are empty if every clip gets a bucket.
+    max-crop, unknown-duration or probability. Both are empty if the probabilities sum to 1.
     """
 
     options: tuple[tuple[Bucket, Fraction], ...]
@@ -238,7 +239,7 @@ class Choices:
     kind: str = ""
 
     def draw(self, u: Fraction | float) -> Bucket | None:
-        """Return the bucket for a random number, uniform from 0 to below 1; None for no bucket."""
+        """Return the bucket for a uniform random number at least 0 and less than 1; None for no bucket."""
         end = Fraction(0)
         for bucket, probability in self.options:
             end += probability
@@ -253,12 +254,12 @@ class Choices:
 
     @property
     def rest(self) -> Fraction:
-        """Probability of no bucket."""
+        """Probability that the clip gets no bucket."""
         return 1 - sum((probability for _, probability in self.options), Fraction(0))
 
 
 def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
-    """Return each bucket's probability, without those of 0. Stops as soon as every clip has a bucket."""
+    """Return the buckets with a probability above 0. Stop as soon as their probabilities sum to 1."""
     found: dict[Bucket, Fraction] = {}
     arriving = Fraction(1)
     for group in groups:
@@ -270,7 +271,7 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
             if taken := tried * keep.accept:
                 found[bucket] = found.get(bucket, Fraction(0)) + taken
             leaving += tried - taken
-            if not here:  # nothing remains for shorter ones
+            if not here:  # nothing remains for shorter buckets
                 break
         arriving = here + leaving
         if not arriving:
@@ -279,13 +280,13 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
 
 
 def walk(groups: Iterable[Candidates], uniforms: Iterator[float], is_image: bool) -> Bucket | None:
-    """Return the bucket that Open-Sora 2 assigns for the draws `uniforms`; consume as many of them as it does."""
+    """Return the bucket that Open-Sora 2 assigns for the draws `uniforms`, consuming as many as Open-Sora does."""
     for group in groups:
         for bucket in group.buckets:
             keep = group.keep_of(bucket)
             if keep.skip is not None and (keep.skip >= 1 or next(uniforms) <= float(keep.skip)):
                 continue
-            # An image consumes a draw even if every image is taken.
+            # An image consumes a draw even if every image is accepted.
             if (keep.accept >= 1 and not is_image) or next(uniforms) <= float(keep.accept):
                 return bucket
             break

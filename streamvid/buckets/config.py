@@ -1,6 +1,6 @@
 """A bucket configuration: the buckets, and the rule that assigns clips to them.
 
-buckets | opensora | resolution x num_frames | size (height, width or max_pixels)     what there is
+buckets | opensora | resolution x num_frames | size (height, width or max_pixels)     declared buckets
     └─ ratios, multiple ─┴─► classes of sizes, largest area first
 ClipFacts ─ frame_rate ─► frames ─ policy, keep probabilities ─► Choices: buckets with exact probabilities
 """
@@ -45,8 +45,9 @@ class SizeRule:
     """One size for all clips, or a size that follows each clip as in DiffSynth-Studio.
 
     height, width: the size of all clips.
-    max_pixels: each clip's own size, scaled down to at most this many pixels and rounded down to the multiple.
-    max_frames: a shorter clip keeps as many of its frames as the frame rule allows (4k+1 by default).
+    max_pixels: keep each clip's own size, scaled down to at most this many pixels and rounded down to the multiple.
+    max_frames: maximum frame count; shorter clips are trimmed to the largest count that the frame rule allows (4k+1 by
+        default).
     """
 
     max_pixels: int | None = option(
@@ -55,7 +56,7 @@ class SizeRule:
     height: int | None = option(None, help="Height of all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     width: int | None = option(None, help="Width of all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     max_frames: int | None = option(
-        None, help="Maximum frame count, with one size or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
+        None, help="Maximum frame count, for one size or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
     )
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class SizeRule:
 class PresetInfo:
     """Origin of a shipped configuration, for information only.
 
-    own_choice: buckets, as names or globs, that are our choice and not from the source.
+    own_choice: names or globs of buckets that are our choice rather than the source's.
     """
 
     name: str = ""
@@ -86,14 +87,14 @@ class BucketConfig:
     """Buckets, declared in one of five ways, and their assignment to clips.
 
     buckets: explicit buckets, as `Bucket` or as text ("832x480@81").
-    opensora: Open-Sora's form, with keep probabilities and batch sizes.
+    opensora: buckets in Open-Sora's form, with keep probabilities and batch sizes.
     resolution, num_frames: every ratio of every named resolution, with every frame count.
-    size: one size (height and width), or each clip's own size up to max_pixels; with max_frames or num_frames.
+    size: one size (height and width), or each clip's own size up to max_pixels; needs max_frames or num_frames.
 
-    ratios: how resolutions become sizes, and the multiple of every side.   frame_rate: which frames of a clip count.
-    frame_rule: the rule of every frame count but 1.   model: the model that every bucket has to fit.
+    ratios: conversion of resolutions to sizes, and the multiple of every side.   frame_rate: selection of frames.
+    frame_rule: rule for every frame count except 1.   model: model that must accept every bucket.
     assign: "draw" stores a clip in one bucket, drawn once; "all" stores it in each bucket that it may go to.
-    Raises a ConfigError that names field and value.
+    Raises ConfigError, naming field and value, for invalid options.
     """
 
     buckets: tuple[Bucket, ...] = option(
@@ -107,11 +108,11 @@ class BucketConfig:
     size: SizeRule = option(default_factory=SizeRule)
     ratios: Ratios = option(default_factory=Ratios)
     frame_rate: FrameRate = option(default_factory=FrameRate, flag="")
-    frame_rule: FrameRule | None = option(None, help="Rule of frame counts, such as 4k+1.", metavar="RULE")
+    frame_rule: FrameRule | None = option(None, help="Rule for frame counts, such as 4k+1.", metavar="RULE")
     model: ModelRule | None = None
     policy: Policy = option(default_factory=Policy)
     assign: Literal["draw", "all"] = option(
-        "draw", help="With keep probabilities, store a clip in one bucket, drawn once, or in all, drawn each epoch."
+        "draw", help="With keep probabilities, store each clip in one drawn bucket, or in all and draw in each epoch."
     )
     about: PresetInfo = option(default_factory=PresetInfo, flag="")
 
@@ -142,21 +143,21 @@ class BucketConfig:
 
     @cached_property
     def table(self) -> BucketTable:
-        """Distinct buckets that may take clips. Raises ConfigError with max_pixels, where sizes follow the clips."""
+        """Distinct buckets that accept clips. Raises ConfigError with max_pixels, because sizes follow the clips."""
         if self.is_dynamic:
-            raise ConfigError(f"max_pixels={self.size.max_pixels} has no list of buckets: sizes follow the clips")
+            raise ConfigError(f"max_pixels={self.size.max_pixels}: no list of buckets, because sizes follow the clips")
         return BucketTable(self._buckets)
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Samples per rank and step by bucket id, if bucket_config contains them."""
+        """Samples per rank and step by bucket id; empty if bucket_config does not contain them."""
         return {} if self._opensora is None else dict(self._opensora.batch_sizes)
 
     def choices(self, facts: ClipFacts) -> Choices:
         """Return the buckets that a clip may go to, with exact probabilities."""
         is_timed = self.frame_rate.rule not in ("native", "cap") and not facts.is_image
         if is_timed and _rate(facts) is None and facts.seconds is None:
-            reason = f"has no known duration, which frame_rate rule {self.frame_rate.rule} needs"
+            reason = f"the clip has no known duration, which frame_rate rule {self.frame_rate.rule} needs"
             return Choices((), reason, "unknown-duration")
         return self.fit(self._num_frames(facts), facts.height, facts.width, facts.is_image)
 
@@ -187,9 +188,9 @@ class BucketConfig:
         found = tuple(exact_choices(groups).items())
         rest = Choices(found).rest
         if not found:
-            reason = "could fill buckets whose keep probabilities in bucket_config are all 0; raise one of them"
+            reason = "all buckets that the clip fits have keep probability 0 in bucket_config; raise one of them"
         else:
-            reason = f"was left out by a draw, as {float(rest):.4g} of such clips are by its keep probabilities"
+            reason = f"the clip was left out by a draw: keep probabilities exclude {float(rest):.4g} of such clips"
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
@@ -206,7 +207,7 @@ class BucketConfig:
     def check_rate(self, rate: FrameRate) -> None:
         """Raise ConfigError if the model does not accept the buckets, or clips at this rate."""
         if self.model is not None and self.is_dynamic:
-            # Sizes and counts that follow the clips fit the model anyway.
+            # Sizes and counts that follow the clips always fit the model.
             self.model.check_rate(rate)
         elif self.model is not None:
             self.model.check_all(self.table.buckets, rate)
@@ -224,7 +225,7 @@ class BucketConfig:
         return candidates(self._classes_for(clip), clip, self._policy)
 
     def _classes_for(self, clip: Shape) -> tuple[SizeClass, ...]:
-        """Return the classes for a clip; empty if it is smaller than any size may be."""
+        """Return the classes for a clip; empty if it is smaller than the smallest possible size."""
         if self.size.max_pixels is None:
             return self._classes
         height, width = dynamic_size(clip.height, clip.width, self.size.max_pixels, self.multiple)
@@ -255,12 +256,12 @@ class BucketConfig:
 
     @property
     def short_clip_rule(self) -> FrameRule:
-        """Rule that clips shorter than max_frames are cut by."""
+        """Rule for trimming clips shorter than max_frames."""
         return self.frame_rule or (_DIFFSYNTH_RULE if self.model is None else self.model.frame_rule)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Frame counts with one size, or with sizes that follow the clips."""
+        """Frame counts for one size, or for sizes that follow the clips."""
         if self.size.max_frames is None:
             return self.num_frames
         rule = self.short_clip_rule
@@ -273,7 +274,7 @@ class BucketConfig:
 
 
 def _rate(facts: ClipFacts) -> float | None:
-    """Return the frame rate; None for a value that is not a rate, which metadata may contain."""
+    """Return the frame rate; None if it is unknown or not a valid rate, because metadata may contain any number."""
     return facts.fps if facts.fps is not None and 0 < facts.fps < inf else None
 
 
@@ -290,7 +291,7 @@ def _check_fields(config: BucketConfig) -> None:
         for name in ("tables", "min_ar", "max_ar", "num_ar_buckets"):
             if getattr(config.ratios, name):
                 shown = "ratios" if name == "tables" else name
-                raise ConfigError(f"{shown} cannot be combined with {form}; it is for resolution and bucket_config")
+                raise ConfigError(f"{shown} cannot be combined with {form}; use it with resolution or bucket_config")
     _check_numbers(config)
 
 
@@ -336,15 +337,15 @@ def _check_counts(config: BucketConfig, form: str) -> None:
     if form in ("buckets", "bucket_config"):
         if given:
             raise ConfigError(
-                f"{given[0]}={counts[given[0]]!r} cannot be combined with {form}, which has frame counts of its own"
+                f"{given[0]}={counts[given[0]]!r} cannot be combined with {form}, which has its own frame counts"
             )
         return
     if form == "resolution" and given != ["num_frames"]:
-        raise ConfigError("resolution needs num_frames, not max_frames; set both, such as ('256px',) and (1, 17, 33)")
+        raise ConfigError("resolution needs num_frames instead of max_frames; set num_frames, such as (1, 17, 33)")
     if len(given) != 1:
         raise ConfigError(
-            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set one of the two; "
-            "max_frames=81 cuts shorter clips by frame_rule, num_frames=(17, 81) lists the counts"
+            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one; "
+            "max_frames=81 trims shorter clips by frame_rule, num_frames=(17, 81) lists the frame counts"
         )
 
 

@@ -29,13 +29,13 @@ from streamvid.shipped import shipped_config
 Part = TypeVar("Part", SizeRule, Ratios, PresetInfo)
 
 DEFAULT_BUCKETS: Mapping[str, Any] = {"resolution": ("256px",), "num_frames": (1, 17, 33)}
-"""Default buckets."""
+"""Fields of the default bucket configuration."""
 _RESOLUTION_NAME = re.compile(r"[0-9]+px?(_.*)?")
 
 
 @dataclass(frozen=True)
 class Document:
-    """The fields of the file; `BucketConfig` and its parts document them."""
+    """The fields of a configuration file, which `BucketConfig` and its parts document."""
 
     name: str = ""
     source: str = ""
@@ -62,7 +62,7 @@ class Document:
     assign: str = "draw"
 
     def to_config(self) -> BucketConfig:
-        """Build the configuration. Raises ConfigError that names the field."""
+        """Build the configuration. Raises ConfigError, naming the field, for an invalid value."""
         return BucketConfig(
             buckets=self.buckets,  # type: ignore[arg-type]  # BucketConfig parses them
             opensora=self._opensora(),
@@ -79,7 +79,7 @@ class Document:
         )
 
     def _part(self, cls: type[Part]) -> Part:
-        """Build a part of the configuration from the fields that have its names."""
+        """Build a part of the configuration from the fields with the same names."""
         return cls(**{item.name: getattr(self, item.name) for item in fields(cls) if hasattr(self, item.name)})
 
     def _opensora(self) -> OpenSoraConfig | None:
@@ -90,9 +90,9 @@ class Document:
 
 
 def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> BucketConfig:
-    """Load the configuration in a YAML file, the preset of that name, or `bucket_config` of an Open-Sora `.py`.
+    """Load a configuration from a YAML file, a preset's name, or `bucket_config` in an Open-Sora `.py` file.
 
-    overrides: `field=value` each, the value in YAML. Raises a ConfigError that names every mistake.
+    overrides: items of the form `field=value`, with the value in YAML. Raises a ConfigError that names every mistake.
     """
     if str(path).endswith(".py"):
         form = {"bucket_config": _python_form(Path(path))}
@@ -113,7 +113,7 @@ def bucket_config_of(value: BucketConfig | str | Path | Mapping[str, Any]) -> Bu
 
 
 def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
-    """Return the arguments of `load_config`, with a bare Open-Sora mapping as the field `bucket_config`."""
+    """Return arguments for `load_config` that put a bare Open-Sora mapping into the field `bucket_config`."""
     tree = read_yaml(place)
     if not tree or not all(isinstance(name, str) and _RESOLUTION_NAME.fullmatch(name) for name in tree):
         return place, overrides
@@ -121,7 +121,7 @@ def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Seq
 
 
 def bucket_config_to_json(config: BucketConfig) -> dict[str, Any]:
-    """Return the fields of a file that differ from their defaults, in JSON types."""
+    """Return the fields of a configuration file that differ from their defaults, in JSON types."""
     form = config.opensora or OpenSoraConfig({})
     parts: tuple[Any, ...] = (config, config.about, config.size, config.ratios, form)
     values = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
@@ -140,7 +140,7 @@ def _changed(options: Policy | FrameRate | Document) -> dict[str, object]:
 
 
 def bucket_config_from_json(values: Mapping[str, Any]) -> BucketConfig:
-    """Build a configuration from the fields of a file. Raises ConfigError."""
+    """Build a configuration from the fields of a file. Raises ConfigError for unknown fields or invalid values."""
     known = [item.name for item in fields(Document)]
     unknown = [name for name in values if name not in known]
     if unknown:
@@ -155,7 +155,7 @@ def _by_frames(name: str, entries: object) -> dict[int, Any]:
 
 
 def _count(name: str, frames: object) -> int:
-    # JSON has its keys as text.
+    # Keys are text in JSON.
     if isinstance(frames, str) and frames.isdecimal():
         return int(frames)
     if isinstance(frames, bool) or not isinstance(frames, int):
@@ -182,8 +182,8 @@ def _python_form(path: Path) -> dict[str, Any]:
         for node in reversed(tree.body):  # the last assignment counts
             if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["bucket_config"]:
                 form = ast.literal_eval(node.value)
-                # Open-Sora configs may replace the config that they build on, which a key of their own says.
+                # The key _delete_ declares that an Open-Sora config replaces the config that it builds on.
                 return {str(name): value for name, value in form.items() if name != "_delete_"}
     except (OSError, SyntaxError, ValueError, AttributeError, RecursionError, MemoryError) as error:
         raise ConfigError(f"cannot read bucket_config of {path}: {error}; write it as YAML") from None
-    raise ConfigError(f"{path} assigns no bucket_config; write the configuration as YAML")
+    raise ConfigError(f"{path} does not assign bucket_config; write the configuration as YAML")

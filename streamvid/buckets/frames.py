@@ -1,4 +1,4 @@
-"""Frame counts that a model takes, and the number of frames of a clip at the rate at which it is read."""
+"""Rules for the frame counts that a model accepts, and for the frame rate at which clips are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_DENOMINATOR = 1001
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
-    """Counts T = k * factor + remainder, k = 0, 1, …, which a causal video VAE takes. Written ``4k+1``."""
+    """Rule for frame counts T = k * factor + remainder, k = 0, 1, …, of causal video VAEs, written ``4k+1``."""
 
     factor: int
     remainder: int = 1
@@ -29,7 +29,7 @@ class FrameRule:
         for name, value, least in (("factor", self.factor, 1), ("remainder", self.remainder, 0)):
             require_integer(f"frame rule {name}", value, least, 1024)
         if self.remainder > self.factor:
-            raise ConfigError(f"frame rule {self}: the remainder must not be above the factor; write it as 4k+1")
+            raise ConfigError(f"frame rule {self}: the remainder must be at most the factor, as in 4k+1")
 
     @classmethod
     def of(cls, text: FrameRule | str) -> FrameRule:
@@ -64,14 +64,14 @@ class FrameRule:
 
 @dataclass(frozen=True, slots=True)
 class FrameRate:
-    """Rate at which a clip's frames are taken.
+    """Rate and rule by which frames of a clip are selected.
 
     native: every frame.
-    cap: every n-th, n = ceil(fps / max), so that the rate is at most `fps` (Open-Sora 2); every frame if the clip's
-        rate is below `fps` or unknown.
-    resample: for each time 0, 1/fps, 2/fps … of the clip, the frame that is nearest in time, the earlier of two.
-    fix_frame_rate: by number instead of time: frame i is number round(i / fps * the clip's average rate), and there are
-        floor(duration * fps) (DiffSynth-Studio); equal to resample only for clips with a constant rate.
+    cap: every n-th frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
+        every frame if the clip's rate is below `fps` or unknown.
+    resample: the frame nearest to each time 0, 1/fps, 2/fps … of the clip; the earlier one of two.
+    fix_frame_rate: frames round(i / fps * the clip's average rate) for i from 0 to floor(duration * fps) - 1
+        (DiffSynth-Studio); equal to resample only for clips with a constant rate.
     """
 
     rule: RateRule = "native"
@@ -79,7 +79,7 @@ class FrameRate:
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(RateRule):
-            raise ConfigError(f"rule={self.rule!r}: allowed are {', '.join(get_args(RateRule))}")
+            raise ConfigError(f"rule={self.rule!r}: must be one of {', '.join(get_args(RateRule))}")
         if (self.fps is None) != (self.rule == "native"):
             raise ConfigError(
                 f"rule={self.rule!r} with fps={self.fps!s}: native has no fps, and every other rule needs one"
@@ -88,7 +88,7 @@ class FrameRate:
             return
         rate = exact("fps", self.fps).limit_denominator(_MAX_DENOMINATOR)
         if not 0 < rate <= _MAX_FPS:
-            raise ConfigError(f"fps={self.fps!s}: must be above 0, at most {_MAX_FPS}, such as 24 or 30000/1001")
+            raise ConfigError(f"fps={self.fps!s}: must be above 0 and at most {_MAX_FPS}, such as 24 or 30000/1001")
         object.__setattr__(self, "fps", rate)
 
     @property
@@ -97,16 +97,16 @@ class FrameRate:
         return self.rule == "resample"
 
     def interval(self, fps: float | None) -> int:
-        """Return the step from one frame taken to the next, for native and cap and a clip of this average rate."""
+        """Return the distance between selected frames for native and cap, and a clip with average rate `fps`."""
         if self.rule != "cap" or self.fps is None or fps is None or not math.isfinite(fps) or fps < self.fps:
             return 1
         return math.ceil(Fraction(fps) / self.fps)
 
     def num_frames(self, num_frames: int, fps: float | None, seconds: Fraction | float | None) -> int:
-        """Return the number of a clip's frames at this rate; 0 if it is too short for one.
+        """Return the number of frames selected from a clip of `num_frames`; 0 if it is too short for one.
 
-        fps: its average rate, None if unknown. seconds: from its first frame to the end of its last; only needed by
-        resample and fix_frame_rate.
+        fps: average frame rate of the clip, None if unknown. seconds: time from the first frame to the end of the last;
+        required only by resample and fix_frame_rate.
         """
         if self.fps is None or self.rule in ("native", "cap"):
             return num_frames // self.interval(fps)

@@ -1,8 +1,8 @@
 """Resolution names and their aspect tables, in exact integer arithmetic.
 
-A resolution name is an area: ``"256px"`` is 256 * 256 pixels, ``"480p"`` is int(480 * 480 * 16 / 9). Its aspect table
-holds, for every listed ratio, the size nearest to that area whose sides are multiples of the spatial multiple. The
-tables equal those of Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
+A resolution name stands for an area: ``"256px"`` is 256 * 256 pixels, ``"480p"`` is int(480 * 480 * 16 / 9). Its aspect
+table contains, for every listed ratio, the size nearest to that area whose sides are multiples of the spatial multiple.
+The tables equal those of Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ratio_fraction(name: str) -> Fraction:
 
 
 def check_multiple(where: str, side: int, multiple: int) -> None:
-    """Raise ConfigError, with `where` as the side's name and the nearest allowed sizes, unless it is a multiple."""
+    """Raise ConfigError, naming the side as `where` and the nearest allowed sizes, unless `side` is a multiple."""
     if side % multiple:
         below = side // multiple * multiple
         nearest = f"{below} and {below + multiple}" if below else str(multiple)
@@ -65,7 +65,7 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)
     if pixels < multiple * multiple:
         raise ConfigError(
-            f"resolution={name!r} is {pixels} pixels, under one block of multiple={multiple}; take a smaller one"
+            f"resolution={name!r} is {pixels} pixels, less than one block of multiple={multiple}; reduce multiple"
         )
     listed: dict[str, tuple[int, int]] = {}
     for ratio in _LISTED_RATIOS:
@@ -82,7 +82,7 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
 
 
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
-    """Return ratio name ``"w:h"`` → (height, width) for a resolution, in the order in which ties are broken.
+    """Return the sizes of a resolution, ratio name ``"w:h"`` → (height, width), in the order in which ties are broken.
 
     Every side is a multiple of `multiple` (1 to 1024). Raise ConfigError for invalid arguments.
     """
@@ -100,13 +100,14 @@ def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]
 
 
 def dynamic_size(height: int, width: int, max_pixels: int, multiple: int) -> tuple[int, int]:
-    """Return the (height, width) that DiffSynth-Studio gives a picture; a side below `multiple` becomes 0.
+    """Return the (height, width) to which DiffSynth-Studio resizes a picture; a side below `multiple` becomes 0.
 
-    A picture with more than `max_pixels` is scaled down to that. Then each side is rounded down to the multiple.
+    A picture with more than `max_pixels` pixels is first scaled down to that number. Then each side is rounded down to
+    a multiple of `multiple`.
     """
     if height * width > max_pixels:
-        # In floats, as there: 1120x1120 at 921600 pixels is 959.99 and thus 944, where exact numbers give 960. Square
-        # roots and quotients of floats are the same on every machine.
+        # In floats, as in DiffSynth-Studio: 1120x1120 at 921600 pixels is 959.99 and thus 944, where exact numbers give
+        # 960. Square roots and quotients of floats are the same on every machine.
         scale = sqrt(height * width / max_pixels)
         height, width = int(height / scale), int(width / scale)
     return height // multiple * multiple, width // multiple * multiple

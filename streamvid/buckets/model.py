@@ -1,4 +1,4 @@
-"""Requirements of a model on its input: frame counts, sides, frame rate; and the tokens of a clip."""
+"""Requirements of a model for its input (frame counts, sides and frame rate), and the number of tokens per clip."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _MAX_FACTOR = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
-    """The rule of one model, as in presets.
+    """Requirements of one model for its input, as declared in presets.
 
-    frame_rule: counts that its VAE takes.  multiple: of widths and heights, in pixels.  fps: its training rate; None:
-    any.  max_fps: highest rate.  max_num_frames: the longest clip.  vae_time, vae_space: pixels per latent, along T and
-    along H and W.  patch_time, patch_space: latents per token.  Raises ConfigError for impossible values.
+    frame_rule: frame counts that the VAE accepts.  multiple: widths and heights must be multiples of this, in pixels.
+    fps: training frame rate; None for any.  max_fps: maximum frame rate.  max_num_frames: maximum frame count.
+    vae_time, vae_space: pixels per latent along T, and along H and W.  patch_time, patch_space: latents per token along
+    the same axes.  Raises ConfigError for impossible values.
     """
 
     name: str
@@ -48,9 +49,9 @@ class ModelRule:
                 object.__setattr__(self, name, FrameRate("resample", rate).fps)
 
     def check(self, bucket: Bucket) -> None:
-        """Raise ConfigError, naming bucket, rule and nearest allowed values, unless the model takes the bucket.
+        """Raise ConfigError, naming bucket, rule and nearest allowed values, unless the model accepts the bucket.
 
-        Images are single frames, which the VAE of every video model takes.
+        Images need not follow the frame rule, because the VAE of every video model accepts single frames.
         """
         if bucket.is_text:
             return
@@ -63,24 +64,24 @@ class ModelRule:
             check_multiple(f"{where}: {name}", side, self.multiple)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError, naming what is allowed, unless the model takes clips at the rate at which they are read.
+        """Raise ConfigError, naming the allowed rate, unless the model accepts clips that are read at `rate`.
 
-        If it was trained at one rate, each clip must have it: "native" and "cap" leave clips at rates of their own.
+        If the model was trained at one rate, every clip must have it; "native" and "cap" keep the clips' own rates.
         """
         is_exact = rate.rule in ("resample", "fix_frame_rate")
         if self.fps is not None and not (is_exact and rate.fps == self.fps):
             raise ConfigError(
-                f"clips are read at {_rate_name(rate)}, and {self.name} takes {self.fps} frames per second; shard with "
-                f"--fps {self.fps} --fps-rule resample, or omit fps from the model's rule if any rate is right"
+                f"clips are read at {_rate_name(rate)}, but {self.name} requires {self.fps} frames per second; shard "
+                f"with --fps {self.fps} --fps-rule resample, or omit fps from the model's rule to accept any rate"
             )
         if self.max_fps is not None and (rate.fps is None or rate.fps > self.max_fps):
             raise ConfigError(
-                f"clips are read at {_rate_name(rate)}, and {self.name} takes at most {self.max_fps} frames per "
+                f"clips are read at {_rate_name(rate)}, but {self.name} accepts at most {self.max_fps} frames per "
                 f"second; shard with --fps {self.max_fps} --fps-rule cap, or omit max_fps from the model's rule"
             )
 
     def check_all(self, buckets: Iterable[Bucket], rate: FrameRate) -> None:
-        """Run `check` for each bucket, and `check_rate` if one takes videos: images and texts have no rate."""
+        """Run `check` for each bucket, and `check_rate` if one is for videos: images and texts have no rate."""
         buckets = tuple(buckets)
         for bucket in buckets:
             self.check(bucket)
@@ -88,7 +89,10 @@ class ModelRule:
             self.check_rate(rate)
 
     def tokens(self, bucket: Bucket) -> int:
-        """Return tokens per sample. Latents: ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space, rounded up."""
+        """Return the number of tokens per sample, after patching the latents and rounding up.
+
+        There are ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space latents.
+        """
         if bucket.is_text:
             return bucket.tokens
         latent_frames = -(-(bucket.num_frames - 1) // self.vae_time) + 1
@@ -97,7 +101,7 @@ class ModelRule:
 
     @property
     def factors(self) -> tuple[int, int, int, int]:
-        """Factors of the number of tokens: models with equal factors make equally many from every clip."""
+        """Factors of the number of tokens; models with equal factors have the same number for every clip."""
         return (self.vae_time, self.vae_space, self.patch_time, self.patch_space)
 
     def to_json(self) -> dict[str, object]:
@@ -115,5 +119,5 @@ class ModelRule:
 
 def _rate_name(rate: FrameRate) -> str:
     if rate.fps is None:
-        return "rates of their own (native)"
+        return "their own rates (native)"
     return f"at most {rate.fps} frames per second (cap)" if rate.rule == "cap" else f"{rate.fps} frames per second"

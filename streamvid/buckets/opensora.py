@@ -3,11 +3,11 @@
     {"256px": {1: [1.0, 45], 33: [[1.0, 0.33], 12]}, "768px_ar16:9": {…}, "1024px_max": {…}}
        │       │     │    └ samples per rank and step, or null
        │       │     └ share of the clips that are kept: a number, or a pair of two numbers
-       │       └ frames; 1 takes images
-       └ area; _max: only the ratio with the most pixels; _ar16:9: only this one
+       │       └ frame count; 1 accepts images
+       └ area; _max: only the ratio with the most pixels; _ar16:9: only this ratio
 
-A pair has opposite meanings: in version 2 its second number is the share that passes to the next shorter bucket, in
-version 1.2 the share that stays. Pairs therefore require the option `probabilities`.
+The second number of a pair has opposite meanings: in version 2, it is the share that passes to the next shorter bucket;
+in version 1.2, the share that stays. Pairs therefore require the option `probabilities`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class OpenSora:
-    """Parsed form: classes from the largest area down, the buckets that take any clips, under every ratio that names
-    them, and bucket id → batch size."""
+    """Parsed form. classes: from the largest area down. buckets: all buckets that accept clips, under every ratio that
+    names them. batch_sizes: bucket id → samples per rank and step."""
 
     classes: tuple[SizeClass, ...]
     buckets: tuple[Bucket, ...]
@@ -50,7 +50,7 @@ class OpenSora:
 
 @dataclass(frozen=True)
 class OpenSoraConfig:
-    """Open-Sora's form of buckets.
+    """Buckets in Open-Sora's form.
 
     bucket_config: resolution → frames → [probability, batch size].
     probabilities: "opensora-v2" or "opensora-v1.2", the meaning of pairs of probabilities.
@@ -61,10 +61,10 @@ class OpenSoraConfig:
 
     def __post_init__(self) -> None:
         if self.probabilities is not None and self.probabilities not in MEANINGS:
-            raise ConfigError(f"probabilities={self.probabilities!r}: allowed are {', '.join(MEANINGS)}")
+            raise ConfigError(f"probabilities={self.probabilities!r}: must be one of {', '.join(MEANINGS)}")
 
     def read(self, ratios: Ratios) -> OpenSora:
-        """Build classes and buckets. Raises a ConfigError that names the wrong entry."""
+        """Build classes and buckets. Raises a ConfigError that names the invalid entry."""
         shared: Sharing = {}
         listed: dict[str, Bucket] = {}
         groups: list[SizeClass] = []
@@ -92,7 +92,7 @@ class OpenSoraConfig:
 
 
 def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
-    """Return (resolution, its table): all ratios, or the one that the name asks for."""
+    """Return (resolution, its ratio table), with all ratios or only the one that the name selects."""
     resolution, underscore, setting = name.partition("_")
     table = ratios.of(resolution)
     if not underscore:
@@ -135,13 +135,13 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     if len(probability) != 2:
         raise ConfigError(f"{where}: probability {list(probability)!r}: expected a number, or a pair of two")
     if is_image:
-        raise ConfigError(f"{where}: images take one probability, not the pair {list(probability)!r}")
+        raise ConfigError(f"{where}: images need one probability, not the pair {list(probability)!r}")
     first, second = (_share(where, number) for number in probability)
     if meaning not in MEANINGS:
         raise ConfigError(
-            f"{where}: the pair {list(probability)!r} with probabilities={meaning!r}: allowed are opensora-v2, where "
-            f"{float(second):g} of the clips pass to the next shorter frame count, and opensora-v1.2, where "
-            f"{float(second):g} stay; set the one that the configuration was written for"
+            f"{where}: the pair {list(probability)!r} with probabilities={meaning!r}: set opensora-v2, where "
+            f"{float(second):g} of the clips pass to the next shorter frame count, or opensora-v1.2, where "
+            f"{float(second):g} stay, depending on the version that the configuration was written for"
         )
     return Keep(first, second if meaning == "opensora-v2" else 1 - second)
 

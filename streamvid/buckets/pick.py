@@ -1,4 +1,4 @@
-"""Frames of a clip that a delivery shows, in exact integers and without decoding."""
+"""Selection of the frames of a clip that a delivery contains, in exact integers and without decoding."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ _MAX_DENOMINATOR = 10**9  # of a time base: the finest in containers is a nanose
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """`count` frames of a clip, ascending, as places of a grid: `start`, `start + stride` …
+    """Selection of `count` frames of a clip, ascending: positions `start`, `start + stride` … of a grid.
 
-    - step: the grid is the clip's frames.
-    - time: place i is the time i / fps after the clip's first frame; it shows the frame nearest in time, the earlier of
-      two.
-    - number: place i is frame round(i / fps * clip_fps), or the last.
-    - spread: `count` times at even distances from the first frame's to the last's (a single one: the middle), whatever
-      start and stride; they show the frames nearest in time.
-    - linspace: frames from `start` to `start + count * stride - 1` at even distances, rounded down (Open-Sora's way).
+    - step: position i is frame i.
+    - time: position i is the frame nearest to the time i / fps after the first frame; the earlier one of two.
+    - number: position i is frame round(i / fps * clip_fps), or the last frame.
+    - spread: the frames nearest to `count` evenly spaced times from the first frame to the last (for one frame, the
+      middle); `start` and `stride` are ignored.
+    - linspace: evenly spaced frames from `start` to `start + count * stride - 1`, rounded down, as in Open-Sora.
 
     clip_fps: the clip's average rate. Raises ConfigError for invalid values.
     """
@@ -50,7 +49,7 @@ class Pick:
         if self.way not in _WAYS or self.count < 1 or self.start < 0 or self.stride < 1:
             raise ConfigError(f"invalid choice of frames {self}: count and stride must be at least 1, start at least 0")
         if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
-            raise ConfigError(f"a choice of frames by {self.way} needs fps above 0, not {self.fps}")
+            raise ConfigError(f"fps is {self.fps}; to choose frames by {self.way}, it must be above 0")
 
     @property
     def needs_times(self) -> bool:
@@ -58,15 +57,15 @@ class Pick:
         return self.way in ("time", "spread")
 
     def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
-        """Return the numbers of the frames in a clip of `num_frames`; above its rate some repeat.
+        """Return the chosen frame numbers of a clip of `num_frames`; some repeat if `fps` is above the clip's rate.
 
-        times: the frames' timestamps, ascending; needed if `needs_times`. time_base: seconds per tick; None: derived
-        from `clip_fps`. Raises ConfigError for frames that the clip does not have.
+        times: ascending timestamps of all frames; required if `needs_times`. time_base: seconds per tick; None to
+        derive it from `clip_fps`. Raises ConfigError if the clip does not have these frames, or `times` are missing.
         """
         is_step = self.way == "step"
         found = self._places if is_step else self._numbers(num_frames, times, time_base)
         if not 0 <= found[0] <= found[-1] < num_frames:
-            raise ConfigError(f"frames {found[0]} to {found[-1]} are wanted, the clip has {num_frames}")
+            raise ConfigError(f"frames {found[0]} to {found[-1]} were chosen, but the clip has {num_frames}")
         return found
 
     def _numbers(self, num_frames: int, times: Times | None, time_base: Fraction | None) -> Sequence[int]:
@@ -111,9 +110,9 @@ class Pick:
 
 
 def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
-    """Return the nearest frame, the earlier of two, for ascending times in ticks after the first frame.
+    """Return the number of the frame nearest to each wanted time; the earlier one of two.
 
-    times: ascending timestamps, in ticks.
+    times: ascending timestamps, in ticks. wanted: ascending times after the first frame, in ticks.
     """
     import numpy as np
 
@@ -132,7 +131,7 @@ def linspace(first: int, last: int, count: int) -> list[int]:
 
 
 def time_base_of(times: Times, fps: float) -> Fraction:
-    """Return seconds per tick of timestamps with `fps` on average: exact, if the rate was computed from them."""
+    """Return the seconds per tick of timestamps whose average rate is `fps`; exact if `fps` was computed from them."""
     span = int(times[-1]) - int(times[0])
     if span <= 0 or not fps > 0:
         return Fraction(1)
@@ -141,9 +140,9 @@ def time_base_of(times: Times, fps: float) -> Fraction:
 
 
 def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: float) -> int:
-    """Return the number of frames of a clip at a rate, from its facts in an index.
+    """Return the number of frames of a clip at `rate`, from the clip's facts in an index.
 
-    fps: 0.0 for images, which have one frame at any rate.
+    fps: average frame rate of the clip; 0.0 for images, which have one frame at any rate.
     """
     return num_frames if not fps > 0 else rate.num_frames(num_frames, fps, exact_seconds(duration_seconds))
 

@@ -1,4 +1,4 @@
-"""Options for choosing a size (classes.py has the rules), and the loss from fitting a clip, in exact arithmetic."""
+"""Options for choosing a size (classes.py has the rules), and the loss of fitting a clip to it, as exact fractions."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ OPENSORA_MIN_AREA = Fraction(4, 5)
 
 
 def cover_scale(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the factor that scales a picture to cover the other size; above 1, it is scaled up."""
+    """Return the factor that scales a picture to cover another size; a factor above 1 scales it up."""
     return max(Fraction(to_height, height), Fraction(to_width, width))
 
 
 def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the share of a picture's area outside the other size's shape, scaled to cover it: 0 to below 1."""
+    """Return the share of a picture that is cropped if it covers another size: at least 0 and less than 1."""
     ours, theirs = height * to_width, width * to_height
     return 1 - Fraction(min(ours, theirs), max(ours, theirs))
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Choice of a clip's bucket among those that it could fill. The defaults are Open-Sora 2's rule.
+    """Choice of a clip's bucket among those that it can fill. The defaults follow Open-Sora 2.
 
     ratio: "nominal": the size whose nominal height/width is nearest to the clip's by difference (Open-Sora 2); "log":
         the size whose real height/width is nearest by factor, which crops least.
     frames: "resolution-first": the largest area that the clip is large enough for, and in it the most frames;
         "longest": the most frames that the clip can fill in any area, and among those areas the largest.
-    max_upscale: exclude sizes that need a larger factor for the clip's sides. 1: never scale up.
-    max_crop: exclude sizes that cut off more than this share of its picture.
-    min_area: share of a resolution's area that a clip must have; None: 0.8, but 0 if a configuration has one size or
-        max_pixels.
-    The size of the nearest ratio represents its resolution: if it exceeds a limit, the next smaller one is tried.
+    max_upscale: exclude sizes that scale up the clip's sides by more than this factor; 1 never scales up.
+    max_crop: exclude sizes that crop more than this share of the picture.
+    min_area: minimum share of a resolution's area that a clip must have; None for 0.8, or for 0 if a configuration has
+        one size or max_pixels.
+    Only the nearest ratio of a resolution is tried; if its size exceeds a limit, the next smaller resolution is tried.
     """
 
     ratio: RatioPolicy = option(

@@ -21,8 +21,9 @@ _FOLDER = "buckets"
 class BucketCost:
     """Cost of a bucket.
 
-    tokens: per sample, as the configuration's model makes them.   sample_bytes: of its decoded frames, uint8 RGB.
-    batch_size: samples per rank and step, None if unknown.   is_own_choice: chosen by us, not by the source.
+    tokens: number of tokens per sample for the configuration's model.   sample_bytes: size of a sample's decoded frames
+    as uint8 RGB.   batch_size: samples per rank and step, None if unknown.   is_own_choice: True if the bucket is our
+    choice rather than the source's.
     """
 
     bucket: Bucket
@@ -33,7 +34,7 @@ class BucketCost:
 
     @property
     def batch_bytes(self) -> int | None:
-        """Bytes of a batch's decoded frames, uint8 RGB."""
+        """Size in bytes of a batch's decoded frames as uint8 RGB; None if the batch size is unknown."""
         return None if self.batch_size is None else self.batch_size * self.sample_bytes
 
 
@@ -61,10 +62,10 @@ def load_preset(name: str | Path) -> BucketConfig:
 
 
 def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) -> tuple[BucketCost, ...]:
-    """Return the cost of every bucket of a configuration, in its order.
+    """Return the cost of every bucket, in the order of the configuration.
 
-    Batch sizes come from the configuration, or from max_tokens_per_batch. Raise ConfigError if one sample does not fit
-    into it, or if the configuration's sizes follow the clips.
+    Batch sizes come from max_tokens_per_batch, or from the configuration if that is None. Raise ConfigError if one
+    sample has more tokens than max_tokens_per_batch, or if the configuration's sizes follow the clips.
     """
     buckets = config.table.buckets
     sizes: Mapping[str, int] = config.batch_sizes
@@ -78,7 +79,7 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """Return the bucket with the most tokens, which determines the memory of a step; of several, the first."""
+    """Return the cost of the first bucket with the most tokens, which determines the memory of a step."""
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 
 
@@ -91,7 +92,7 @@ def rate_text(config: BucketConfig) -> str:
 
 
 def rule_text(config: BucketConfig) -> str:
-    """Return the rule of sides and frame counts: ``4k+1, sides of 16``."""
+    """Return the rules for frame counts and sides as a short text: ``4k+1, sides of 16``."""
     rule = config.frame_rule or (config.model.frame_rule if config.model else None)
     sides = f"sides of {config.model.multiple if config.model else config.multiple}"
     return sides if rule is None else f"{rule}, {sides}"
@@ -113,6 +114,6 @@ def sizes_text(config: BucketConfig) -> str:
 
 
 def frames_text(config: BucketConfig) -> str:
-    """Return the frame counts: ``17 33 49 65 81``; if there are many, the first and the last, ``1 5 … 129``."""
+    """Return the frame counts as a short text: ``17 33 49 65 81``, or ``1 5 … 129`` if there are more than 6."""
     counts = sorted({bucket.num_frames for bucket in config.table.buckets})
     return " ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} {counts[1]} … {counts[-1]}"

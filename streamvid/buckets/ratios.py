@@ -1,4 +1,4 @@
-"""Sizes (height, width) for the ratios of a resolution: generated, evenly spaced, or a table from the user."""
+"""Sizes (height, width) for the ratios of a resolution: generated, evenly spaced, or given by the user."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 
 @dataclass(frozen=True)
 class Ratios:
-    """The rule by which a resolution's name becomes sizes.
+    """Rule that converts a resolution's name to sizes.
 
-    multiple: of every side, in pixels.   tables: resolution → ratio ``"w:h"`` → size ``"WxH"``, instead of generated
-        sizes; the key ``area`` in a table sets the pixels that its name stands for.
-    min_ar, max_ar: bounds of width/height; None: no bound.   num_ar_buckets: this many ratios from `min_ar` to `max_ar`
-        (default 0.5 and 2), each the same factor above the previous one, instead of the listed ones.
+    multiple: every side must be a multiple of this, in pixels.   tables: resolution → ratio ``"w:h"`` → size ``"WxH"``,
+        instead of generated sizes; the key ``area`` in a table sets the number of pixels of its resolution.
+    min_ar, max_ar: bounds on width / height; None for no bound.   num_ar_buckets: number of ratios from `min_ar` to
+        `max_ar` (default 0.5 and 2), spaced by equal factors, instead of the listed ones.
     """
 
     multiple: int = option(
@@ -80,7 +80,7 @@ class Ratios:
         return require_integer(f"ratios[{resolution!r}] area", area, 1, MAX_SIDE**2)
 
     def of(self, resolution: str) -> RatioTable:
-        """Return the resolution's table within the bounds. Raise ConfigError if it is empty."""
+        """Return the resolution's ratio table, limited to the bounds. Raise ConfigError if no ratio remains."""
         if resolution in self.tables:
             table = self._given(resolution)
         elif self.num_ar_buckets is not None:
@@ -105,7 +105,7 @@ class Ratios:
                 continue
             where = f"ratios[{resolution!r}][{name!r}]"
             if re.fullmatch(r"[0-9.]+", name):
-                raise ConfigError(f"{where}: write the ratio as width:height; height/width of {name} is '1:{name}'")
+                raise ConfigError(f"{where}: write the ratio as width:height; height/width {name} is '1:{name}'")
             ratio_fraction(name)
             match = _SIZE.fullmatch(size) if isinstance(size, str) else None
             if match is None:

@@ -1,8 +1,8 @@
-"""Assignment of clips to a list of buckets, and the reasons if no bucket takes a clip.
+"""Assignment of clips to a list of buckets, and the reasons if no bucket accepts a clip.
 
 Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
-largest area down. A class skips a source much smaller than itself; otherwise the ratio nearest to the source's wins,
-and of that size the most frames that the clip can fill. With every frame count in every size this is the order of
+largest area down. A class skips clips that are much smaller than itself. Otherwise, the size with the nearest ratio
+wins, with the largest frame count that the clip can fill. If every size has every frame count, this is the order of
 Open-Sora 2.
 """
 
@@ -25,9 +25,9 @@ _DEFAULT_POLICY = Policy()
 class BucketTable:
     """The buckets of a dataset, and the rule that assigns clips to them.
 
-    `candidates` may name one (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do: the first
-    represents all in `buckets`, and every ratio takes part in the assignment. Raises ConfigError if it is empty or has
-    duplicates.
+    `candidates` may contain one (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do. The
+    first then represents all of them in `buckets`, but every ratio takes part in the assignment. Raises ConfigError if
+    there are no buckets, or duplicate ones.
     """
 
     candidates: tuple[Bucket, ...]
@@ -55,10 +55,10 @@ class BucketTable:
         return tuple(first.values())
 
     def assign(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Bucket:
-        """Return the bucket for a clip of `num_frames` (at the target fps) of height x width pixels (after rotation).
+        """Return the bucket for a clip of `num_frames` at the target rate and height x width pixels after rotation.
 
-        Images go to one-frame buckets, and nothing else does; an image's `num_frames` is ignored. Raises NoBucketError
-        with a reason, and ConfigError if a number is less than 1.
+        Only images go to one-frame buckets, and their `num_frames` is ignored. Raises NoBucketError, with the reason,
+        if no bucket accepts the clip, and ConfigError if a number is less than 1.
         """
         for name, value in (("num_frames", num_frames), ("height", height), ("width", width)):
             if value < 1:
@@ -70,11 +70,11 @@ class BucketTable:
         raise NoBucketError(reason, kind=kind)
 
 
-# Reasons why no bucket takes a clip.
+# Reasons why no bucket accepts a clip.
 
 
 def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple[str, str]:
-    """Return (kind, reason) for a clip that no class has a bucket for."""
+    """Return (kind, reason) for a clip that no bucket accepts."""
     of_kind = [
         (size.area, bucket)
         for group in classes
@@ -83,20 +83,20 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
         if bucket.is_image == clip.is_image
     ]
     if not of_kind and clip.is_image:
-        return "no-image-bucket", "is an image, but no bucket takes 1 frame; add 1 to the frame counts to keep images"
+        return "no-image-bucket", "the clip is an image, but no bucket has 1 frame; add frame count 1 to keep images"
     if not of_kind:
-        return "no-video-bucket", "is a video, but every bucket takes 1 frame; add longer frame counts to keep videos"
+        return "no-video-bucket", "the clip is a video, but all buckets have 1 frame; add larger frame counts"
     size = f"{clip.width}x{clip.height}"
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     large_enough = [bucket for area, bucket in of_kind if is_large_enough(clip, area, policy)]
     if not large_enough:
         area, smallest = min(of_kind, key=lambda found: found[0])
         named = f"{area} pixels of {smallest.resolution or f'{smallest.width}x{smallest.height}'}"
-        return "too-small", f"{size} is under {float(share):g} of the smallest bucket area that could take it, {named}"
+        return "too-small", f"{size} is less than {float(share):g} of the smallest bucket area for such clips, {named}"
     shortest = min(bucket.num_frames for _, bucket in of_kind)
     frames = "1 frame" if clip.num_frames == 1 else f"{clip.num_frames} frames"
     if clip.num_frames < shortest and not clip.is_image:
-        return "too-few-frames", f"has {frames}, the shortest bucket takes {shortest}"
+        return "too-few-frames", f"the clip has {frames}, but the shortest bucket has {shortest}"
     # Without limits there are candidates, unless those that are short enough are too large.
     loose = Policy(policy.ratio, policy.frames, min_area=policy.min_area)
     refused = [found.buckets[0] for found in candidates(classes, clip, loose)]
@@ -104,13 +104,13 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
         return _limit(refused, clip, policy)
     shortest = min(bucket.num_frames for bucket in large_enough)
     return "too-short-for-its-size", (
-        f"has {frames} of {size}: buckets short enough for it are too large (a source must have {float(share):g} of "
-        f"their area), and the shortest bucket that is small enough takes {shortest} frames"
+        f"the clip has {frames} of {size}: buckets that are short enough are too large (a clip must have "
+        f"{float(share):g} of their area), and the shortest bucket that is small enough has {shortest} frames"
     )
 
 
 def _limit(refused: Sequence[Bucket], clip: Shape, policy: Policy) -> tuple[str, str]:
-    """Return (kind, reason) for the bucket that exceeds the limit least."""
+    """Return (kind, reason) for the bucket that exceeds a limit least."""
     size = f"{clip.width}x{clip.height}"
     scales = {bucket: cover_scale(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}
     crops = {bucket: cropped_share(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}
@@ -118,11 +118,11 @@ def _limit(refused: Sequence[Bucket], clip: Shape, policy: Policy) -> tuple[str,
     if scaled:
         nearest = min(scaled, key=lambda bucket: scales[bucket])
         return "max-upscale", (
-            f"{size} would be scaled up {float(scales[nearest]):.3g} times for {nearest.id}, "
-            f"max_upscale={float(policy.max_upscale or 0):g} is allowed"
+            f"{size} would be scaled up by {float(scales[nearest]):.3g} for {nearest.id}; "
+            f"at most max_upscale={float(policy.max_upscale or 0):g} is allowed"
         )
     nearest = min(refused, key=lambda bucket: crops[bucket])
     return "max-crop", (
-        f"{size} would lose {float(crops[nearest]):.3g} of its picture in {nearest.id}, "
-        f"max_crop={float(policy.max_crop or 0):g} is allowed"
+        f"{size} would lose {float(crops[nearest]):.3g} of its picture in {nearest.id}; "
+        f"at most max_crop={float(policy.max_crop or 0):g} is allowed"
     )

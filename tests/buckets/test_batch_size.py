@@ -27,7 +27,7 @@ def test_derived_from_tokens(max_tokens: int) -> None:
     buckets = BucketConfig(resolution=("256px",), num_frames=(1, 33, 129)).table.buckets
     largest = max(bucket.tokens for bucket in buckets)
     if max_tokens < largest:
-        with pytest.raises(ConfigError, match=r"one sample of bucket 256px-\d+f-\S+ is \d+ tokens; raise it"):
+        with pytest.raises(ConfigError, match=r"one sample of bucket 256px-\d+f-\S+ has \d+ tokens; raise"):
             batch_sizes(buckets, None, max_tokens)
         return
     sizes = batch_sizes(buckets, None, max_tokens)

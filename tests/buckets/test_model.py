@@ -54,12 +54,12 @@ def test_the_rate_must_be_the_models() -> None:
     WAN.check_all(bucket, FrameRate("resample", Fraction(16)))
     WAN.check_all(bucket, FrameRate("fix_frame_rate", Fraction(16)))
     for rate in (FrameRate(), FrameRate("cap", Fraction(16)), FrameRate("resample", Fraction(24))):
-        with pytest.raises(ConfigError, match="wan2.1 takes 16 frames per second; shard with --fps 16"):
+        with pytest.raises(ConfigError, match="wan2.1 requires 16 frames per second; shard with --fps 16"):
             WAN.check_all(bucket, rate)
     OPENSORA.check_all(bucket, FrameRate("cap", Fraction(24)))
     OPENSORA.check_all(bucket, FrameRate("resample", Fraction(16)))
     for rate in (FrameRate(), FrameRate("cap", Fraction(30))):
-        with pytest.raises(ConfigError, match="opensora2 takes at most 24 frames per second"):
+        with pytest.raises(ConfigError, match="opensora2 accepts at most 24 frames per second"):
             OPENSORA.check_all(bucket, rate)
     ModelRule("any", FrameRule(4)).check_all(bucket, FrameRate())
 

@@ -97,7 +97,7 @@ def test_max_tokens_gives_batch_sizes_with_the_models_own_tokens() -> None:
     costs = presets.bucket_costs(presets.load_preset("ltx"), max_tokens_per_batch=30_000)
     largest = max(costs, key=lambda cost: cost.tokens)
     assert (largest.tokens, largest.batch_size, largest.batch_bytes) == (13_376, 2, 2 * 121 * 704 * 1216 * 3)
-    with pytest.raises(ConfigError, match="one sample of bucket 1216x704-121f is 13376 tokens of ltx"):
+    with pytest.raises(ConfigError, match="one sample of bucket 1216x704-121f has 13376 tokens for ltx"):
         presets.bucket_costs(presets.load_preset("ltx"), max_tokens_per_batch=13_000)
     assert all(cost.batch_size is None for cost in presets.bucket_costs(presets.load_preset("mochi")))
 

@@ -146,7 +146,7 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
         (("--clips", "native", "--crf", "x"), "'x' is not a number"),
         (("--clips", "native", "--codec", "vp9"), "it must be one of h264"),
         (("--clips", "native", "--fps", "1/0"), "write it as 24, 0.5 or 30000/1001"),
-        (("--clips", "native", "--fps", "2000"), "above 0, at most 1000"),
+        (("--clips", "native", "--fps", "2000"), "above 0 and at most 1000"),
         (("--clips", "native", "--verify", "probe"), "encoding decodes every frame"),
     ],
 )

@@ -83,16 +83,16 @@ def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) 
     [
         (
             replace(RULE, fps=Fraction(16)),
-            "clips are read at 12 frames per second, and ours takes 16 frames per second",
+            "clips are read at 12 frames per second, but ours requires 16 frames per second",
         ),
-        (replace(RULE, fps=None, max_fps=Fraction(8)), "ours takes at most 8 frames per second; shard with --fps 8"),
+        (replace(RULE, fps=None, max_fps=Fraction(8)), "ours accepts at most 8 frames per second; shard with --fps 8"),
         (
             replace(RULE, frame_rule=FrameRule(8)),
             r"bucket 96x64-5f for ours: 5 frames.* 8k\+1; nearest allowed: 1 and 9",
         ),
         (replace(RULE, multiple=64), "width=96 is not a multiple of 64; nearest allowed: 64 and 128"),
         (replace(RULE, max_num_frames=5), "bucket 96x64-9f for ours: 9 frames; at most 5 are allowed"),
-        ("wan2.1-480p", "and wan2.1 takes 16 frames per second; shard with --fps 16 --fps-rule resample"),
+        ("wan2.1-480p", "but wan2.1 requires 16 frames per second; shard with --fps 16 --fps-rule resample"),
         ("wan2.1", "'wan2.1' is neither a file nor a preset"),
         (3, "preset=3: must be a preset name"),
     ],
@@ -112,7 +112,7 @@ def test_only_buckets_that_samples_come_from_count(sealed: Path) -> None:
 
 def test_copies_at_rates_of_their_own_are_refused_by_a_model_of_one_rate(tmp_path: Path) -> None:
     root = build_dataset(tmp_path / "ds", {SMALL: [4]})
-    with pytest.raises(ConfigError, match=r"ds: clips are read at rates of their own \(native\), and ours takes 12"):
+    with pytest.raises(ConfigError, match=r"ds: clips are read at their own rates \(native\), but ours requires 12"):
         open_loader(root, world=ONE, preset=RULE)
     assert delivered(root, batch_size=2, preset=replace(RULE, fps=None)) == {SMALL.id: 2}
 
@@ -149,9 +149,9 @@ def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pyt
 
 def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:
     """Rate and buckets, before a file is looked at."""
-    with pytest.raises(ConfigError, match="and wan2.1 takes 16 frames per second; shard with --fps 16"):
+    with pytest.raises(ConfigError, match="but wan2.1 requires 16 frames per second; shard with --fps 16"):
         shard_options(bucket_config="wan2.1-480p", fps=24)
-    with pytest.raises(ConfigError, match="rates of their own"):
+    with pytest.raises(ConfigError, match="their own rates"):
         shard_options(bucket_config=BucketConfig(buckets=parse_buckets("96x64@5"), model=RULE))
     with pytest.raises(ConfigError, match=r"96x64-8f for ours: 8 frames do not follow the rule 4k\+1"):
         BucketConfig(buckets=parse_buckets("96x64@8"), model=RULE)
@@ -167,9 +167,9 @@ def test_batch_sizes_are_those_of_open_soras_form(sealed: Path) -> None:
     assert delivered(sealed, batch_size=bucket_config_from_json(FORM)) == {"96x64-5f": 3, "96x64-9f": 2}
     lacking = FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, None]}}}
     for config in (lacking, FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.0, 2]}}}):
-        with pytest.raises(ConfigError, match=r"of bucket 96x64-9f \(96x64@9\) the bucket configuration has none; add"):
+        with pytest.raises(ConfigError, match=r"for bucket 96x64-9f \(96x64@9\), the configuration contains none; add"):
             open_loader(sealed, batch_size=bucket_config_from_json(config), world=ONE)
-    with pytest.raises(ConfigError, match="of bucket 96x64-5f .* has none"):
+    with pytest.raises(ConfigError, match="for bucket 96x64-5f .* contains none"):
         open_loader(sealed, batch_size=BucketConfig(buckets=parse_buckets("96x64@5")), world=ONE)
 
 

@@ -98,7 +98,7 @@ def test_opensoras_form_with_probabilities(source: Path, form: Path, tmp_path: P
         assert row["crop_fraction"] == pytest.approx(float(1 - kept), abs=1e-12)
     # What was drawn out is not what could not be in.
     short = next(row for row in report["rejections"] if row["source"] == "bad/short.mp4")
-    assert short["reason"].startswith("has 3 frames, the shortest bucket takes 5")
+    assert short["reason"].startswith("the clip has 3 frames, but the shortest bucket has 5")
 
 
 def test_a_draw_depends_on_seed_and_record_alone(source: Path, form: Path, tmp_path: Path) -> None:
@@ -146,8 +146,9 @@ def test_policies_reach_the_command(source: Path, tmp_path: Path) -> None:
     arguments = ("--buckets", "96x64@9,64x48@1", "--max-crop", 0.2, "--ratio-policy", "log")
     report = sharded(source, tmp_path / "ds", *arguments)
     reasons = {row["source"]: row["reason"] for row in report["rejections"]}
-    assert reasons["c/still.jpg"] == "64x64 would lose 0.25 of its picture in 64x48-1f, max_crop=0.2 is allowed"
-    assert reasons["c/deep/tall.mkv"] == "64x96 would lose 0.556 of its picture in 96x64-9f, max_crop=0.2 is allowed"
+    assert reasons["c/still.jpg"] == "64x64 would lose 0.25 of its picture in 64x48-1f; at most max_crop=0.2 is allowed"
+    lost = "64x96 would lose 0.556 of its picture in 96x64-9f; at most max_crop=0.2 is allowed"
+    assert reasons["c/deep/tall.mkv"] == lost
     assert report["num_samples"] == CLIP_ROWS - 2
 
 

@@ -63,8 +63,8 @@ class Cover:
     """Converter from frames of `video`, like `frame`, to pictures that cover (height, width) as in `Transform.cover`.
 
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited BT.709); "yuvj420p" and "yuvj444p"
-    are full-range BT.601 for JPEG; "rgb24" is RGB. `tags` contains the color tags of the output. Raises ProbeError if the
-    source's colors or orientation are not supported.
+    are full-range BT.601 for JPEG; "rgb24" is RGB. `tags` describes the output. Raises ProbeError if the source's
+    colors or orientation are not supported.
     """
 
     def __init__(self, video: VideoFile, frame: VideoFrame, height: int, width: int, pixel_format: str) -> None:
