@@ -70,7 +70,7 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | 
             of_model = "" if model is None else f" for {model.name}"
             raise ConfigError(
                 f"max_tokens_per_batch={max_tokens}: one sample of bucket {name} has {of_sample} tokens{of_model}; "
-                f"raise the maximum to at least {of_sample}, or remove the bucket from the dataset"
+                f"raise max_tokens_per_batch to at least {of_sample}, or remove the bucket from the dataset"
             )
     return {name: max_tokens // of_sample for name, of_sample in tokens.items()}
 
@@ -86,7 +86,7 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
         same = known.get(bucket.id)
         candidates = {sizes[bucket.id]} if same and same.shape == bucket.shape else by_shape.get(bucket.shape, set())
         if len(candidates) != 1:
-            several = f"sizes {', '.join(map(str, sorted(candidates)))} under other names" if candidates else "none"
+            several = f"sizes {', '.join(map(str, sorted(candidates)))} under other names" if candidates else "no size"
             raise ConfigError(
                 f"batch_size: for bucket {bucket.id} ({bucket.size_at_frames}), the configuration contains {several}; "
                 "add the bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch sizes by bucket"

@@ -145,7 +145,9 @@ class BucketConfig:
     def table(self) -> BucketTable:
         """Distinct buckets that accept clips. Raises ConfigError with max_pixels, because sizes follow the clips."""
         if self.is_dynamic:
-            raise ConfigError(f"max_pixels={self.size.max_pixels}: no list of buckets, because sizes follow the clips")
+            raise ConfigError(
+                f"max_pixels={self.size.max_pixels}: there is no list of buckets, because sizes follow the clips"
+            )
         return BucketTable(self._buckets)
 
     @property
@@ -190,7 +192,7 @@ class BucketConfig:
         if not found:
             reason = "all buckets that the clip fits have keep probability 0 in bucket_config; raise one of them"
         else:
-            reason = f"the clip was left out by a draw: keep probabilities exclude {float(rest):.4g} of such clips"
+            reason = f"the clip was left out by a draw: keep probabilities exclude a share of {float(rest):.4g}"
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
@@ -291,7 +293,7 @@ def _check_fields(config: BucketConfig) -> None:
         for name in ("tables", "min_ar", "max_ar", "num_ar_buckets"):
             if getattr(config.ratios, name):
                 shown = "ratios" if name == "tables" else name
-                raise ConfigError(f"{shown} cannot be combined with {form}; use it with resolution or bucket_config")
+                raise ConfigError(f"{shown} cannot be combined with {form}, only with resolution or bucket_config")
     _check_numbers(config)
 
 
@@ -341,7 +343,7 @@ def _check_counts(config: BucketConfig, form: str) -> None:
             )
         return
     if form == "resolution" and given != ["num_frames"]:
-        raise ConfigError("resolution needs num_frames instead of max_frames; set num_frames, such as (1, 17, 33)")
+        raise ConfigError("resolution needs num_frames, such as (1, 17, 33), and cannot be combined with max_frames")
     if len(given) != 1:
         raise ConfigError(
             f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one; "

@@ -118,7 +118,7 @@ def _limit(refused: Sequence[Bucket], clip: Shape, policy: Policy) -> tuple[str,
     if scaled:
         nearest = min(scaled, key=lambda bucket: scales[bucket])
         return "max-upscale", (
-            f"{size} would be scaled up by {float(scales[nearest]):.3g} for {nearest.id}; "
+            f"{size} would be scaled up by a factor of {float(scales[nearest]):.3g} for {nearest.id}; "
             f"at most max_upscale={float(policy.max_upscale or 0):g} is allowed"
         )
     nearest = min(refused, key=lambda bucket: crops[bucket])

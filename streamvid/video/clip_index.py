@@ -166,7 +166,9 @@ class ClipIndex:
         """
         distinct, slots = np.unique(np.asarray(numbers, np.int64), return_index=True)
         if not 0 <= distinct[0] <= distinct[-1] < self.num_frames:
-            raise DecodeError(f"frames {distinct[0]} to {distinct[-1]} requested, but the clip has {self.num_frames}")
+            raise DecodeError(
+                f"frames {distinct[0]} to {distinct[-1]} were requested, but the clip has {self.num_frames} frames"
+            )
         first, last, wanted = self._span(distinct)
         pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
         packets = np.empty((last + 1 - first, 4), np.int64)

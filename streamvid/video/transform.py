@@ -71,7 +71,7 @@ class Transform:
             and 0 <= self.crop_top <= self.source_height - self.crop_height
         )
         if not inside or min(self.crop_width, self.crop_height, self.scale_width, self.scale_height) < 1:
-            raise ConfigError(f"invalid transform {self}: the crop box must be inside the frame, and no size 0")
+            raise ConfigError(f"invalid transform {self}: the crop box must be inside the frame, and sizes at least 1")
         if self.rotation not in _TURNS:
             raise ConfigError(f"transform: rotation is {self.rotation}; it must be one of {sorted(_TURNS)}")
 

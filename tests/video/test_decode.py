@@ -137,7 +137,7 @@ def test_wrong_number_of_frames_is_an_error(clip: ClipFolder) -> None:
     out = np.zeros((4, HEIGHT, WIDTH, 3), np.uint8)
     with pytest.raises(DecodeError, match="has 40 frames, but 41 were expected"):
         decode_into(clip("h264_open_gop.mp4"), 0, out, num_frames=41)
-    with pytest.raises(DecodeError, match="frames 37 to 40 requested, but the video has 40"):
+    with pytest.raises(DecodeError, match="frames 37 to 40 were requested, but the video has 40"):
         decode_into(clip("h264_open_gop.mp4"), 37, out)
 
 

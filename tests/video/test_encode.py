@@ -304,7 +304,7 @@ def test_an_image_stays_an_image(clip: ClipFolder, name: str) -> None:
         assert (info.is_image, info.width, info.height, made.num_frames) == (True, WIDTH, HEIGHT, 1)
         assert psnr(float(np.square(direct - rgb(made.data, 1)[0]).mean())) >= least
     assert probe(jpeg.data).pixel_format == "yuvj444p" and png.psnr_y == 100.0 and jpeg.psnr_y >= 38
-    with pytest.raises(DecodeError, match="frames 1 to 1 requested, but the video has 1"):
+    with pytest.raises(DecodeError, match="frames 1 to 1 were requested, but the video has 1"):
         native(path, start=1, num_frames=1)
 
 
@@ -365,7 +365,7 @@ def test_arguments_that_cannot_be_say_why(clip: ClipFolder) -> None:
         ({"num_frames": 0}, ConfigError, "num_frames is 0"),
         ({"fps": 0}, ConfigError, "fps is 0; it must be a number above 0"),
         ({"fps": float("inf")}, ConfigError, "fps is inf"),
-        ({"start": 30, "num_frames": 11}, DecodeError, "frames 30 to 40 requested, but the video has 40"),
+        ({"start": 30, "num_frames": 11}, DecodeError, "frames 30 to 40 were requested, but the video has 40"),
     ):
         with pytest.raises(error, match=message):
             native(path, **options)

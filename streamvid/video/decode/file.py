@@ -135,7 +135,9 @@ def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[
     raise the first error. Raises DecodeError if the video has fewer frames.
     """
     if numbers[-1] >= len(table.timestamps):
-        raise DecodeError(f"frames {numbers[0]} to {numbers[-1]} requested, but the video has {len(table.timestamps)}")
+        raise DecodeError(
+            f"frames {numbers[0]} to {numbers[-1]} were requested, but the video has {len(table.timestamps)} frames"
+        )
     problem: DecodeError | ProbeError | None = None
     try:
         for key in table.decode_starts(numbers[0], numbers[-1]):

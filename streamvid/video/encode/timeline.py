@@ -61,7 +61,7 @@ def make_timeline(
         )
     stop = len(timestamps) if num_frames is None else start + num_frames
     if stop > len(timestamps) or start >= stop:
-        raise DecodeError(f"frames {start} to {stop - 1} requested, but the video has {len(timestamps)}")
+        raise DecodeError(f"frames {start} to {stop - 1} were requested, but the video has {len(timestamps)} frames")
     ticks = tuple(time - timestamps[start] for time in timestamps[start:stop])
     last = end_ticks(timestamps, time_base, last_duration, stop, usual_rate) - timestamps[stop - 1]
     kept = Timeline(tuple(range(start, stop)), ticks, time_base, last)
