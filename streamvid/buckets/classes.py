@@ -136,7 +136,7 @@ def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fract
 
 
 def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:
-    """Return whether the clip has at least the share `min_area` of an area; it may then be scaled up slightly."""
+    """Return whether the clip has at least the policy's `min_area` of an area, and thus is hardly scaled up."""
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     return share.denominator * clip.height * clip.width >= share.numerator * area
 
@@ -201,7 +201,7 @@ def nominal_ratio(bucket: Bucket) -> Fraction:
 
 
 def area_of(bucket: Bucket) -> int:
-    """Return the nominal number of pixels per frame."""
+    """Return the nominal number of pixels per frame of the bucket."""
     return bucket.height * bucket.width if bucket.resolution is None else resolution_pixels(bucket.resolution)
 
 
@@ -239,7 +239,7 @@ class Choices:
     kind: str = ""
 
     def draw(self, u: Fraction | float) -> Bucket | None:
-        """Return the bucket for a uniform random number at least 0 and less than 1; None for no bucket."""
+        """Return the bucket for `u`, a uniform random number at least 0 and less than 1; None for no bucket."""
         end = Fraction(0)
         for bucket, probability in self.options:
             end += probability
@@ -259,7 +259,7 @@ class Choices:
 
 
 def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
-    """Return the buckets with a probability above 0. Stop as soon as their probabilities sum to 1."""
+    """Return the probability of each bucket, omitting zeros. Stop as soon as the probabilities sum to 1."""
     found: dict[Bucket, Fraction] = {}
     arriving = Fraction(1)
     for group in groups:

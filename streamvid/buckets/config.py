@@ -164,7 +164,7 @@ class BucketConfig:
         return self.fit(self._num_frames(facts), facts.height, facts.width, facts.is_image)
 
     def fit(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Choices:
-        """Return the choices of a clip that has this many frames at its target rate."""
+        """Return the choices of a clip that has `num_frames` frames at the target rate."""
         clip = Shape(num_frames, height, width, is_image)
         if clip not in self._known:
             if len(self._known) >= _MAX_KNOWN:
@@ -207,7 +207,7 @@ class BucketConfig:
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError if the model does not accept the buckets, or clips at this rate."""
+        """Raise ConfigError if the model does not accept the buckets, or clips that are read at `rate`."""
         if self.model is not None and self.is_dynamic:
             # Sizes and counts that follow the clips always fit the model.
             self.model.check_rate(rate)

@@ -69,7 +69,7 @@ class FrameRate:
     native: every frame.
     cap: every n-th frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
         every frame if the clip's rate is below `fps` or unknown.
-    resample: the frame nearest to each time 0, 1/fps, 2/fps … of the clip; the earlier one of two.
+    resample: the frame nearest to each time 0, 1/fps, 2/fps … of the clip; on a tie, the earlier one.
     fix_frame_rate: frames round(i / fps * the clip's average rate) for i from 0 to floor(duration * fps) - 1
         (DiffSynth-Studio); equal to resample only for clips with a constant rate.
     """

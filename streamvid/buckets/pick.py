@@ -29,7 +29,7 @@ class Pick:
     """Selection of `count` frames of a clip, ascending: positions `start`, `start + stride` … of a grid.
 
     - step: position i is frame i.
-    - time: position i is the frame nearest to the time i / fps after the first frame; the earlier one of two.
+    - time: position i is the frame nearest to the time i / fps after the first frame; on a tie, the earlier one.
     - number: position i is frame round(i / fps * clip_fps), or the last frame.
     - spread: the frames nearest to `count` evenly spaced times from the first frame to the last (for one frame, the
       middle); `start` and `stride` are ignored.
@@ -110,7 +110,7 @@ class Pick:
 
 
 def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
-    """Return the number of the frame nearest to each wanted time; the earlier one of two.
+    """Return the number of the frame nearest to each wanted time; on a tie, the earlier one.
 
     times: ascending timestamps, in ticks. wanted: ascending times after the first frame, in ticks.
     """

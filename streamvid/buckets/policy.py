@@ -19,7 +19,7 @@ def cover_scale(height: int, width: int, to_height: int, to_width: int) -> Fract
 
 
 def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the share of a picture that is cropped if it covers another size: at least 0 and less than 1."""
+    """Return the share of a picture that is cropped if it is scaled to cover another size: at least 0, less than 1."""
     ours, theirs = height * to_width, width * to_height
     return 1 - Fraction(min(ours, theirs), max(ours, theirs))
 
@@ -28,10 +28,10 @@ def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fra
 class Policy:
     """Choice of a clip's bucket among those that it can fill. The defaults follow Open-Sora 2.
 
-    ratio: "nominal": the size whose nominal height/width is nearest to the clip's by difference (Open-Sora 2); "log":
-        the size whose real height/width is nearest by factor, which crops least.
-    frames: "resolution-first": the largest area that the clip is large enough for, and in it the most frames;
-        "longest": the most frames that the clip can fill in any area, and among those areas the largest.
+    ratio: "nominal" chooses the size whose nominal height/width differs least from the clip's (Open-Sora 2); "log"
+        chooses the size whose actual height/width is nearest by factor, which crops least.
+    frames: "resolution-first" chooses the largest area that the clip is large enough for, and in it the most frames;
+        "longest" chooses the most frames that the clip can fill in any area, and among those areas the largest.
     max_upscale: exclude sizes that scale up the clip's sides by more than this factor; 1 never scales up.
     max_crop: exclude sizes that crop more than this share of the picture.
     min_area: minimum share of a resolution's area that a clip must have; None for 0.8, or for 0 if a configuration has

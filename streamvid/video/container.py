@@ -49,7 +49,7 @@ _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", 
 
 
 class _Nameless:
-    """Open binary file that hides its name, from which FFmpeg would draw conclusions."""
+    """Open binary file without its name, from which FFmpeg would draw conclusions."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         self.read, self.seek, self.tell = file.read, file.seek, file.tell
@@ -115,7 +115,7 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Inside the block, read only the first bytes of a remote file's key frames, and zeros for other packet data.
+        """Inside the block, read only the first bytes of a remote file's key frames; other packet data is zeros.
 
         This applies if the container's index contains sizes, times and key frames, and the codec needs nothing else
         from packets. Bytes between the packets are always real.
@@ -192,7 +192,7 @@ def ffmpeg_errors(problem: str) -> Iterator[None]:
 
 
 def _refuse_by_name(head: bytes) -> None:
-    """Raise ProbeError that names the kind of file, which the error of the whitelist would not name."""
+    """Raise ProbeError, naming the kind of file, where the whitelist would reject it without an explanation."""
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     names = [name for magic, name in _REFUSED.items() if text.startswith(magic)]
     if head[8:16] == b"WEBPVP8X" and head[20] & 0b10:

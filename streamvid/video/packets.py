@@ -257,7 +257,7 @@ def is_h264_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def is_hidden(codec: str, packet: memoryview) -> bool:
-    """Return whether a packet is a separate VP8 or VP9 "alternative reference", which is never displayed."""
+    """Return whether a packet is a separate VP8 or VP9 "alternative reference", which is not displayed."""
     head = packet[0]
     if codec == "vp8":
         return not head >> 4 & 1

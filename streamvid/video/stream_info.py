@@ -116,12 +116,12 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
-    """Prepare a decoder to start at a key frame of this stream, and replace the properties of its previous video."""
+    """Prepare a decoder to start at a key frame of this stream, and replace the color tags of its previous one."""
     decoder.colorspace, decoder.color_range, decoder.color_primaries, decoder.color_trc = info.color
     set_reorder_depth(decoder, info.codec, info.reorder_depth)
 
 
 def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
-    """Set the number of frames that a decoder holds back; without it, a start in mid-video loses frames."""
+    """Set how many frames a decoder holds back to reorder them; otherwise, starting in mid-video would lose frames."""
     if codec == "h264":
         decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

@@ -169,7 +169,7 @@ def _scaled(side: int, scale: int) -> int:
 
 
 def _even_place(room: int, share: int) -> int:
-    """Map a share in units of 2**-32 to an even offset from 0 to `room`; all offsets have equal ranges of shares."""
+    """Map a share in units of 2**-32 to an even offset up to `room`, such that each offset is equally likely."""
     return (share * (room // 2 + 1) >> 32) * 2
 
 

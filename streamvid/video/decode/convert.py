@@ -30,7 +30,7 @@ class PictureColor:
     """Color of yuv420p pictures. matrix, color_range: values of VideoInfo's color_space and color_range.
 
     siting: position of chroma samples. "left": aligned with every other column, midway between two rows; "center":
-    midway between both columns and rows.
+    midway between columns and between rows.
     """
 
     matrix: str

@@ -46,10 +46,10 @@ def decode_window(
     numbers: Sequence[int] | None,
     may_skip: bool,
 ) -> None:
-    """Decode packets, each paired with True if its picture is wanted, until `take` got all `wanted` (timestamp → slot).
+    """Decode packets until all wanted frames are found, and call `take` with each.
 
-    key_time: timestamp of the key frame at which decoding starts. numbers: frame number of each slot in the clip, for
-    messages; None if unknown.
+    packets: pairs of a packet and True if its picture is wanted. wanted: timestamp → slot. key_time: timestamp of the
+    key frame at which decoding starts. numbers: frame number of each slot in the clip, for messages; None if unknown.
     Raises DecodeError if a wanted frame does not decode or is damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)

@@ -74,7 +74,7 @@ def encode_clip(
     timeline: Timeline | None = None,
     limits: Limits = LIMITS,
 ) -> EncodedClip:
-    """Encode frames `start` to `start + num_frames` (exclusive; None: all) of `source` at (height, width) pixels.
+    """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
 
     source: as for `decode_into`. Each frame is scaled, cropped and turned upright by `Transform.cover`, and keeps its
     exact time relative to the first; with `fps`, frames are 1/fps apart, and each is the source frame nearest in time.

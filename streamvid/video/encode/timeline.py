@@ -11,10 +11,10 @@ from streamvid.errors import ConfigError, DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Frames of a clip. numbers: source frame for each frame of the clip. ticks: times of the frames, in time_base.
+    """Frames of a clip and their times.
 
-    `ticks` starts at 0 and ascends; `last_ticks` is the duration of the last frame. `numbers` ascends, with repeated
-    frames if the requested frame rate is above the source's.
+    numbers: source frame of each frame, ascending; frames repeat if the requested frame rate is above the source's.
+    ticks: time of each frame in units of `time_base`, ascending from 0. last_ticks: duration of the last frame.
     """
 
     numbers: tuple[int, ...]
@@ -48,12 +48,12 @@ def make_timeline(
     fps: Fraction | None = None,
     usual_rate: Fraction | None = None,
 ) -> Timeline:
-    """Return the timeline of frames `start` to `start + num_frames` (exclusive; None: all) of a source.
+    """Return the timeline of frames `start` to `start + num_frames` (exclusive; None: to the end) of a source.
 
     timestamps: ascending times of the source's frames. last_duration: duration of the source's last frame in ticks; if
     it is 0 (unknown), the duration of the frame before, or of a frame at `usual_rate`, is used. fps: None keeps each
-    frame and its time; a rate selects the frame nearest to each time 0, 1/fps, 2/fps ..., the earlier of two. Raises
-    ConfigError for invalid arguments, and DecodeError if the source has fewer frames.
+    frame and its time; a rate selects the frame nearest to each time 0, 1/fps, 2/fps ...; on a tie, the earlier one.
+    Raises ConfigError for invalid arguments, and DecodeError if the source has fewer frames.
     """
     if start < 0 or (num_frames is not None and num_frames < 1):
         raise ConfigError(
