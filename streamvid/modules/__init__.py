@@ -1,6 +1,7 @@
-"""Operations on any `nn.Module` that trains: weights, LoRA, fp8, activation checkpointing, optimizer, encoding.
+"""Operations on a trainable `nn.Module`: weights, LoRA, fp8, activation checkpointing, optimizer, encoding.
 
-Imports nothing above the loader; torch, safetensors, rich's sizes, peft (when asked for), and no accelerate.
+The package imports nothing above the loader and does not use accelerate. Its libraries are torch, safetensors, rich
+(to format sizes) and, on demand, peft.
 Reading order: config, build (the whole recipe), factory, weight_files, weights, lora, activation_checkpointing, fp8,
-optimizer, saving, summary; then encoding and encode_dataset for precomputed features. parts.py names submodules.
+optimizer, saving, summary; then encoding and encode_dataset for precomputed features. parts finds submodules by name.
 """

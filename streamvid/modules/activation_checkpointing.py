@@ -1,7 +1,7 @@
 """Activation checkpointing: a block stores only its inputs and recomputes its activations in the backward pass.
 
-The user names the blocks by class or by name; torch runs them, or DeepSpeed if its configuration asks for that. A
-wrapped block keeps the names of its parameters and of its class. Only its forward changes.
+The user names the blocks by class or by name; torch implements the checkpointing, or DeepSpeed if its
+configuration requests that. A wrapped block keeps its class name and parameter names; only its forward changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamvid.modules.config import ActivationCheckpointingConfig
 _log = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""Value that selects, instead of names, the elements of every ModuleList with several elements."""
+"""Value of `blocks` that selects the elements of every ModuleList with more than one element."""
 
 Checkpoint = Callable[..., Any]
 """Called with a function and its positional arguments; returns what the function returns."""
@@ -43,15 +43,15 @@ def wrap(
 ) -> tuple[str, ...]:
     """Checkpoint the blocks of `module` that `config.blocks` names; return their dotted names.
 
-    function: replaces torch's checkpoint, such as `deepspeed.checkpointing.checkpoint`. It has its own configuration of
-    offloading, so `config.offload` is refused with it.
-    A block inside another named block is skipped. The second run of a block repeats its random numbers (dropout).
-    Raises ConfigError for a name that matches nothing.
+    function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It configures
+        offloading itself, so it cannot be combined with `config.offload`.
+    A block inside another named block is skipped. Recomputing a block repeats its random numbers, such as dropout.
+    Raises ConfigError if a name matches nothing.
     """
     if function is not None and config.offload:
         raise ConfigError(
-            "offload is true, but another library checkpoints; set activation_checkpointing.offload to false and "
-            "configure it there (DeepSpeed: activation_checkpointing.cpu_checkpointing)"
+            "offload is true, but another library checkpoints the activations; set activation_checkpointing.offload to "
+            "false and enable offloading there (DeepSpeed: activation_checkpointing.cpu_checkpointing)"
         )
     named = _named_blocks(module, config.blocks)
     outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
@@ -67,7 +67,7 @@ def wrap(
 
 
 def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
-    """Return DeepSpeed's checkpoint function; options: `activation_checkpointing` of its JSON."""
+    """Configure DeepSpeed with `options` (`activation_checkpointing` of its JSON); return its checkpoint function."""
     from deepspeed import checkpointing
 
     checkpointing.configure(None, None, *(options.get(name) for name in _DEEPSPEED_OPTIONS))
@@ -109,13 +109,13 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
         own = functools.partial(kind.forward, self)
         return self._checkpointed(own, *args, **kwargs) if torch.is_grad_enabled() else own(*args, **kwargs)
 
-    # The same name, because policies that wrap blocks (FSDP's) match by it.
+    # The subclass keeps the name, because wrapping policies such as FSDP's match it.
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _with_gradient(flat: tuple[object, ...]) -> tuple[object, ...]:
-    # A reentrant checkpoint computes gradients of parameters only if one of its inputs requires one. Behind frozen
-    # layers none does, for example with adapters.
+    # A reentrant checkpoint computes gradients of parameters only if one of its inputs requires a gradient.
+    # After frozen layers, none does, for example if only adapters are trainable.
     if any(isinstance(value, Tensor) and value.requires_grad for value in flat):
         return flat
     for place, value in enumerate(flat):
@@ -130,7 +130,7 @@ def _named_blocks(module: nn.Module, blocks: Collection[str]) -> list[str]:
         matching = [name for name, part in module.named_modules() if name and _matches(wanted, name, part)]
         matching = [inner for name in matching for inner in _elements(name, module.get_submodule(name))]
         if not matching:
-            raise ConfigError(f"blocks has {wanted!r}, which matches no part of the models; {_candidates(module)}")
+            raise ConfigError(f"blocks contains {wanted!r}, which matches no part of the models; {_candidates(module)}")
         found.update(dict.fromkeys(matching))
     return list(found)
 

@@ -1,4 +1,4 @@
-"""Build the training module from its configuration.
+"""Construction of the training module from its configuration.
 
 factory ─► weight files ─► preset adapters fused ─► trainable parameters ─► adapters ─► dtypes
         ─► activation checkpointing ─► 8 bits
@@ -22,7 +22,7 @@ from streamvid.modules.weight_files import resolve
 
 ENCODE_ONLY = "sft:data_process"
 ENCODED = "sft:train"
-# The CPU under another index, to distinguish it from a "cpu" that a factory sets for a part with weights of its own.
+# The CPU under another index, to distinguish it from a "cpu" that a factory sets for a part with its own weights.
 _IMPLICIT_CPU = torch.device("cpu", 0)
 
 
@@ -34,13 +34,14 @@ def build_module(
     dtype_of_frozen: torch.dtype | None = None,
     checkpoint_function: activation_checkpointing.Checkpoint | None = None,
 ) -> nn.Module:
-    """Build the module that `model.factory` makes, on the CPU, with its weights, adapters and precision.
+    """Build the training module on the CPU with `model.factory`, and set its weights, adapters and precision.
 
-    Trainable parts are float32 and in train mode; others are frozen and in eval mode. Frozen linear and convolution
-    layers and embeddings get `dtype_of_frozen` (None: unchanged). The same seed gives the same module; global random
-    state does not change. Task "sft:train" needs none of the module's `encoders`; "sft:data_process" trains nothing.
-    checkpoint_function: see `activation_checkpointing.wrap`.
-    Raises ConfigError: for files before anything is built, then for the factory, keys and names.
+    Trainable parts are float32 and in train mode; all others are frozen and in eval mode. The same seed gives the same
+    module, and global random state does not change. Task "sft:train" needs none of the module's `encoders`; task
+    "sft:data_process" freezes everything.
+    dtype_of_frozen: dtype of frozen linear layers, convolutions and embeddings; None: unchanged.
+    checkpoint_function: passed to `activation_checkpointing.wrap`.
+    Raises ConfigError for bad weight files before anything is built, and then for a wrong factory, key or name.
     """
     sources = resolve(model.weights)
     lora.require_files(model.lora)
@@ -71,7 +72,7 @@ def build_module(
 def train_mode(module: nn.Module) -> nn.Module:
     """Set train mode for trainable parts and eval mode for frozen ones; `module.train()` would set train mode for both.
 
-    A part is frozen if it has parameters and none of them trains. Parts without parameters follow their parent.
+    A part is frozen if it has parameters and none of them is trainable. Parts without parameters follow their parent.
     """
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
@@ -84,7 +85,7 @@ def train_mode(module: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Run without gradients and dropout, and restore each part's mode afterwards."""
+    """Disable gradients and set eval mode within this context; restore each part's mode afterwards."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -105,7 +106,7 @@ def _make(model: ModelConfig, task: str) -> nn.Module:
 
 @contextlib.contextmanager
 def _without_memory() -> Iterator[None]:
-    # Parameters only: a table that a module computes in its constructor (positions) is in no file and must exist.
+    # Parameters only, because buffers that a constructor computes, such as position tables, are in no file.
     register = nn.Module.register_parameter
 
     def register_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -122,17 +123,17 @@ def _without_memory() -> Iterator[None]:
 
 
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
-    """Return the names of the module's encoders, which all exist unless the task runs without them."""
+    """Return the names of the module's encoders. Raises ConfigError if the task needs one that does not exist."""
     named = getattr(module, "encoders", ())
     if isinstance(named, nn.Module | str) or not all(isinstance(name, str) for name in named):
         raise ConfigError(
-            f"encoders of {type(module).__name__} is {type(named).__name__}; allowed: the names of children that only "
-            "`encode` uses, such as encoders = ('autoencoder', 'text_encoder')"
+            f"encoders of {type(module).__name__} is a {type(named).__name__}; allowed: the names of children that "
+            "only `encode` uses, such as encoders = ('autoencoder', 'text_encoder')"
         )
     for name in named if task != ENCODED else ():
         if not hasattr(module, name.partition(".")[0]):
             raise ConfigError(
-                f"encoders of {type(module).__name__} names {name!r}; its children: {child_names(module)}"
+                f"encoders of {type(module).__name__} names {name!r}, which is missing; allowed: {child_names(module)}"
             )
     return tuple(named)
 
@@ -154,8 +155,8 @@ def _choose_trainable(module: nn.Module, model: ModelConfig, encoders: tuple[str
 def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> list[nn.Parameter]:
     if any(f"{name}.".startswith(f"{encoder}.") for encoder in encoders):
         raise ConfigError(
-            f"trainable has {name!r}, which belongs to an encoder; encoders run without gradients: remove it from "
-            "trainable, or from the module's `encoders`"
+            f"trainable contains {name!r}, which belongs to an encoder; encoders run without gradients: remove it "
+            "from trainable, or from the module's `encoders`"
         )
     part = part_of(module, name) if name else None
     if part is not None:
@@ -166,7 +167,7 @@ def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> l
         names = [own for own, _ in module.named_modules() if own] + [own for own, _ in module.named_parameters()]
         near = difflib.get_close_matches(name, names, n=3)
         raise ConfigError(
-            f"trainable has {name!r}, which has no parameters here; nearest: {', '.join(near) or child_names(module)}"
+            f"trainable contains {name!r}, which names no parameters; nearest: {', '.join(near) or child_names(module)}"
         )
     return found
 
@@ -176,12 +177,12 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
     if base is None:
         return
     if base.partition(".")[0] in encoders:
-        raise ConfigError(f"base_model is {base!r}, an encoder, which runs without gradients; name a model that trains")
+        raise ConfigError(f"base_model is {base!r}, an encoder, which runs without gradients; name another child")
     covering = [name for name in model.trainable or () if f"{base}.".startswith(f"{name}.")]
     if covering:
         raise ConfigError(
-            f"trainable has {covering[0]!r} and lora.base_model is {base!r}: adapters are for frozen weights; remove "
-            "it from trainable, or name parts of it there that get no adapters"
+            f"trainable contains {covering[0]!r} and lora.base_model is {base!r}, but adapters need frozen weights; "
+            "remove the former from trainable, or list only parts of it that get no adapters"
         )
     inside = [name for name in model.trainable or () if name.startswith(f"{base}.")]
     kept = [parameter for name in inside for parameter in _parameters_of(module, name, encoders)]
@@ -189,7 +190,7 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
     both = [target for target in targets if any(f"{target}.".startswith(f"{name}.") for name in inside)]
     both += [name for name in inside if any(name.startswith(f"{target}.") for target in targets)]
     if both:
-        raise ConfigError(f"{some(both)} would train both whole and by adapters; narrow target_modules or trainable")
+        raise ConfigError(f"{some(both)} would be trained directly and by adapters; narrow target_modules or trainable")
     for parameter in kept:
         parameter.requires_grad_(True)
 
@@ -197,7 +198,7 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
 def _set_dtypes(module: nn.Module, dtype_of_frozen: torch.dtype | None) -> None:
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
-            # These hold most bytes, and autocast casts them anyway. A frozen norm in bfloat16 would reject float32.
+            # These layers hold most bytes, and autocast casts them anyway. A frozen bfloat16 norm would reject float32.
             is_large = isinstance(part, (*LAYERS, nn.Embedding))
             wanted = torch.float32 if parameter.requires_grad else dtype_of_frozen if is_large else None
             if wanted is not None and parameter.is_floating_point():

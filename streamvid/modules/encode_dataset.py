@@ -1,8 +1,8 @@
-"""A dataset encoded into precomputed features by any number of processes.
+"""Encoding of a dataset into precomputed features by any number of processes.
 
-The unit of work is a shard, encoded in batches of one size from its first sample, each with a seed of its own. Its
-bytes do not depend on ranks, on earlier shards or on a killed run. The features themselves record in their store which
-shards are finished, so processes need no common disk.
+The unit of work is a shard, encoded from its first sample in batches of one size, each with its own seed. The
+resulting bytes do not depend on ranks, earlier shards or killed runs. The store of the features records the finished
+shards, so processes need no shared disk.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _POLL_SECONDS = 2.0
 
 @dataclass
 class EncodeResult:
-    """Work of this process.
+    """Result of the work of this process.
 
-    num_missing: visits of bad samples, which have no tensors; readers substitute another sample.
-    is_sealed: True if the features are complete.   stopped_by: the signal that ended the work early.
+    num_missing: number of visits without tensors because the sample is bad; readers substitute another sample.
+    is_sealed: True if the features are complete.   stopped_by: signal that ended the work early, if any.
     """
 
     num_shards: int = 0
@@ -44,7 +44,7 @@ class EncodeResult:
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """An encoding: its encoder, dataset and target, and the number of visits per sample."""
+    """Specification of an encoding: its encoder, dataset, destination and number of visits per sample."""
 
     encoder: Encoder
     source: ByShard
@@ -54,7 +54,7 @@ class EncodeJob:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Open the features for writing. Raises ConfigError, naming differences, if others were started there."""
+        """Open the features for writing. Raises ConfigError, naming differences, if they belong to another encoding."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 
@@ -69,13 +69,14 @@ def encode_dataset(
     signal_number: Callable[[], int | None],
     progress: Callable[[str, int, int], object] | None = None,
 ) -> EncodeResult:
-    """Encode this rank's share of the shards that no earlier run finished, and seal once all are complete.
+    """Encode this rank's share of the unfinished shards, and seal the features once all shards are complete.
 
-    world: position of this process among those that encode.   wait_for_all: barrier over all ranks of a launch. None:
-    independent processes, such as the jobs of an array, of which the last one seals.
-    signal_number: called between batches; returns the signal that ends the work.
-    progress: called with ("encode", samples done, samples of this process).
-    Raises the errors of encoder, loader and writer.
+    world: position of this process among all encoding processes.
+    wait_for_all: barrier over all ranks of a launch; None for independent processes, such as the jobs of an array, the
+        last of which seals the features.
+    signal_number: called between batches; returns the number of a signal that ends the work, or None.
+    progress: called with "encode", the number of samples encoded so far, and the total of this process.
+    Raises the errors of the encoder, the loader and the writer.
     """
     result, writer = EncodeResult(), job.writer()
     mine = _own_shards(job, writer, world, wait_for_all)
@@ -107,15 +108,16 @@ def _own_shards(
     if wait_for_all is None:  # other processes may have started, so each sees different unfinished shards
         return [shard for shard in shards[world.rank :: world.num_ranks] if not writer.is_done(shard)]
     unfinished = [shard for shard in shards if not writer.is_done(shard)]
-    wait_for_all()  # every rank has checked before the first one writes
+    wait_for_all()  # no rank writes before every rank has checked
     return unfinished[world.rank :: world.num_ranks]
 
 
 def _finish(job: EncodeJob, rank: int | None, check_stop: Callable[[], None]) -> bool:
-    """Wait for the other ranks of the launch, but not for independent processes, and seal; return whether it is sealed.
+    """Wait for the other ranks of the launch, if any, and seal the features; return whether they are sealed.
 
-    rank: of the launch; None: an independent process. Ranks poll the store instead of meeting in a collective: they
-    may end hours apart, and a signal must end the wait.
+    rank: rank in the launch; None for an independent process, which does not wait.
+    Ranks poll the store instead of using a collective operation, because they may finish hours apart and a signal must
+    be able to end the wait.
     """
     store = open_store(job.url, job.storage)
     while store.size(MANIFEST) is None:
@@ -128,7 +130,7 @@ def _finish(job: EncodeJob, rank: int | None, check_stop: Callable[[], None]) ->
             if rank is None:
                 return False
         except StreamvidError:
-            if store.size(MANIFEST) is None:  # otherwise another process was also the last one and has cleaned up
+            if store.size(MANIFEST) is None:  # otherwise another process was last too and has already sealed
                 raise
             continue
         check_stop()

@@ -1,4 +1,4 @@
-"""Output of a module's `encode` in the form of stored features, and the facts that identify its encoders."""
+"""Conversion of a module's `encode` output to stored features, and identification of its encoders."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Encoder:
-    """A module that encodes, on its device.
+    """Module that encodes batches on its device.
 
-    dtype: dtype of its floating-point outputs; None: unchanged.
-    seed: seed of each batch, together with its first key and its visit. The module's own random numbers, such as a
-    posterior sample, are then the same in any process.   precision: creates the context that the module runs in.
+    dtype: dtype to which floating-point outputs are converted; None: unchanged.
+    seed: combined with the first key and the visit of each batch to seed the module's own random numbers, so that
+        posterior samples, for example, are the same in any process.
+    precision: creates the context in which the module runs.
     """
 
     module: nn.Module
@@ -50,16 +51,16 @@ class Encoder:
     def __post_init__(self) -> None:
         if not callable(getattr(self.module, "encode", None)):
             raise ConfigError(
-                f"factory: {type(self.module).__name__} has no method `encode`, which the task sft:data_process needs: "
-                "encode(batch) → tensors by name"
+                f"factory: {type(self.module).__name__} has no method `encode`, which task sft:data_process needs; "
+                "add encode(batch), which returns a mapping of names to tensors"
             )
 
     def shard(
         self, source: ByShard, shard: ShardInfo, num_visits: int, on_batch: Callable[[int, int], object]
     ) -> Generator[tuple[str, list[FeatureRow | None]]]:
-        """Yield the key of each sample of a shard, in order, with its tensors per visit; None for a bad one.
+        """Yield the key of each sample of a shard, in order, with a row of tensors per visit, or None for a bad visit.
 
-        on_batch: called after each batch with its number of samples and of bad visits.
+        on_batch: called after each batch with the number of its samples and the number of bad visits.
         """
         for keys, batches in source.batches(shard, num_visits):
             made = [self.rows(one, visit) if one else [None] * len(keys) for visit, one in enumerate(batches)]
@@ -67,14 +68,14 @@ class Encoder:
             on_batch(len(keys), sum(rows.count(None) for rows in made))
 
     def rows(self, batch: Batch, visit: int) -> list[FeatureRow | None]:
-        """Encode a batch into one row per sample; None for a sample that replaces a bad one.
+        """Encode a batch into one row per sample, or None for a sample that replaces a bad one.
 
-        A list of tensors is ragged: their first sizes may differ. Raises ConfigError for tensors that cannot be stored.
+        Tensors in a list may differ in their first dimension. Raises ConfigError for tensors that cannot be stored.
         """
         with self._run(hash_text(batch.sample_keys[0]), visit):
             encoded: object = self.module.encode(batch.to(self.device))  # type: ignore[operator]  # checked above
         if not isinstance(encoded, Mapping) or not encoded:
-            raise ConfigError(f"encode returned {type(encoded).__name__}; it must return a mapping of tensors by name")
+            raise ConfigError(f"encode returned {type(encoded).__name__}; it must return a mapping of names to tensors")
         rows: list[dict[str, RawTensor]] = [{} for _ in batch.sample_keys]
         for name, tensors in encoded.items():
             _check_rows(name, tensors, len(rows))
@@ -83,7 +84,7 @@ class Encoder:
         return [None if other else row for row, other in zip(rows, batch.is_repeat.tolist(), strict=True)]
 
     def null(self) -> FeatureRow | None:
-        """Return the tensors of an empty text, from the module's `encode_null`; None if it has none."""
+        """Return the tensors of an empty text from the module's `encode_null`, or None without such a method."""
         if not hasattr(self.module, "encode_null"):
             return None
         with self._run():
@@ -119,19 +120,19 @@ def _raw(name: str, tensor: object, dtype: torch.dtype | None, *, is_ragged: boo
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
-    """Add the output of `encode` to a batch; lists of tensors are padded, with a mask, as stored features are."""
+    """Add the output of `encode` to a batch. Lists of tensors are padded and get a mask, like stored features."""
     if taken := encoded.keys() & set(batch):
-        raise ConfigError(f"encode returns {min(taken)!r}, which every batch has already; use another name")
+        raise ConfigError(f"encode returns {min(taken)!r}, which is already a field of every batch; use another name")
     ragged = {name: tensors for name, tensors in encoded.items() if not isinstance(tensors, Tensor)}
     whole = {name: tensor for name, tensor in encoded.items() if name not in ragged}
     return batch.with_fields({**whole, **collate(ragged, set(ragged))})
 
 
 def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
-    """Return everything that the output of `encode` depends on, as JSON.
+    """Return everything that the output of `encode` depends on, as JSON values.
 
-    A module may name the arguments of its factory that its encoders depend on in `encoder_args`. Features then stay
-    valid if other arguments change.
+    The module's attribute `encoder_args` may list the factory arguments that its encoders depend on. Features then
+    remain valid if other arguments change.
     """
     names = getattr(module, "encoder_args", None)
     return {
@@ -143,9 +144,10 @@ def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
 
 
 def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None = None) -> None:
-    """Raise ConfigError, naming every difference, if the features come from other encoders than those of `model`.
+    """Raise ConfigError, naming every difference, if the features were created with encoders that differ from `model`.
 
-    The loader compares dataset and views.   module: if it has all of its encoders, their weights are compared too.
+    module: built module; if it has all of its encoders, their weights are compared too.
+    The loader compares datasets and views.
     """
     made = sidecar.manifest.made_with
     now = _recipe(model, made.get("encoder_args"))
@@ -162,13 +164,13 @@ def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None =
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None) -> dict[str, object]:
-    """Return how the encoders are built. names: arguments that they depend on; None: all."""
+    """Return the facts from which encoders are built. names: arguments that they depend on; None: all arguments."""
     args = {name: value for name, value in model.args.items() if names is None or name in names}
     return {"version": VERSION, "factory": model.factory, "args": args}
 
 
 def _digest(module: nn.Module) -> str:
-    """Return the SHA-256 of all tensors of the module's `encoders`, by name; of the whole module if it has none."""
+    """Return the SHA-256 of all tensors of the module's `encoders`, or of the whole module if it names none."""
     digest = hashlib.sha256()
     for name, tensor in sorted(_encoders(module).state_dict().items()):
         if isinstance(tensor, Tensor):
@@ -195,16 +197,16 @@ def _encoder_files(module: nn.Module, model: ModelConfig) -> list[Fingerprint]:
 def _child(module: nn.Module, model: ModelConfig, source: WeightSource) -> str | None:
     try:
         match = choose(module, source, read_state(source.files), model.weights, may_lack=None)
-    except ConfigError:  # it was loaded, but names differ now, as in 8 bits: one file too many is harmless
+    except ConfigError:  # it was loaded, but names have changed since, as in 8 bits: an extra file is harmless
         return ""
     return None if match is None else match.child
 
 
 def _changed_files(recorded: Iterable[Fingerprint], model: ModelConfig) -> list[str]:
-    """Describe the recorded weight files of encoders that `model` names with other content.
+    """Describe the recorded encoder weight files whose content differs from the corresponding files of `model`.
 
-    A file corresponds if its name or size is equal. Files that `model` does not name are ignored, because training
-    needs no encoder.
+    Files correspond if their names or sizes are equal. Recorded files without a counterpart are ignored, because
+    training needs no encoder.
     """
     files = [file for source in resolve(model.weights) for file in source.files]
     problems = []

@@ -1,4 +1,4 @@
-"""Objects named by an import path, "package.module:name", in the working directory or installed."""
+"""Import of objects by path ("package.module:name") from the working directory or installed packages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from streamvid.errors import ConfigError
 
 
 def import_object(path: str) -> Any:
-    """Import the object at "package.module:name"; name may be dotted.
+    """Import the object at "package.module:name", where name may be dotted.
 
-    The working directory is searched first and stays on `sys.path`, for imports that the module makes later. A
-    `train.py` next to the configuration is "train:build" when run from there.
-    Raises a ConfigError that names the missing part of the path.
+    The working directory is searched first and stays on `sys.path`, because the module may import more later.
+    For example, "train:build" is the object `build` in `train.py` in the working directory.
+    Raises ConfigError, naming the missing part of the path.
     """
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
@@ -42,9 +42,9 @@ def import_object(path: str) -> Any:
 
 
 def call_factory(path: str, arguments: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Any:
-    """Import a factory and call it. Raises ConfigError if it cannot be called with these arguments.
+    """Import a factory and call it. Raises ConfigError if the import fails or the factory rejects the arguments.
 
-    optional: arguments that are left out if the factory has no parameters of these names.
+    optional: further arguments, each passed only if the factory has a parameter with its name.
     """
     factory = import_object(path)
     if not callable(factory):
@@ -65,7 +65,7 @@ def _import_problem(path: str, module_name: str, error: ImportError) -> str:
     missing = error.name or ""
     if isinstance(error, ModuleNotFoundError) and (module_name == missing or module_name.startswith(f"{missing}.")):
         return (
-            f"{path}: there is no module {missing!r}, neither installed nor in the working directory {Path.cwd()}; "
-            "run from the folder that has it, or install its package"
+            f"{path}: the module {missing!r} is neither installed nor in the working directory {Path.cwd()}; "
+            "run from the folder that contains it, or install its package"
         )
     return f"{path}: importing {module_name} fails with {type(error).__name__}: {error}"

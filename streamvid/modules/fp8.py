@@ -1,13 +1,14 @@
-"""Frozen weights in 8 bits: half the bytes of bfloat16, cast to the dtype of the activations when they are used.
+"""Frozen weights in 8 bits: half the size of bfloat16, cast to the dtype of the activations on use.
 
-    weight (out, …)  ─►  weight_fp8 (out, …)  float8_e4m3fn, kept as uint8      weight / scale, at most 448 in a row
+    weight (out, …)  ─►  weight_fp8 (out, …)  float8_e4m3fn, kept as uint8      weight / scale, magnitudes up to 448
                          weight_scale (out, 1, …)  float32, a power of two      one per output channel
 
-A scale is a power of two, so that a restored weight has four significant bits and is exact in every dtype: bfloat16
-and float32 compute with the same weights. Rounding changes a weight by at most `RELATIVE_ERROR` of its value or, if it
+Each scale is a power of two, so a restored weight has four significant bits and is exact in bfloat16 and float32:
+both compute with the same weights. Rounding changes a weight by at most `RELATIVE_ERROR` of its value or, if it
 is tiny, `ABSOLUTE_ERROR` of the largest value in its row.
 
-The bytes are stored as uint8, because `.to(dtype)` would convert float8, and not every backend can send it.
+The bytes are stored as uint8, because `.to(dtype)` would convert float8, and not every communication backend supports
+float8.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from streamvid.modules.lora import is_adapter
 from streamvid.modules.parts import LAYERS, child_names
 
 FLOAT8 = torch.float8_e4m3fn
-LARGEST = 448.0  # of float8_e4m3fn
-RELATIVE_ERROR = 1 / 16  # half a step of a mantissa of three bits
-ABSOLUTE_ERROR = 2.0**-10 / 224  # half the smallest step, over the smallest value that a row's maximum is scaled to
+LARGEST = 448.0  # largest value of float8_e4m3fn
+RELATIVE_ERROR = 1 / 16  # half a step of a three-bit mantissa
+ABSOLUTE_ERROR = 2.0**-10 / 224  # half the smallest step, divided by the smallest scaled maximum of a row
 
 STORED, SCALE = "weight_fp8", "weight_scale"
 
 
 def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
-    """Store the weights of all linear and convolution layers below the dotted `names` in 8 bits; return the layers.
+    """Convert all linear and convolution layers below the dotted `names` to 8 bits; return the layers' names.
 
-    They must be frozen; adapters on them still train. Shared weights, embeddings, norms and biases do not change.
-    Raises ConfigError if the module has no part of a name, or if something below it trains.
+    The layers must be frozen, but adapters on them remain trainable. Shared weights, embeddings, norms and biases do
+    not change. Raises ConfigError if a name matches no part of the module or a part with trainable parameters.
     """
     parameters = [id(one) for _, one in module.named_parameters(remove_duplicate=False)]
     shared = {one for one, count in collections.Counter(parameters).items() if count > 1}
@@ -60,7 +61,7 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert (out, …) floats to float8_e4m3fn and a scale (out, 1, …) float32: value ≈ stored × scale."""
+    """Convert floats (out, …) to float8_e4m3fn and float32 scales (out, 1, …), where value ≈ stored × scale."""
     rows = weight.detach().float()
     largest = rows.abs().amax(dim=tuple(range(1, rows.dim())), keepdim=True)
     mantissa, exponent = torch.frexp(largest)  # largest = mantissa · 2^exponent, mantissa in [0.5, 1); 448 = 0.875 · 2⁹
@@ -71,14 +72,14 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Restore the weights of `quantize`, in `dtype`."""
-    if dtype == torch.float16:  # it cannot hold the scale of a row of small weights
+    """Restore weights from the output of `quantize`, in `dtype`."""
+    if dtype == torch.float16:  # float16 cannot hold the scale of a row of small weights
         return (stored.float() * scale.float()).to(dtype)
     return stored.to(dtype) * scale.to(dtype)
 
 
 class _Fp8Layer(nn.Module):
-    """Base class that precedes a layer's own: `weight` is restored from 8 bits on every access."""
+    """Base class placed before a layer's own class; `weight` is restored from 8 bits on every access."""
 
     weight_fp8: nn.Parameter
     weight_scale: nn.Parameter
@@ -108,7 +109,7 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """The layer; it stores nothing for the backward pass, which casts the frozen weight again."""
+    """Forward and backward pass of a layer. No tensors are stored; the backward pass casts the frozen weight again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: _Fp8Layer) -> Tensor:
@@ -130,7 +131,7 @@ class _Apply(torch.autograd.Function):
 
 @functools.cache
 def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
-    # The same name, because wrapping policies and messages use it.
+    # The subclass keeps the name, because wrapping policies and messages use it.
     bases: tuple[type, ...] = (_Fp8Layer, kind)
     plain = {layer.forward for layer in LAYERS}
     own = {} if kind.forward in plain else {"forward": kind.forward}
@@ -142,7 +143,7 @@ def _store_layer(path: str, layer: nn.Module) -> None:
     if weight is None:
         raise ConfigError(f"fp8 includes {path}, which has no weight; omit it")
     if not bool(weight.isfinite().all()):
-        raise ConfigError(f"fp8 includes {path}, whose weights are not all finite; its file is damaged")
+        raise ConfigError(f"fp8 includes {path}, whose weights are not all finite; check its weight file")
     stored, scale = quantize(weight)
     layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]  # a class can be hashed
     layer.register_parameter(STORED, nn.Parameter(stored.view(torch.uint8), requires_grad=False))
@@ -151,19 +152,19 @@ def _store_layer(path: str, layer: nn.Module) -> None:
 
 
 def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return the part with this name and those inside it, without adapters. Raises ConfigError if any trains."""
+    """Return the part and everything inside it except adapters, by name. Raises ConfigError if any is trainable."""
     modules = dict(module.named_modules())
     if not name or name not in modules:
         raise ConfigError(
             f"fp8 names {name!r}, which is neither a part of the training module nor one of its weight files; "
-            f"allowed: {child_names(module)}, a dotted name below them, or a path of weights.paths"
+            f"allowed: {child_names(module)}, a dotted name below them, or a path in weights.paths"
         )
     found = {path: part for path, part in modules.items() if f"{path}.".startswith(f"{name}.") and not is_adapter(path)}
     for path, part in found.items():
         for own, parameter in part.named_parameters(recurse=False):
             if parameter.requires_grad:
                 raise ConfigError(
-                    f"fp8 names {name!r}, but {path}.{own} trains; 8 bits are for frozen weights: "
-                    "remove it from fp8 or from trainable"
+                    f"fp8 names {name!r}, but {path}.{own} is trainable; only frozen weights can be stored "
+                    "in 8 bits: remove the name from fp8 or from trainable"
                 )
     return found

@@ -1,4 +1,4 @@
-"""Low-rank adapters, by peft: which layers get them, where their weights come from, and how files name them.
+"""Low-rank adapters (LoRA) through peft: choice of layers, sources of weights, and names in files.
 
 A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. Keys in files are those of plain
 peft without a prefix, relative to the model that has the adapters: `blocks.0.q.lora_A.weight`.
@@ -31,9 +31,9 @@ _ADAPTER = ".default."  # peft's name for an unnamed adapter
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     """Add adapters to layers of the child `config.base_model`; return the layers' dotted names in `module`.
 
-    All other parameters of that child are frozen. Adapters are float32 and start as zeros, or as `config.checkpoint`.
-    Raises ConfigError for a child or layers that do not exist, for layers that cannot have adapters, and for a
-    checkpoint of other layers or another rank.
+    All other parameters of that child are frozen. Adapters are float32. They start without effect, or from
+    `config.checkpoint`. Raises ConfigError if the child or a layer does not exist, if a layer does not support
+    adapters, or if the checkpoint has different layers, rank or alpha.
     """
     base = _child(module, "base_model", config.base_model)
     targets = choose_targets(base, config.target_modules)
@@ -41,13 +41,13 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError("lora.base_model needs the package peft: pip install 'streamvid[lora]'") from error
+        raise ConfigError("lora.base_model requires the package peft; run pip install 'streamvid[lora]'") from error
 
     settings = PeftConfig(
         r=config.rank,
         lora_alpha=_alpha(config),  # type: ignore[arg-type]  # peft divides by the rank
         lora_dropout=config.dropout,
-        # An expression of whole names, because peft matches a list by endings, which other layers may share.
+        # A regular expression, because peft matches a list by suffixes, which other layers may share.
         target_modules="|".join(map(re.escape, targets)),
     )
     inject_adapter_in_model(settings, base)
@@ -68,18 +68,18 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
 
 
 def require_files(config: LoraConfig) -> None:
-    """Raise ConfigError if a file of adapters does not exist; called before models are built."""
+    """Raise ConfigError if a configured adapter file does not exist. Called before models are built."""
     named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
     lacking = [f"{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()]
     if lacking:
-        raise ConfigError(f"{' and '.join(lacking)}, which does not exist; use a .safetensors file of adapters")
+        raise ConfigError(f"{' and '.join(lacking)}: no such file; use a .safetensors file of adapters")
 
 
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
     """Return the dotted names of the layers of `base` that get adapters.
 
-    wanted: endings of layers' names, in a list or separated by commas; "regex:…"; or nothing: the linear layers in
-    lists of blocks with at least 512 inputs and outputs, or all of them if none is that large.
+    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, linear
+        layers in lists of blocks that have at least 512 inputs and outputs, or all such layers if none is that large.
     """
     names = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else list(wanted)
     modules = {name: part for name, part in base.named_modules() if name}
@@ -92,8 +92,8 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     refused = [f"{name} ({type(modules[name]).__name__})" for name in chosen if not _can_have(modules, name)]
     if refused:
         raise ConfigError(
-            f"target_modules matches {some(refused)}; adapters work on linear and convolution layers, except inside "
-            "an nn.MultiheadAttention, which bypasses their forward; name the layers themselves"
+            f"target_modules matches {some(refused)}; adapters support linear and convolution layers, except inside "
+            "an nn.MultiheadAttention, which bypasses their forward; name only such layers"
         )
     return tuple(chosen)
 
@@ -101,7 +101,7 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     """Add the adapters of `config.preset_path` to the weights of `config.preset_model`; return the number of layers.
 
-    W += alpha / rank · B @ A, computed in float32. A file without alpha counts as alpha = rank.
+    W += alpha / rank · B @ A, computed in float32. If the file does not record alpha and rank, the scale is 1.
     """
     base, path = _child(module, "preset_model", config.preset_model), config.preset_path
     state, known = _read(path, "preset_path", config.preset_model)
@@ -114,15 +114,15 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         layer = part_of(base, name)
         if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, LAYERS):
             raise ConfigError(
-                f"preset_path {path} has {name}.{min(pair)}, which belongs to no layer of {config.preset_model} or "
-                "lacks its other half; allowed: NAME.lora_A.weight and NAME.lora_B.weight of linear and convolution "
+                f"preset_path {path} has {name}.{min(pair)}, which matches no layer of {config.preset_model} or "
+                "lacks its counterpart; allowed: NAME.lora_A.weight and NAME.lora_B.weight of linear and convolution "
                 "layers"
             )
         delta = pair["lora_B"].float().flatten(1) @ pair["lora_A"].float().flatten(1)
         if delta.numel() != layer.weight.numel() or delta.shape[0] != layer.weight.shape[0]:
             raise ConfigError(
-                f"preset_path {path}: the adapters of {name} have shape {tuple(delta.shape)} and the layer "
-                f"{tuple(layer.weight.shape)}; these adapters belong to another model"
+                f"preset_path {path}: the adapters of {name} have shape {tuple(delta.shape)}, but the layer has "
+                f"{tuple(layer.weight.shape)}; use adapters for this model"
             )
         with torch.no_grad():
             layer.weight.copy_(layer.weight.float() + scale * delta.reshape(layer.weight.shape))
@@ -131,7 +131,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without peft's names for the adapter and for the wrapped layer."""
+    """Return a parameter's name without the components that peft adds for the adapter and the wrapped layer."""
     return name.replace(_ADAPTER, ".").replace(".base_layer.", ".")
 
 
@@ -141,7 +141,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapter_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the module's tensors that belong to adapters, named as in files; empty without adapters."""
+    """Return the adapters among `tensors` under their names in files; empty if `module` has no adapters."""
     base = base_of(module)
     if base is None:
         return {}
@@ -152,12 +152,12 @@ def adapter_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str,
 
 
 def base_of(module: nn.Module) -> str | None:
-    """Return the dotted name of the model that has adapters."""
+    """Return the dotted name of the model that has adapters, or None if no model has any."""
     return next((name for name, part in module.named_modules() if _peft_config(part) is not None), None)
 
 
 def metadata(module: nn.Module) -> dict[str, str]:
-    """Return the metadata for a file of these adapters: rank, alpha, dropout, base_model, target_modules (JSON)."""
+    """Return the metadata of an adapter file: rank, alpha, dropout, base_model and target_modules (JSON)."""
     base = base_of(module)
     if base is None:
         return {}
@@ -183,19 +183,19 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
     state, known = _read(path, "checkpoint", config.base_model)
     alpha = known.get("alpha")
     if alpha is not None and float(alpha) != _alpha(config):
-        raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}: set lora.alpha={alpha} to start from it")
+        raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}; set lora.alpha={alpha} to use it")
     here = {plain_name(name): value for name, value in base.named_parameters() if is_adapter(name)}
     missing, unexpected = [n for n in here if n not in state], [n for n in state if n not in here]
     if missing or unexpected:
         raise ConfigError(
-            f"checkpoint {path} lacks adapters: {some(missing) or 'none'}; it has adapters for layers that get none: "
-            f"{some(unexpected) or 'none'}; set lora.target_modules to those that it was trained with"
+            f"checkpoint {path} does not fit; missing adapters: {some(missing) or 'none'}; unexpected adapters: "
+            f"{some(unexpected) or 'none'}; set lora.target_modules to the layers that it was trained with"
         )
     for name, parameter in here.items():
         if state[name].shape != parameter.shape:
             raise ConfigError(
-                f"checkpoint {path}: {name} is {tuple(state[name].shape)}, here {tuple(parameter.shape)}; "
-                f"rank is {config.rank}: set lora.rank to that of the checkpoint"
+                f"checkpoint {path}: {name} has shape {tuple(state[name].shape)}, not {tuple(parameter.shape)}; "
+                f"rank is {config.rank}: set lora.rank to the rank of the checkpoint"
             )
         with torch.no_grad():
             parameter.copy_(state[name])
@@ -203,13 +203,13 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
 
 
 def _read(path: Path | None, field: str, base: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file of adapters, by their names in the model `base`, and the metadata of the file."""
+    """Return the tensors of an adapter file, by their names in the model `base`, and the file's metadata."""
     assert path is not None
     state = {plain_name(key): tensor for key, tensor in read_state([path]).items()}
     if not any(map(is_adapter, state)):
-        raise ConfigError(f"{field} {path} has neither lora_A nor lora_B; give a file of adapters")
+        raise ConfigError(f"{field} {path} contains neither lora_A nor lora_B; use a file of adapters")
     for prefix in ("base_model.model.", "pipe.", f"{base}."):
-        # Only if the whole file has the prefix, because a layer may have the same name.
+        # Removed only if all names have the prefix, because a layer may have the same name.
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state, read_metadata(path)
@@ -250,7 +250,7 @@ def _by_regex(modules: Mapping[str, nn.Module], expression: str) -> list[str]:
     chosen = [name for name in modules if pattern.fullmatch(name)]
     if not chosen:
         layers = [name for name, part in modules.items() if isinstance(part, LAYERS)]
-        raise ConfigError(f"target_modules: {expression!r} matches no whole name; layers: {some(layers)}")
+        raise ConfigError(f"target_modules: {expression!r} matches no full name; available layers: {some(layers)}")
     return chosen
 
 
@@ -261,8 +261,8 @@ def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]
         if not found:
             layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, LAYERS)})
             raise ConfigError(
-                f"target_modules has {end!r}, but no name ends with it; use ends of names, such as {some(layers)}; "
-                f"'{REGEX}EXPRESSION'; or nothing, to choose them by size"
+                f"target_modules contains {end!r}, but no layer name ends with it; use suffixes such as {some(layers)} "
+                f"or '{REGEX}EXPRESSION', or no value to choose layers by size"
             )
         chosen.update(dict.fromkeys(found))
     return [name for name in modules if name in chosen]

@@ -1,4 +1,4 @@
-"""The optimizer of a run, by import path, its learning rate schedule, and a moving average of the weights."""
+"""Optimizer of a run, its learning rate schedule, and a moving average of the weights."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Options):
-    """The optimizer and its schedule. It is called with the trainable parameters, lr, weight_decay, betas and args."""
+    """Optimizer and its schedule. The factory receives the trainable parameters, lr, betas, weight_decay and args."""
 
     factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer.")
     lr: float = option(1e-4, help="Peak learning rate.")
-    betas: tuple[float, float] | None = option((0.9, 0.99), help="Momentum coefficients; null if it has none.")
-    weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null if it has none.")
+    betas: tuple[float, float] | None = option((0.9, 0.99), help="Momentum coefficients; null if not accepted.")
+    weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null if not accepted.")
     args: dict[str, Any] = option(default_factory=dict, help="Further arguments of the optimizer.")
     schedule: Literal["constant", "cosine", "linear"] = option("constant", help="Learning rate after the warmup.")
     warmup_steps: int = option(0, minimum=0, help="Steps of linear warmup.")
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
-    grad_clip: float | None = option(1.0, above=0, help="Maximum norm of all gradients.")
-    ema_decay: float | None = option(None, help="Decay of a moving average of the trained weights, saved with them.")
+    grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients; null: no clipping.")
+    ema_decay: float | None = option(None, help="Decay of a moving average of trained weights, which is saved too.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.lr < float("inf"), "lr", self.lr, "a finite number above 0")
         is_valid = all(0 <= beta < 1 for beta in self.betas or ())
         require(is_valid, "betas", self.betas, "two numbers in [0, 1), or null")
-        require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 up to lr={self.lr}")
-        require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "in (0, 1), or null")
+        require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 to lr={self.lr}")
+        require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "above 0 and below 1")
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the optimizer after the parameters."""
+        """Keyword arguments of the optimizer."""
         common = {"betas": self.betas, "weight_decay": self.weight_decay}
         return {"lr": self.lr, **{name: value for name, value in common.items() if value is not None}, **self.args}
 
@@ -57,7 +57,7 @@ class OptimizerConfig(Options):
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer of all trainable parameters. Raises ConfigError without any, or for wrong arguments."""
+    """Build the optimizer for all trainable parameters. Raises ConfigError without any, or for wrong arguments."""
     from streamvid.modules.parts import child_names
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -68,13 +68,13 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
     except TypeError as error:
         raise ConfigError(
             f"optimizer.factory {config.factory!r} does not accept {', '.join(config.arguments)}: {error}; "
-            "set betas or weight_decay to null, and args to what it accepts"
+            "remove unsupported args, or set betas or weight_decay to null"
         ) from error
     return made
 
 
 class Ema:
-    """Exponential moving average of the parameters that train, in float32, on their devices."""
+    """Exponential moving average of the trainable parameters, in float32, on the same devices."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -82,7 +82,7 @@ class Ema:
         self.mean = {name: tensor.detach().float().clone() for name, tensor in self._live.items()}
 
     def update(self) -> None:
-        """Add the weights after one step to the average."""
+        """Update the average with the current weights."""
         for name, tensor in self._live.items():
             self.mean[name].lerp_(tensor.detach().float(), 1 - self.decay)
 
@@ -92,7 +92,7 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if state.keys() != self.mean.keys():
             raise StateError(
-                "the moving average in the checkpoint has other parameters; use the config that wrote the checkpoint"
+                "the moving average in the checkpoint covers other parameters; use the config that wrote the checkpoint"
             )
         for name, tensor in state.items():
             self.mean[name].copy_(tensor)

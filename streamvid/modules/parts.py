@@ -1,4 +1,4 @@
-"""Submodules by dotted name, and their names in messages."""
+"""Lookup of submodules by dotted name, and lists of names for messages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Collection
 from torch import nn
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layers that hold most weights: these can have adapters, and weights in 8 bits."""
+"""Layer types that hold most weights. They support adapters and 8-bit weights."""
 
 NUM_SHOWN = 5
 
 
 def part_of(module: nn.Module, name: str) -> nn.Module | None:
-    """Return the submodule with a dotted name, or None."""
+    """Return the submodule with this dotted name, or None if it does not exist."""
     try:
         return module.get_submodule(name)
     except AttributeError:
@@ -21,12 +21,12 @@ def part_of(module: nn.Module, name: str) -> nn.Module | None:
 
 
 def child_names(module: nn.Module) -> str:
-    """List the children of a module for a message."""
-    return ", ".join(name for name, _ in module.named_children()) or "none, it has no children"
+    """Format the names of a module's children for a message."""
+    return ", ".join(name for name, _ in module.named_children()) or "none (it has no children)"
 
 
 def some(names: Collection[str]) -> str:
-    """List the first few of many names, and their number."""
+    """Format the first few names for a message, with the total number if some are omitted."""
     ordered = list(names)
     shown = ", ".join(ordered[:NUM_SHOWN])
     return shown if len(ordered) <= NUM_SHOWN else f"{shown}, … ({len(ordered)} in all)"

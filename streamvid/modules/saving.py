@@ -1,4 +1,4 @@
-"""Tensors that a run saves: those that training changes, gathered from all ranks, in one file per model."""
+"""Tensors that a run saves: everything that training changes, gathered from all ranks into one file per model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamvid.modules import lora
 class WeightFile:
     """Content of one saved file.
 
-    name: "" if it is the only one, else the child, or "lora".   metadata: for the header.
+    name: name of the child, or "lora" for adapters; "" if there is only one file.   metadata: header metadata.
     """
 
     name: str
@@ -25,11 +25,12 @@ class WeightFile:
 
 
 def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile, ...]:
-    """Split the changed tensors into one file per child that trains, and one for adapters.
+    """Split the changed tensors into one file per trainable child and one file for adapters.
 
-    tensors: those of `changing`, gathered from several processes, or a moving average of them. Buffers are included
-    for a child that trains as a whole. The file of the adapters is called "lora" if other weights train too. Its keys
-    are those of plain peft, relative to the model that has the adapters; its metadata contain rank and alpha.
+    tensors: result of `changing`, gathered from all ranks, or moving averages of these tensors.
+    Buffers are included for children whose parameters are all trainable. The adapter file is named "lora" if other
+    weights are trainable too. Its keys follow plain peft, relative to the model that has the adapters. Its metadata
+    contains rank and alpha.
     """
     trains = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     whole = _whole_children(module)
@@ -45,27 +46,28 @@ def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile,
 
 
 def _whole_children(module: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of the children whose parameters all train."""
+    """Return the name prefixes of children whose parameters are all trainable."""
     trains = {name: [one.requires_grad for one in child.parameters()] for name, child in module.named_children()}
     return tuple(f"{name}." for name, each in trains.items() if each and all(each))
 
 
 def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Remove `prefix` from the names that begin with it. Raises ConfigError if two names become one."""
+    """Remove `prefix` from the names that begin with it. Raises ConfigError if two names would become equal."""
     renamed = {name: name.removeprefix(prefix) for name in state}
     if len(set(renamed.values())) < len(renamed):
         twice = sorted(name for name, new in renamed.items() if new != name and new in state)
         raise ConfigError(
-            f"remove_prefix is {prefix!r}; without it {twice[0]} would have the name of another tensor; omit it"
+            f"remove_prefix is {prefix!r}, but without it {twice[0]} would have the name of another tensor; use "
+            "another prefix, or none"
         )
     return {new: state[name] for name, new in renamed.items()}
 
 
 def changing(module: nn.Module) -> dict[str, Tensor]:
-    """Return by name the parameters that train, and persistent buffers (batch normalization).
+    """Return trainable parameters and changing persistent buffers (such as batch-norm statistics) by name.
 
-    The buffers are those of parts in train mode, and of children that train as a whole. This uses no state dict, which
-    is a collective operation if weights are sharded.
+    Buffers are included for parts in train mode and for children whose parameters are all trainable. `state_dict` is
+    not used, because it is a collective operation if weights are sharded.
     """
     found: dict[str, Tensor] = {name: one for name, one in module.named_parameters() if one.requires_grad}
     whole = _whole_children(module)
@@ -78,7 +80,7 @@ def changing(module: nn.Module) -> dict[str, Tensor]:
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gather each tensor whole on the CPU. Every rank calls it, with the same names in the same order."""
+    """Gather all tensors unsharded on the CPU. Every rank must call this with the same names in the same order."""
     whole = {}
     for name, tensor in tensors.items():
         part: Any = tensor.detach()
@@ -88,16 +90,16 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             with GatheredParameters([tensor]):
                 whole[name] = tensor.detach().to("cpu", copy=True)
         else:
-            # A copy on CPUs too: the next save of a state frees what FSDP gathered for a forward pass.
+            # Copied on the CPU too, because saving a state later frees what FSDP gathered for a forward pass.
             whole[name] = (part.full_tensor() if hasattr(part, "full_tensor") else part).to("cpu", copy=True)
     return whole
 
 
 def require_finite(module: nn.Module, tensors: Mapping[str, Tensor], step: int) -> None:
-    """Raise StreamvidError if a trained tensor has an infinity or NaN, because a run would resume from it."""
+    """Raise StreamvidError if a trainable tensor contains an infinity or NaN, so that no run resumes from it."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not tensors[name].isfinite().all():
             raise StreamvidError(
-                f"{name} has values that are not finite after step {step}; the step is not saved and earlier "
-                "checkpoints remain: lower optimizer.lr or optimizer.grad_clip"
+                f"{name} has non-finite values after step {step}, which was not saved (earlier checkpoints remain); "
+                "lower optimizer.lr or optimizer.grad_clip"
             )

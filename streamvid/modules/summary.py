@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from streamvid.modules import fp8
 
 OWN = "(own)"
-"""Row of the tensors that belong to the training module itself, not to its children."""
+"""Name of the row for tensors that belong to the training module itself, not to its children."""
 
 _HEADER = ("model", "class", "parameters", "trainable", "bytes", "dtype")
 
 
 @dataclass
 class ModelSize:
-    """One row of the table. A shared tensor counts for the first model; bytes include buffers.
+    """One row of the table. A shared tensor counts for the first model that has it; bytes include buffers.
 
-    num_of_dtype: parameters by the name of their dtype.
+    num_of_dtype: number of parameters per dtype name.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ModelSize:
     num_of_dtype: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Count one tensor. Weights in 8 bits count as the parameters that they represent; their scales as bytes."""
+        """Count one tensor. 8-bit weights count as the parameters that they represent, their scales only as bytes."""
         self.num_bytes += tensor.nbytes
         *_, own = name.split(".")
         if isinstance(tensor, nn.Parameter) and own != fp8.SCALE:
@@ -52,7 +52,7 @@ class ModelSize:
 
 
 def summarize(module: nn.Module) -> list[ModelSize]:
-    """Return the row of each child of `module`, and one of the module's own tensors if it has any."""
+    """Return one row per child of `module`, after a row for the module's own tensors if it has any."""
     parts = [(OWN, module, False), *((name, child, True) for name, child in module.named_children())]
     seen: set[int] = set()
     rows = []
@@ -69,7 +69,7 @@ def summarize(module: nn.Module) -> list[ModelSize]:
 
 
 def total(rows: Iterable[ModelSize]) -> ModelSize:
-    """Add up the numbers of a table."""
+    """Return a row with the sums of all rows."""
     found = ModelSize("sum")
     for row in rows:
         found.num_parameters += row.num_parameters
@@ -79,7 +79,7 @@ def total(rows: Iterable[ModelSize]) -> ModelSize:
 
 
 def format_table(rows: list[ModelSize]) -> str:
-    """Align the rows for a log, with a total if there are several."""
+    """Format the rows as an aligned table for a log, with a total if there are several rows."""
     shown = [*rows, total(rows)] if len(rows) > 1 else rows
     lines = [_HEADER, *(row.cells() for row in shown)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

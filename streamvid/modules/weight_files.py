@@ -1,4 +1,4 @@
-"""Weight files on disk: found and verified before anything loads, read without running code, written reproducibly.
+"""Weight files: found and verified before anything is loaded, read without running code, and written reproducibly.
 
 paths: {dit: [a.safetensors, b.safetensors]} ─┐
 paths: [vae.pth, [a.safetensors, …]] ─────────┼─► resolve ─► WeightSource … ─► read_state ─► tensors by key
@@ -39,7 +39,8 @@ ROOT_VARIABLES = ("STREAMVID_MODEL_ROOT", "DIFFSYNTH_MODEL_BASE_PATH")
 class WeightSource:
     """The files of one model.
 
-    child: the child they belong to; None: the child they fit.   written: the paths as the user wrote them.
+    child: child that the files belong to; None selects the child with matching keys and shapes.
+    written: paths as the user wrote them.
     """
 
     files: tuple[Path, ...]
@@ -48,12 +49,12 @@ class WeightSource:
 
     @property
     def name(self) -> str:
-        """Name in messages."""
+        """Name for messages: the paths as the user wrote them."""
         return ", ".join(self.written)
 
 
 class Fingerprint(TypedDict):
-    """Identity of a weight file, without its folder."""
+    """Identity of a weight file, independent of its folder."""
 
     name: str
     num_bytes: int
@@ -63,8 +64,8 @@ class Fingerprint(TypedDict):
 def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
     """Find the weight files that a configuration names and verify that each is readable.
 
-    A path may be a glob; its files, sorted, are the shards of one model. A model that is named twice counts once.
-    Raises ConfigError that lists every problem.
+    A path may be a glob: its matches, in sorted order, are the shards of one model. A model that is named twice is
+    loaded once. Raises ConfigError, listing every problem.
     """
     items = config.paths.items() if isinstance(config.paths, dict) else ((None, item) for item in config.paths)
     problems: list[str] = []
@@ -73,7 +74,7 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
         written = (item,) if isinstance(item, str) else tuple(item)
         files = tuple(file for path in written for file in _expand(path, problems))
         if not written:
-            problems.append("paths has an empty list; remove it, or name the shards of one model")
+            problems.append("paths contains an empty list; remove it, or name the shards of one model")
         sources.append(WeightSource(files, child, written))
     for spec in filter(None, (part.strip() for part in config.id_with_origin_paths.split(","))):
         sources.append(WeightSource(tuple(_of_origin(spec, config, problems)), None, (spec,)))
@@ -84,7 +85,7 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
 
 
 def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
-    """Return name, size and SHA-256 of every file. They are the same in any folder."""
+    """Return the name, size and SHA-256 of each file, which do not depend on its folder."""
     rows = []
     for file in files:
         with file.open("rb") as opened:
@@ -96,7 +97,7 @@ def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
 def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
     """Read the tensors of all files to the CPU, memory-mapped where the format allows it.
 
-    Raises ConfigError for a file that is damaged, holds more than tensors, or repeats a key of another file.
+    Raises ConfigError if a file is damaged, contains anything but tensors, or repeats a key of an earlier file.
     """
     state: dict[str, Tensor] = {}
     for file in files:
@@ -104,13 +105,16 @@ def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
             tensors = load_file(file) if file.suffix == SAFETENSORS else _read_pickle(file)
         repeated = state.keys() & tensors.keys()
         if repeated:
-            raise ConfigError(f"{file} and an earlier file both have the key {min(repeated)!r}; they are not shards")
+            raise ConfigError(
+                f"{file} and an earlier file both contain the key {min(repeated)!r}, so they are not shards of one "
+                "model; omit one of them"
+            )
         state.update(tensors)
     return state
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """Return the metadata in the header of a safetensors file; empty for other formats."""
+    """Return the header metadata of a safetensors file, or an empty dict for any other format."""
     if file.suffix != SAFETENSORS:
         return {}
     with safe_open(str(file), framework="pt") as opened:
@@ -118,10 +122,10 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with reproducible bytes; safetensors alone does not order metadata."""
+    """Write a safetensors file with reproducible bytes. The library itself does not sort the metadata."""
     path.unlink(missing_ok=True)
     path.touch()
-    mode = path.stat().st_mode  # that of any file of this user; safetensors would hide its own from everybody else
+    mode = path.stat().st_mode  # the user's default mode; safetensors would write a file that only the user can read
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(path), metadata=dict(metadata))
     with path.open("r+b") as file:
         num_header_bytes = int.from_bytes(file.read(8), "little")
@@ -151,7 +155,7 @@ def _expand(path: str, problems: list[str]) -> list[Path]:
 def _of_origin(spec: str, config: WeightsConfig, problems: list[str]) -> list[Path]:
     name, colon, pattern = spec.rpartition(":")
     if not (colon and name and pattern) or Path(name).is_absolute() or Path(pattern).is_absolute():
-        problems.append(f"{spec!r} of id_with_origin_paths is not of the form id:glob")
+        problems.append(f"id_with_origin_paths contains {spec!r}; allowed: ID:GLOB, both relative")
         return []
     root = config.root or Path(next((os.environ[key] for key in ROOT_VARIABLES if os.environ.get(key)), "models"))
     folder = root.expanduser() / name
@@ -175,9 +179,9 @@ def _download(name: str, pattern: str, folder: Path, problems: list[str]) -> boo
 
     try:
         snapshot_download(repo_id=name, allow_patterns=pattern, local_dir=folder)
-    except Exception as error:  # noqa: BLE001  # of many libraries without a common class
+    except Exception as error:  # noqa: BLE001  # many libraries raise here, without a common base class
         reason = f"{type(error).__name__}: {_one_line(error)}"
-        problems.append(f"cannot download {name} ({reason}); or set weights.download to false")
+        problems.append(f"cannot download {name} ({reason}); check the name, or set weights.download to false")
         return False
     return True
 
@@ -188,16 +192,17 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
     for source in sources:
         key = tuple(file.resolve() for file in source.files)
         first = seen.setdefault(key, source)
-        # One file may be named for two children, which then start equal, and again without a child.
+        # A file may be named for two children, which then start with equal weights. Naming it again without a child is
+        # a repetition.
         if first is not source and (source.child is None or source.child == first.child):
-            _log.warning("%s is named twice; the first entry counts", source.name)
+            _log.warning("%s is named twice; only the first entry is used", source.name)
             continue
         kept.append(source)
     return tuple(kept)
 
 
 def _problem_of(file: Path) -> str | None:
-    """Return the problem of an existing file, as far as its header shows, or None."""
+    """Return a description of the problem that an existing file has, judging by its header, or None."""
     if file.stat().st_size == 0:
         return f"{file} is empty"
     try:
@@ -215,7 +220,7 @@ def _reading(file: Path) -> Iterator[None]:
     except ConfigError:
         raise
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
-        kind = "safetensors file" if file.suffix == SAFETENSORS else "file of weights"
+        kind = "safetensors file" if file.suffix == SAFETENSORS else "weight file"
         raise ConfigError(f"{file} is not a complete {kind} ({_one_line(error)}); download or copy it again") from error
 
 
@@ -225,14 +230,14 @@ def _one_line(error: Exception) -> str:
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
     try:
-        # weights_only: a pickle may run any function while it is read, and weight files come from anywhere.
+        # weights_only, because reading a pickle can run any function, and weight files may come from anyone.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of pickles that it did not write; the error says enough
+            warnings.simplefilter("ignore")  # torch warns about pickles that it did not write; errors are enough
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         reason = _one_line(error)
         raise ConfigError(
-            f"{file} is a pickle that holds more than tensors and could run any code: refused "
+            f"{file} is refused, because it is a pickle that holds more than tensors and could run any code "
             f"({reason[max(0, reason.find('Unsupported')) :][:160]}); if you trust it, save its tensors as safetensors"
         ) from None
     return _only_tensors(file, loaded)
@@ -240,10 +245,10 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 def _only_tensors(file: Path, loaded: object) -> dict[str, Tensor]:
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
-        loaded = loaded["state_dict"]  # trainers write it next to their own state
+        loaded = loaded["state_dict"]  # some trainers store it next to their own state
     if not isinstance(loaded, Mapping):
         raise ConfigError(f"{file} holds a {type(loaded).__name__}; allowed: a state dict of names and tensors")
     strange = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
     if strange:
-        raise ConfigError(f"{file}: {strange[0]!r} is not a tensor; allowed: a state dict of names and tensors")
+        raise ConfigError(f"{file}: {strange[0]!r} is not a named tensor; allowed: a state dict of names and tensors")
     return dict(loaded)

@@ -1,6 +1,6 @@
-"""Weights from files into the training module: each file goes to the child whose keys and shapes it fits.
+"""Loading of weight files into the training module: each file fills the child with matching keys and shapes.
 
-The keys of a file are those of its child, or all of them behind one prefix: the child's name, pipe.NAME, model or
+The keys of a file are those of its child, optionally all with one prefix: the child's name, pipe.NAME, model or
 module. A file may also hold the whole training module.
 """
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Match:
-    """How the tensors of a file fit a child. names: key in the file → name in the training module."""
+    """Comparison of a file with a child. names: key in the file → name in the training module."""
 
     child: str
     names: dict[str, str]
@@ -39,18 +39,18 @@ class Match:
 
     @property
     def num_known(self) -> int:
-        """Number of keys that the child has by name, regardless of shape."""
+        """Number of keys whose names occur in the child, regardless of shape."""
         return len(self.names) + len(self.other_shape)
 
 
 def load(
     module: nn.Module, sources: Sequence[WeightSource], config: WeightsConfig, *, may_lack: Sequence[str] | None = ()
 ) -> dict[str, str]:
-    """Fill `module` from files. Return the child of each path as the user wrote it; "" is the whole module.
+    """Load weight files into `module`. Return the child that each written path fills; "" is the whole module.
 
-    may_lack: children that the task runs without. Files of an absent one are skipped. None: any child.
-    Raises ConfigError, before the first tensor changes, for keys that are missing or unexpected without permission and
-    for files that fit no child or several; and at the end for meta tensors that no file filled.
+    may_lack: children that the task can do without; None: any child. Files of absent ones are skipped.
+    Raises ConfigError before the first tensor changes if a key is missing or unexpected without permission, or if a
+    file fits no child or several. Raises ConfigError at the end if no file filled a meta tensor.
     """
     states = [read_state(source.files) for source in sources]
     went: dict[str, str] = {}
@@ -58,12 +58,12 @@ def load(
     for source, state in zip(sources, states, strict=True):
         match = choose(module, source, state, config, may_lack=may_lack)
         if match is None:
-            _log.info("skipped %s: this task runs without its model", source.name)
+            _log.info("skipped %s: this task does not use its model", source.name)
             continue
         went.update(dict.fromkeys(source.written, match.child))
         if match.child in chosen:
             first = chosen[match.child][0].name
-            _log.warning("%s has weights from %s already; ignored: %s", match.child, first, source.name)
+            _log.warning("%s already has weights from %s; ignored %s", match.child, first, source.name)
             continue
         chosen[match.child] = (source, {name: state[key] for key, name in match.names.items()})
     for child, (source, tensors) in chosen.items():
@@ -81,9 +81,9 @@ def choose(
     *,
     may_lack: Sequence[str] | None,
 ) -> Match | None:
-    """Return how the tensors of a source fit one child; None if they belong to a model that the task runs without.
+    """Return the match of a source with one child, or None if the source belongs to a model that the task does not use.
 
-    Raises ConfigError if they fit no child, or several.
+    Raises ConfigError if the source fits no child or several.
     """
     child, allowed = source.child, f"allowed: {child_names(module)}"
     if child is not None and part_of(module, child) is None:
@@ -97,10 +97,10 @@ def choose(
         raise ConfigError(f"{source.name}: the module has no weights to load into; {allowed}")
     fitting = [match for match in matches if match.is_allowed(config)]
     if not fitting:
-        # Names matter more than shapes: the same model in another size is nearer than one with a bias of this length.
+        # Names matter more than shapes: the same model in another size is nearer than one whose bias happens to fit.
         nearest = max(matches, key=lambda match: (match.num_known, len(match.names), -len(match.missing)))
         lacks_some = may_lack is None or any(part_of(module, name) is None for name in may_lack)
-        # Names alone decide here too: another size of a model that is present is a mistake.
+        # Names alone decide here too, because a file for another size of a present model is a mistake.
         if child is None and lacks_some and 2 * nearest.num_known < len(state):
             return None
         raise ConfigError(_misfit(source.name, nearest, config))
@@ -111,7 +111,7 @@ def choose(
         raise ConfigError(
             f"{source.name} fits several models ({children}); name the right one with paths: {{CHILD: {source.name}}}"
         )
-    # A child's file with the child's name as prefix also fits the whole module: it belongs to the child.
+    # A file whose keys start with the child's name also fits the whole module, but it belongs to the child.
     return max((match for match in fitting if len(match.names) == best), key=lambda match: match.child)
 
 
@@ -135,7 +135,7 @@ def _matches(
             missing=tuple(before + name for name in own if name not in cut and before + name not in filled),
             unexpected=tuple(key for name, key in cut.items() if name not in own),
             other_shape=tuple(
-                f"{before}{name} {_shape(own[name])} here and {_shape(state[key].shape)} there"
+                f"{before}{name} {_shape(own[name])} here and {_shape(state[key].shape)} in the file"
                 for name, key in cut.items()
                 if name in own and name not in same
             ),
@@ -143,7 +143,7 @@ def _matches(
 
 
 def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
-    """Map each name of a shared parameter to all of its names: a file needs to hold it once."""
+    """Map each name of a shared parameter to all of its names, of which a file needs only one."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -152,14 +152,14 @@ def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
 
 def _misfit(what: str, match: Match, config: WeightsConfig) -> str:
     nearest = match.child or "the whole training module"
-    parts = [f"{what} fits no model; nearest is {nearest}, {len(match.names)} of whose tensors it has"]
+    parts = [f"{what} fits no model; the nearest is {nearest}, with {len(match.names)} matching tensors"]
     if match.missing and not config.allow_missing:
-        hint = "; if it is one of several shards, put them in one list" if not match.unexpected else ""
-        parts.append(f"missing: {some(match.missing)} (allow_missing leaves them as the factory made them{hint})")
+        hint = "; if this file is one of several shards, put them in one list" if not match.unexpected else ""
+        parts.append(f"missing: {some(match.missing)} (allow_missing keeps the factory's values{hint})")
     if match.unexpected and not config.allow_unexpected:
         parts.append(f"unexpected: {some(match.unexpected)} (allow_unexpected ignores them)")
     if match.other_shape:
-        parts.append(f"of another shape: {some(match.other_shape)}")
+        parts.append(f"different shapes: {some(match.other_shape)}")
     return "; ".join(parts)
 
 
@@ -168,13 +168,13 @@ def _shape(shape: torch.Size) -> str:
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy tensors in the dtype of the module; a parameter without memory becomes the file's, in its dtype."""
+    """Copy tensors in the module's dtypes; replace meta parameters with the file's tensors, in the file's dtypes."""
     empty = {
         name: one for name, one in module.named_parameters(remove_duplicate=False) if one.is_meta and name in tensors
     }
     for name, present in empty.items():
-        # A copy, because the file may disappear or change during the run. Swapped, so that all names of a shared
-        # parameter refer to it.
+        # Cloned, because the file may disappear or change during the run. Swapped, so that all names of a shared
+        # parameter refer to the new one.
         filled = nn.Parameter(tensors[name].clone(), present.requires_grad and tensors[name].is_floating_point())
         torch.utils.swap_tensors(present, filled)  # type: ignore[no-untyped-call]
     module.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in empty}, strict=False)
@@ -184,6 +184,6 @@ def _require_memory(module: nn.Module) -> None:
     empty = [name for name, tensor in module.named_parameters() if tensor.is_meta]
     if empty:
         raise ConfigError(
-            f"init is 'meta' and no weight file has {some(empty)}; name the files, or set init to 'cpu' so that the "
-            "factory fills the others"
+            f"init is 'meta' and no weight file contains {some(empty)}; name the missing files, or set init to 'cpu' "
+            "so that the factory initializes these parameters"
         )

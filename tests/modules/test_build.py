@@ -55,8 +55,8 @@ def test_adapters_start_the_same_whether_or_not_the_encoder_is_there() -> None:
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ("no_such_package.train:build", "no module 'no_such_package'"),
-        ("tests.modules.no_such:build", "no module 'tests.modules.no_such'"),
+        ("no_such_package.train:build", "the module 'no_such_package' is neither installed"),
+        ("tests.modules.no_such:build", "the module 'tests.modules.no_such' is neither"),
         ("tests.modules.modules:bulid", "has no 'bulid'; nearest: build"),
         ("tests.modules.modules:THREE", "is a int and cannot be called"),
         ("tests.modules.modules:no_module", "returns a int; it must return an nn.Module"),
@@ -69,7 +69,7 @@ def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: st
 
 def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
     lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
-    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b, which does not exist"):
+    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b: no such file"):
         make(lora, factory="no_such_package:build")
     with pytest.raises(ConfigError, match="c.safetensors does not exist"):
         make(paths=(str(tmp_path / "c.safetensors"),), factory="no_such_package:build")
@@ -137,7 +137,7 @@ def test_train_mode_leaves_what_is_frozen_in_eval_mode() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"trainable": ("dit.block",)}, "'dit.block', which has no parameters here; nearest: dit.blocks"),
+        ({"trainable": ("dit.block",)}, "'dit.block', which names no parameters; nearest: dit.blocks"),
         ({"trainable": ("autoencoder.first",)}, "belongs to an encoder"),
     ],
 )
@@ -183,8 +183,8 @@ def test_full_weights_of_two_models_and_adapters_of_a_third_train_together() -> 
 @pytest.mark.parametrize(
     ("base", "trainable", "said"),
     [
-        ("dit", ("dit",), "'dit' and lora.base_model is 'dit': adapters are for frozen weights"),
-        ("dit", ("dit.blocks.0",), "would train both whole and by adapters"),
+        ("dit", ("dit",), "'dit' and lora.base_model is 'dit', but adapters need frozen weights"),
+        ("dit", ("dit.blocks.0",), "would be trained directly and by adapters"),
         ("autoencoder", (), "an encoder, which runs without gradients"),
         (
             "unet",
@@ -216,7 +216,9 @@ def test_a_meta_module_has_only_what_files_gave_and_the_tables_it_computed(tmp_p
     assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
     assert torch.equal(module.dit.positions, whole.dit.positions)
     assert torch.equal(module(modules.batch()), whole(modules.batch()))
-    with pytest.raises(ConfigError, match=r"init is 'meta' and no weight file has refiner.0.weight, .*factory fill"):
+    with pytest.raises(
+        ConfigError, match=r"init is 'meta' and no weight file contains refiner.0.weight, .*factory initializes"
+    ):
         make(init="meta", paths=paths[1:], task="sft:train")
 
 

@@ -94,13 +94,13 @@ def test_a_preset_of_a_convolution_is_fused_as_peft_computes_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"blocks.0.attention.q.lora_A.weight": (2, 16)}, "lacks its other half"),
+        ({"blocks.0.attention.q.lora_A.weight": (2, 16)}, "lacks its counterpart"),
         (
             {"blocks.9.attention.q.lora_A.weight": (2, 16), "blocks.9.attention.q.lora_B.weight": (16, 2)},
-            "belongs to no layer",
+            "matches no layer",
         ),
-        ({"embed.lora_A.weight": (2, 16), "embed.lora_B.weight": (16, 2)}, "adapters belong to another model"),
-        ({"embed.weight": (2, 16)}, "has neither lora_A nor lora_B"),
+        ({"embed.lora_A.weight": (2, 16), "embed.lora_B.weight": (16, 2)}, "use adapters for this model"),
+        ({"embed.weight": (2, 16)}, "contains neither lora_A nor lora_B"),
     ],
 )
 def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path, state: dict[str, tuple[int, ...]], said: str) -> None:
@@ -160,16 +160,18 @@ def test_a_checkpoint_is_taken_in_all_forms_of_its_keys(tmp_path: Path, prefix: 
 
 def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -> None:
     path = save(adapted(target_modules="q,v"), tmp_path / "lora.safetensors")
-    with pytest.raises(ConfigError, match=r"lacks adapters: blocks.0.attention.k.lora_A.weight.*that get none: none"):
+    with pytest.raises(
+        ConfigError, match=r"missing adapters: blocks.0.attention.k.lora_A.weight.*unexpected adapters: none"
+    ):
         adapted(target_modules="q,k,v", checkpoint=path)
     with pytest.raises(
         ConfigError,
-        match=r"lacks adapters: none; it has adapters for layers that get none: blocks.0.attention.v.lora_A",
+        match=r"missing adapters: none; unexpected adapters: blocks.0.attention.v.lora_A",
     ):
         adapted(target_modules="q", checkpoint=path)
-    with pytest.raises(ConfigError, match=r"lora_A.weight is \(4, 16\), here \(8, 16\); rank is 8"):
+    with pytest.raises(ConfigError, match=r"lora_A.weight has shape \(4, 16\), not \(8, 16\); rank is 8"):
         adapted(target_modules="q,v", rank=8, alpha=4, checkpoint=path)
-    with pytest.raises(ConfigError, match=r"alpha is 8, but .* has 4.0: set lora.alpha=4.0"):
+    with pytest.raises(ConfigError, match=r"alpha is 8, but .* has 4.0; set lora.alpha=4.0"):
         adapted(target_modules="q,v", alpha=8, checkpoint=path)
 
 
@@ -191,9 +193,9 @@ def test_layers_are_named_by_their_ends_or_an_expression(wanted: str | tuple[str
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ("to_q", "'to_q', but no name ends with it; use ends of names, such as 0, 2, embed, head, k"),
-        ("q,w", "'w', but no name ends with it"),
-        ("regex:q", "'q' matches no whole name"),
+        ("to_q", "'to_q', but no layer name ends with it; use suffixes such as 0, 2, embed, head, k"),
+        ("q,w", "'w', but no layer name ends with it"),
+        ("regex:q", "'q' matches no full name"),
         ("regex:(", "is not a regular expression"),
         ("ffn", r"matches blocks.0.ffn \(Sequential\), blocks.1.ffn \(Sequential\)"),
     ],

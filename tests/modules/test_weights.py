@@ -109,7 +109,7 @@ def test_all_that_is_wrong_with_paths_is_told_before_anything_loads(tmp_path: Pa
     assert "is not a complete safetensors file" in said
     assert "an empty list" in said
     assert f"'org/model:*.bin' matches no file below {tmp_path / 'root' / 'org/model'}" in said
-    assert "'no-colon' of id_with_origin_paths is not of the form id:glob" in said
+    assert "id_with_origin_paths contains 'no-colon'; allowed: ID:GLOB" in said
 
 
 def test_globs_below_a_root_are_one_model_each_and_mix_with_paths(
@@ -150,8 +150,8 @@ def test_a_model_that_is_named_twice_counts_once_and_the_first_wins(
     assert len(resolve(WeightsConfig(paths=(a, a)))) == 1
     load(module, paths=(a, a, b))
     assert not differing(module.dit.state_dict(), first.dit.state_dict())
-    assert "a.safetensors is named twice; the first entry counts" in caplog.text
-    assert f"dit has weights from {a} already; ignored: {b}" in caplog.text
+    assert "a.safetensors is named twice; only the first entry is used" in caplog.text
+    assert f"dit already has weights from {a}; ignored {b}" in caplog.text
 
 
 def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(t
 
 def test_shards_that_are_listed_as_models_are_told_to_belong_together(tmp_path: Path) -> None:
     paths = shards(made(1).dit.state_dict(), tmp_path, 2)
-    with pytest.raises(ConfigError, match="if it is one of several shards, put them in one list"):
+    with pytest.raises(ConfigError, match="if this file is one of several shards, put them in one list"):
         load(made(2), paths=tuple(paths))
-    with pytest.raises(ConfigError, match="both have the key"):
+    with pytest.raises(ConfigError, match="both contain the key"):
         load(made(2), paths=((paths[0], paths[1], str(shards(made(1).dit.state_dict(), tmp_path / "b", 1)[0])),))
 
 
@@ -187,10 +187,10 @@ def test_a_model_of_another_size_is_refused_with_its_shapes(tmp_path: Path) -> N
     for may_lack in ((), ("autoencoder",)):
         module = made(2, task="sft:train" if may_lack else "sft")
         with pytest.raises(
-            ConfigError, match=r"of another shape: .*dit.blocks.0.attention.k.bias 16 here and 24 there"
+            ConfigError, match=r"different shapes: .*dit.blocks.0.attention.k.bias 16 here and 24 in the file"
         ):
             load(module, may_lack, paths=(str(tmp_path / "a.safetensors"),))
-    with pytest.raises(ConfigError, match="fits no model; nearest is refiner"):
+    with pytest.raises(ConfigError, match="fits no model; the nearest is refiner"):
         load(made(2), paths={"refiner": str(tmp_path / "a.safetensors")})
 
 
@@ -262,7 +262,7 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "plain.bin").write_bytes(pickle.dumps({"x": Hostile(proof)}))
     for name in ("new.pth", "old.pt", "plain.bin"):
         with pytest.raises(
-            ConfigError, match=f"{name} is a pickle that holds more than tensors and could run any code"
+            ConfigError, match=f"{name} is refused, because it is a pickle that holds more than tensors"
         ):
             load(made(0), paths=(str(tmp_path / name),))
     assert not proof.exists()
@@ -272,7 +272,7 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     torch.save({"weight": torch.zeros(1), "step": 3}, tmp_path / "mixed.pth")
     (tmp_path / "noise.pth").write_bytes(bytes(range(256)) * 4)
-    for name, said in {"list": "holds a list", "mixed": "'step' is not a tensor", "noise": "noise.pth"}.items():
+    for name, said in {"list": "holds a list", "mixed": "'step' is not a named tensor", "noise": "noise.pth"}.items():
         with pytest.raises(ConfigError, match=said):
             load(made(0), paths=(str(tmp_path / f"{name}.pth"),))
 

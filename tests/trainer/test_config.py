@@ -28,14 +28,17 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
     [
         (["model.factory=package.module"], "model: factory is 'package.module'; allowed: 'package.module:name'"),
         (["model.lora.rank=0"], "model.lora: rank=0: must be an integer from 1"),
-        (["model.lora.preset_path=x"], "model.lora: preset_path is x and preset_model None; allowed: both, or neither"),
-        (["model.lora.checkpoint=x"], "model.lora: checkpoint is x; allowed: null, or with base_model"),
+        (
+            ["model.lora.preset_path=x"],
+            "model.lora: preset_path is x and preset_model is None; allowed: values for both",
+        ),
+        (["model.lora.checkpoint=x"], "model.lora: checkpoint is x; allowed: null, unless base_model"),
         (
             ["model.activation_checkpointing.offload=true"],
-            "model.activation_checkpointing: offload is True; allowed: false, or with blocks",
+            "model.activation_checkpointing: offload is True; allowed: false, unless blocks",
         ),
-        (["optimizer.min_lr=1"], "optimizer: min_lr is 1.0; allowed: 0 up to lr=0.0001"),
-        (["optimizer.ema_decay=1"], "optimizer: ema_decay is 1.0; allowed: in"),
+        (["optimizer.min_lr=1"], "optimizer: min_lr is 1.0; allowed: 0 to lr=0.0001"),
+        (["optimizer.ema_decay=1"], "optimizer: ema_decay is 1.0; allowed: above 0 and below 1"),
         (
             ["task=sft:train"],
             "data.features.url is null; allowed: a folder or URL, as data.features.url=latents/, for task 'sft:train'",
