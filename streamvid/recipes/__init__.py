@@ -1,5 +1,5 @@
-"""Ready-made training modules. `small` works out of the box: it needs no weights, or uses those that ship with it.
+"""Ready-made training modules. `small` works out of the box, without weights or with its shipped weights.
 
-Imports modules and below; torch, safetensors, and transformers when asked for. Reading order: small (the module), flow
-(the loss), transformer (the model), codec and autoencoder (latents), text_encoder.
+The package imports `modules` and lower layers, torch, safetensors and, on demand, transformers. Reading order: small
+(the module), flow (the loss), transformer (the model), codec and autoencoder (latents), text_encoder.
 """

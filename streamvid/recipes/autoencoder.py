@@ -1,11 +1,11 @@
-"""A small causal video autoencoder of our own: 8 times smaller in height and width, 4 times in frames after the first.
+"""Small causal video autoencoder that downscales height and width by 8, and the frames after the first by 4.
 
     (B, 3, 4k+1, H, W) ─ cells of 4x4 ─► width/4 ─► /8, every 2nd frame ─► every 4th ─► (B, C, k+1, ⌈H/8⌉, ⌈W/8⌉)
 
-Causal: no output depends on later frames, so the first frame alone has the first latent of its clip, and an image is a
-clip of one frame. The weights that ship with it were trained for minutes on two cores, on the three scenes of the demo
-corpus (tools/train_autoencoder.py), and reach 26 dB on other videos of these scenes. They demonstrate training on
-latents and are no match for a published autoencoder.
+It is causal: no output depends on later frames. The first latent of a clip depends on the first frame alone, so an
+image is a clip of one frame. The shipped weights were trained for a few minutes on two cores with the three scenes of
+the demo corpus (tools/train_autoencoder.py), and reach 26 dB on other videos of these scenes. They demonstrate training
+on latents and are no match for a published autoencoder.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ CELL = (1, 4, 4)
 class AutoencoderConfig(Options):
     """Configuration of the autoencoder."""
 
-    outer_width: int = option(48, minimum=1, help="Channels at a quarter of the picture's size.")
-    inner_width: int = option(64, minimum=1, help="Channels at an eighth of the picture's size.")
-    latent_channels: int = option(16, minimum=1, help="Channels of a latent.")
+    outer_width: int = option(48, minimum=1, help="Channels at a quarter of the frame size.")
+    inner_width: int = option(64, minimum=1, help="Channels at an eighth of the frame size.")
+    latent_channels: int = option(16, minimum=1, help="Channels of the latents.")
 
 
 class CausalConv(nn.Conv3d):
-    """A convolution padded with the first frame in front, so that no output depends on later frames."""
+    """Convolution that pads the front with the first frame, so that no output depends on later frames."""
 
     def __init__(self, width_in: int, width_out: int, kernel: Size, stride: Size = (1, 1, 1)) -> None:
         super().__init__(width_in, width_out, kernel, stride, padding=(0, kernel[1] // 2, kernel[2] // 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, T, H, W) → (B, C', ⌈T/stride⌉, …); output i depends on frames up to i·stride."""
+        """Map (B, C, T, H, W) to (B, C', ⌈T/stride⌉, …). Output i depends on frames up to i·stride."""
         before = x[:, :, :1].expand(-1, -1, self.kernel_size[0] - 1, -1, -1)
         return super().forward(torch.cat([before, x], dim=2))
 
 
 class Residual(nn.Module):
-    """A residual block: within frames, then between them. The norm is per position, so it mixes no frames."""
+    """Residual block within frames, then across frames. Its norm is per position, so it mixes no frames."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Residual(nn.Module):
         self.time = CausalConv(width, width, (3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, T, H, W) → (B, C, T, H, W)."""
+        """Map (B, C, T, H, W) to (B, C, T, H, W)."""
         normed = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) * self.scale
         return x + self.time(functional.silu(self.space(functional.silu(normed))))  # type: ignore[no-any-return]
 
@@ -72,25 +72,25 @@ class UpsampleTime(nn.Module):
         self.time = CausalConv(width, width, (3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, T, H, W) → (B, C, 2T - 1, H, W)."""
+        """Map (B, C, T, H, W) to (B, C, 2T - 1, H, W)."""
         return self.time(x.repeat_interleave(2, dim=2)[:, :, 1:])  # type: ignore[no-any-return]
 
 
 class UpsampleSpace(nn.Module):
-    """Upsampling of height and width to twice their size."""
+    """Upsampling of height and width by 2."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
         self.spread = nn.Conv3d(width_in, 4 * width_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, T, H, W) → (B, C', T, 2H, 2W)."""
+        """Map (B, C, T, H, W) to (B, C', T, 2H, 2W)."""
         size = (x.shape[2], 2 * x.shape[3], 2 * x.shape[4])
         return unpatchify(self.spread(x).permute(0, 2, 3, 4, 1).flatten(1, 3), size, (1, 2, 2))
 
 
 class Autoencoder(nn.Module):
-    """Autoencoder of videos of any size. On its training data, latents have mean 0 and deviation 1 per channel."""
+    """Autoencoder for videos of any size. On its training data, each latent channel has mean 0 and deviation 1."""
 
     mean: Tensor
     std: Tensor
@@ -121,33 +121,33 @@ class Autoencoder(nn.Module):
         self.register_buffer("std", torch.ones(channels, 1, 1, 1))
 
     def latent_shape(self, size: Size) -> tuple[int, int, int, int]:
-        """Return the shape (C, t, h, w) of the latents of a video of (T, H, W)."""
+        """Return the latent shape (C, t, h, w) for a video of size (T, H, W)."""
         return (self.config.latent_channels, (size[0] + 2) // 4 + 1, -(-size[1] // 8), -(-size[2] // 8))
 
     def encode(self, video: Tensor) -> Tensor:
-        """Encode float (B, 3, T, H, W) in -1..1 as (B, C, t, h, w), padding T to 4k+1 and H, W to multiples of 8."""
+        """Encode floats (B, 3, T, H, W) in -1..1 as (B, C, t, h, w); pad T to 4k+1, and H and W to multiples of 8."""
         _, t, h, w = self.latent_shape((video.shape[2], video.shape[3], video.shape[4]))
         video = fill_up(video, (4 * t - 3, 8 * h, 8 * w))
         cells = patchify(video, CELL).reshape(video.shape[0], video.shape[2], 2 * h, 2 * w, -1).permute(0, 4, 1, 2, 3)
         return (self.encoder(cells) - self.mean) / self.std  # type: ignore[no-any-return]
 
     def decode(self, latents: Tensor, size: Size) -> Tensor:
-        """Decode (B, C, t, h, w) to (B, 3, T, H, W) of `size` (T, H, W), in about -1..1."""
+        """Decode latents (B, C, t, h, w) to a video (B, 3, T, H, W) of `size` (T, H, W), with values in about -1..1."""
         _, _, t, h, w = latents.shape
         cells = self.decoder(latents * self.std + self.mean).permute(0, 2, 3, 4, 1).flatten(1, 3)
         return unpatchify(cells, (4 * t - 3, 8 * h, 8 * w), CELL)[:, :, : size[0], : size[1], : size[2]]
 
 
 def save_autoencoder(model: Autoencoder, path: Path, facts: dict[str, str]) -> None:
-    """Save weights in half precision, with the configuration and `facts` in the metadata."""
+    """Save the weights in half precision, with the configuration and `facts` as metadata."""
     tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, path, {"config": json.dumps(asdict(model.config)), **facts})
 
 
 def load_autoencoder(path: Path | None = None) -> Autoencoder:
-    """Load an autoencoder from a file of `save_autoencoder`, by default the shipped one; frozen, float32.
+    """Load a frozen float32 autoencoder from a file written by `save_autoencoder`, by default the shipped file.
 
-    Draws no random numbers. Raises ConfigError for any other file.
+    Draws no random numbers. Raises ConfigError if the file is missing or is not such a file.
     """
     source = path or SHIPPED
     try:
@@ -156,6 +156,6 @@ def load_autoencoder(path: Path | None = None) -> Autoencoder:
         model.load_state_dict({name: one.float() for name, one in load_file(source).items()}, assign=True)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"autoencoder is {str(source)!r}: {error}; use a file of tools/train_autoencoder.py, or null"
+            f"cannot load autoencoder {str(source)!r}: {error}; use a file of tools/train_autoencoder.py, or null"
         ) from None
     return model.eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Video ↔ latents by space-time patches: exact, invertible, for any size, dtype and bucket.
+"""Conversion between videos and latents by space-time patches, exact and invertible for any size, dtype and bucket.
 
     (B, C, T, H, W)  ── patchify ──►  (B, N, C·pt·ph·pw)  ── unpatchify ──►  (B, C, T, H, W)
                                        N = ⌈T/pt⌉ · ⌈H/ph⌉ · ⌈W/pw⌉, in order t, h, w
@@ -32,7 +32,7 @@ def fill_up(video: Tensor, size: Size) -> Tensor:
 
 
 def patchify(video: Tensor, patch: Size) -> Tensor:
-    """Cut (B, C, T, H, W) of any dtype into (B, N, C·pt·ph·pw)."""
+    """Cut a video (B, C, T, H, W) of any dtype into patches (B, N, C·pt·ph·pw)."""
     pt, ph, pw = patch
     t, h, w = grid_size((video.shape[2], video.shape[3], video.shape[4]), patch)
     video = fill_up(video, (t * pt, h * ph, w * pw))
@@ -50,7 +50,7 @@ def unpatchify(tokens: Tensor, size: Size, patch: Size) -> Tensor:
 
 
 class PatchCodec(nn.Module):
-    """A lossless codec without weights: the channels of a latent are the pixels of one patch."""
+    """Lossless codec without weights. The channels of a latent are the pixels of one patch."""
 
     def __init__(self, patch: Size, channels: int = 3) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class PatchCodec(nn.Module):
         self.channels = channels
 
     def latent_shape(self, size: Size) -> tuple[int, int, int, int]:
-        """Return the shape (C, t, h, w) of the latents of a video of (T, H, W)."""
+        """Return the latent shape (C, t, h, w) for a video of size (T, H, W)."""
         return (self.channels * math.prod(self.patch), *grid_size(size, self.patch))
 
     def encode(self, video: Tensor) -> Tensor:
-        """Encode (B, C, T, H, W) as (B, C·pt·ph·pw, t, h, w), a view of its patches."""
+        """Encode a video (B, C, T, H, W) as latents (B, C·pt·ph·pw, t, h, w), a view of its patches."""
         t, h, w = grid_size((video.shape[2], video.shape[3], video.shape[4]), self.patch)
         return patchify(video, self.patch).reshape(video.shape[0], t, h, w, -1).permute(0, 4, 1, 2, 3)
 
     def decode(self, latents: Tensor, size: Size) -> Tensor:
-        """Decode (B, C·pt·ph·pw, t, h, w) to (B, C, T, H, W) of `size` (T, H, W), exactly."""
+        """Decode latents (B, C·pt·ph·pw, t, h, w) exactly to a video (B, C, T, H, W) of `size` (T, H, W)."""
         return unpatchify(latents.permute(0, 2, 3, 4, 1).flatten(1, 3), size, self.patch)

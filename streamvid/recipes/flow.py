@@ -1,8 +1,8 @@
-"""Rectified flow: the straight path between latents and noise, the loss of a model of its velocity, and a sampler.
+"""Rectified flow: straight paths from latents to noise, the loss of a model that predicts velocities, and a sampler.
 
 x_t = (1 - t)·x_0 + t·noise        velocity = noise - x_0        t = shifted(sigmoid(normal)), most often near 1/2
 
-Noise and time are drawn per sample from a seed, so that the loss of a sample does not depend on its batch.
+Noise and time are drawn from each sample's own seed, so that its loss does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
 def shifted(times: Tensor, shift: float) -> Tensor:
-    """Move times towards the noise for shift > 1: large latents stay recognizable under more noise (1: unchanged)."""
+    """Move times toward the noise if shift > 1, because large latents stay recognizable under more noise."""
     return shift * times / (1 + (shift - 1) * times)
 
 
 def draw_noise_and_times(
     shape: Sequence[int], seeds: Sequence[int], device: torch.device | str, shift: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Draw normal noise (B, *shape) and logit-normal times (B,) in 0..1, both float32, row i from seeds[i] only.
+    """Draw normal noise (B, *shape) and logit-normal times (B,) in 0..1, both float32. Row i depends only on seeds[i].
 
-    shape: of the latents of one sample.   seeds: B integers from 0 to 2**63 - 1.   device: device that draws them;
-    different kinds of devices draw different numbers.
+    shape: latent shape of one sample.   seeds: B integers from 0 to 2**63 - 1.   shift: see `shifted`.
+    device: device that draws the numbers; different types of devices draw different numbers.
     """
     noise = torch.empty(len(seeds), *shape, device=device)
     logits = torch.empty(len(seeds), device=device)
@@ -40,9 +40,10 @@ def draw_noise_and_times(
 
 
 def rectified_flow_loss(velocity: Velocity, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-    """Return the mean squared error of the model's velocity per sample: (B,) float32, at any precision of the model.
+    """Return the mean squared error of the predicted velocity per sample: float32 (B,) at any precision of the model.
 
-    latents: (B, C, t, h, w); noise: the same shape; times: (B,).
+    latents, noise: tensors (B, C, t, h, w).
+    times: tensor (B,) with values in 0..1.
     """
     latents, t = latents.float(), times.float()[:, None, None, None, None]
     predicted = velocity((1 - t) * latents + t * noise, times)
@@ -51,7 +52,7 @@ def rectified_flow_loss(velocity: Velocity, latents: Tensor, noise: Tensor, time
 
 @torch.no_grad()
 def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: float = 1.0) -> Tensor:
-    """Follow the velocity from noise (B, C, t, h, w) to latents, float32, in `num_steps` straight steps."""
+    """Integrate the velocity from noise (B, C, t, h, w) to float32 latents in `num_steps` Euler steps."""
     times = shifted(torch.linspace(1, 0, num_steps + 1, device=noise.device), shift)
     x = noise.float()
     for now, then in itertools.pairwise(times):
@@ -60,5 +61,5 @@ def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: fl
 
 
 def guided(with_text: Tensor, without: Tensor, guidance: float) -> Tensor:
-    """Apply classifier-free guidance: move from the velocity without text toward the one with it, beyond it above 1."""
+    """Combine velocities by classifier-free guidance: 0 returns `without`, 1 `with_text`, and above 1 extrapolates."""
     return without + guidance * (with_text - without)

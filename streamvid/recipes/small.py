@@ -1,10 +1,10 @@
-"""The small training module that ships: a text-to-video transformer with rectified flow.
+"""Small training module: a text-to-video transformer with rectified flow.
 
     encode   video ─► codec ─► latents (B, C, t, h, w)        text ─► text encoder ─► one state per token
-    forward  latents + noise at a time, states ─► transformer ─► loss of its velocity per sample
+    forward  latents + noise at a random time, states ─► transformer ─► velocity loss per sample
     sample   noise ─► along the velocity ─► latents ─► codec ─► video
 
-With task "sft:train" the output of `encode` comes from precomputed features, and no encoder is built.
+With task "sft:train", the output of `encode` comes from precomputed features, and no encoder is built.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class SmallConfig(Options):
     """Configuration of the small training module."""
 
     dim: int = option(128, minimum=6, help="Width of the transformer.")
-    depth: int = option(4, minimum=1, help="Blocks of the transformer.")
-    heads: int = option(4, minimum=1, help="Attention heads.")
-    codec: Literal["patch", "autoencoder"] = option("patch", help="Train on pixels, or on latents of an autoencoder.")
+    depth: int = option(4, minimum=1, help="Number of transformer blocks.")
+    heads: int = option(4, minimum=1, help="Number of attention heads.")
+    codec: Literal["patch", "autoencoder"] = option("patch", help="Train on pixels or on latents of an autoencoder.")
     patch: Size | None = option(
-        None, help="Pixels or latents (T, H, W) per token.", shown_default="(1, 8, 8) pixels or (1, 2, 2) latents"
+        None, help="Patch size (T, H, W) per token.", shown_default="(1, 8, 8) pixels or (1, 2, 2) latents"
     )
-    autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="those that ship")
-    text: TextConfig = option(default_factory=TextConfig, help="Text encoder: its kind, or its options.")
-    time_shift: float = option(1.0, help="Values above 1 train and sample more at times near the noise.")
-    sample_steps: int = option(20, minimum=1, help="Steps from noise to a sample.")
-    guidance: float = option(1.0, minimum=0, help="Classifier-free guidance of samples; 1: none.")
+    autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
+    text: TextConfig = option(default_factory=TextConfig, help="Kind or options of the text encoder.")
+    time_shift: float = option(1.0, help="Shift of times; above 1, more of them are near the noise.")
+    sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")
+    guidance: float = option(1.0, minimum=0, help="Classifier-free guidance scale of samples; 1: no guidance.")
     seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of the initial weights.")
 
     def __post_init__(self) -> None:
@@ -58,29 +58,30 @@ class SmallConfig(Options):
         if self.autoencoder is not None:
             object.__setattr__(self, "autoencoder", Path(self.autoencoder))
             if self.codec != "autoencoder":
-                raise ConfigError(f"autoencoder is {str(self.autoencoder)!r} and codec {self.codec!r}; omit one")
+                raise ConfigError(f"autoencoder is {str(self.autoencoder)!r} but codec is {self.codec!r}; omit it")
         is_divided = self.dim % 2 == 0 and self.dim % self.heads == 0
-        require(is_divided, "dim", self.dim, f"an even multiple of heads={self.heads}, 6 and up")
+        require(is_divided, "dim", self.dim, f"an even number of at least 6 that is divisible by heads={self.heads}")
         patch = self.token_size
-        require(len(patch) == 3 and min(patch) >= 1, "patch", patch, "three sizes (T, H, W) of 1 and up")
+        require(len(patch) == 3 and min(patch) >= 1, "patch", patch, "three sizes (T, H, W) of at least 1")
         require(0 < self.time_shift < float("inf"), "time_shift", self.time_shift, "a finite number above 0")
         require(self.guidance < float("inf"), "guidance", self.guidance, "a finite number")
 
     @property
     def token_size(self) -> Size:
-        """`patch`, or its default."""
+        """Value of `patch`, or the default for this codec."""
         return self.patch or _DEFAULT_PATCH[self.codec]
 
     def build_codec(self) -> PatchCodec | Autoencoder:
-        """Build the frozen codec between videos and latents, on the CPU. Raises ConfigError."""
-        with torch.device("cpu"):  # it comes with weights, even if the rest is built without memory
+        """Build the frozen codec between videos and latents, on the CPU. Raises ConfigError if it cannot be loaded."""
+        with torch.device("cpu"):  # its weights are loaded, even if other parts are built without memory
             return PatchCodec(self.token_size) if self.codec == "patch" else load_autoencoder(self.autoencoder)
 
 
 def build(*, task: str = "sft", **settings: Any) -> SmallTraining:
-    """Build the small training module, on the CPU. Global random state does not change.
+    """Build the small training module on the CPU. Global random state does not change.
 
-    task: "sft:train" builds no encoder.   settings: the fields of SmallConfig. Raises ConfigError.
+    task: task of the run; "sft:train" builds no encoders.   settings: fields of SmallConfig.
+    Raises ConfigError for invalid settings.
     """
     config = options_of(SmallConfig, settings, "model.args")
     with torch.random.fork_rng(devices=[]):
@@ -89,7 +90,7 @@ def build(*, task: str = "sft", **settings: Any) -> SmallTraining:
 
 
 class SmallTraining(nn.Module):
-    """Children: `transformer`, which trains, and the frozen `encoders`."""
+    """Small training module with a trainable child `transformer` and frozen `encoders`."""
 
     encoders = ("autoencoder", "text_encoder")
     encoder_args = ("autoencoder", "codec", "patch", "text")  # features do not depend on the transformer
@@ -112,7 +113,7 @@ class SmallTraining(nn.Module):
                 self.text_encoder = build_text_encoder(config.text)
 
     def train(self, mode: bool = True) -> SmallTraining:
-        """Set the mode, except for the encoders, which stay in eval mode."""
+        """Set the mode of all parts except the encoders, which stay in eval mode."""
         super().train(mode)
         for name in self.encoders:
             if hasattr(self, name):
@@ -121,29 +122,29 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> dict[str, Tensor | list[Tensor]]:
-        """Return `latents` float32 (B, C, t, h, w), and `text_states`, a list of B tensors (L_i, D)."""
+        """Return `latents`, float32 (B, C, t, h, w), and `text_states`, a list of B tensors (L_i, D)."""
         video = batch.normalized(torch.float32)
         video = video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
-        # One at a time: the last bits depend on the size of the batch.
+        # One clip at a time, because the last bits depend on the batch size.
         latents = torch.cat([self.autoencoder.encode(clip[None]) for clip in video])
         return {"latents": latents, "text_states": self.text_encoder(batch.text)}
 
     def encode_null(self) -> dict[str, Tensor]:
-        """Return `text_states` (1, D) of an empty text."""
+        """Return `text_states` (1, D) for an empty text."""
         return {"text_states": no_text(self.config.text.states_width, self.transformer.always.device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` float32 (B,), with time and noise drawn from the seed of each sample."""
+        """Return `loss`, float32 (B,), with time and noise drawn from each sample's seed."""
         return {"loss": self._losses(batch, self._velocity(batch))}
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return also `loss_without_text` (B,) with the same noise, to measure the benefit of the texts."""
+        """Return `loss` and, with the same noise, `loss_without_text` (B,), to measure the benefit of the texts."""
         return self(batch) | {"loss_without_text": self._losses(batch, self._velocity(batch, with_text=False))}  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
-        """Generate videos of the batch's texts and shape, uint8 (B, 3, T, H, W), from the noise of its seeds."""
+        """Generate videos, uint8 (B, 3, T, H, W), for the batch's texts and bucket from noise drawn with its seeds."""
         device, size = self.transformer.always.device, batch.bucket.shape
         codec = self.autoencoder if hasattr(self, "autoencoder") else self.config.build_codec().to(device)
         noise, _ = draw_noise_and_times(codec.latent_shape(size), batch.sample_seeds, device)

