@@ -1,7 +1,7 @@
-"""The thin accelerate loop: train any module on the loader's batches.
+"""Thin accelerate loop that trains any module on the loader's batches.
 
-Imports everything below it; the only user of accelerate. Reading order: config, trainer (the loop), run (one step),
-tasks, data, launch (processes and signals), checkpoint, metrics, evaluate, encode.
+The package may import all lower layers and is the only user of accelerate. Reading order: config, trainer (the loop),
+run (one step), tasks, data, launch (processes and signals), checkpoint, metrics, evaluate, encode.
 """
 
 from __future__ import annotations

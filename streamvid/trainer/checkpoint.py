@@ -1,6 +1,6 @@
-"""Checkpoints: written completely under a temporary name, then renamed, so that every named one is complete.
+"""Checkpoints: written under a temporary name, then renamed, so that every visible checkpoint is complete.
 
-OUTPUT/step-N.safetensors             trained weights for any reader: one file per model, LoRA in its own
+OUTPUT/step-N.safetensors             trained weights: one file per model, adapters in a separate file
 OUTPUT/config.yaml, versions.json     configuration and software of the run
 OUTPUT/state/step-N/                  everything that a resumed run needs
     model.safetensors, optimizer.bin …    accelerate's own files, without frozen weights
@@ -44,7 +44,7 @@ _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "n
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Position of a run: optimizer steps, and the samples and tokens of this rank, including resumed runs."""
+    """Position of a run: its optimizer steps, and the samples and tokens of this rank since the start of the run."""
 
     step: int = 0
     num_samples: int = 0
@@ -56,7 +56,7 @@ class TrainProgress:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Every rank calls each method."""
+    """Checkpoints of one run. All ranks must call `save` and `load` together."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
         self.config = config
@@ -66,7 +66,7 @@ class Checkpoints:
         self._has_zero = accelerator.distributed_type.value == "DEEPSPEED"
 
     def describe(self) -> None:
-        """Write the effective configuration and the versions of packages."""
+        """Write the effective configuration and the package versions."""
         self.config.output.mkdir(parents=True, exist_ok=True)
         (self.config.output / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
         installed = {one.name: one.version for one in importlib.metadata.distributions()}
@@ -80,7 +80,7 @@ class Checkpoints:
         progress: TrainProgress,
         loader_state: Mapping[str, object],
     ) -> None:
-        """Save the weights as `name` and the state of this step, and remove the oldest beyond those to keep."""
+        """Save the weights as `name` and the state of this step, and remove the oldest beyond the numbers to keep."""
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         model = self.accelerator.unwrap_model(module).model
@@ -91,7 +91,7 @@ class Checkpoints:
                 shutil.rmtree(abandoned)
             temporary.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
-        # DeepSpeed writes its own file of weights, which would include frozen ones.
+        # DeepSpeed writes its own weight file, which would include frozen weights.
         options = {"exclude_frozen_parameters": True} if self._has_zero else {}
         self.accelerator.save_state(str(temporary), safe_serialization=True, **options)
         averaged = None if ema is None else trained | saving.gathered(ema.mean)
@@ -118,14 +118,14 @@ class Checkpoints:
             temporary.rename(path)
 
     def find(self) -> Path | None:
-        """Return the state folder to resume from; None for a new run. Raises ConfigError if that would mix two runs."""
+        """Return the state folder to resume, or None for a new run. Raises ConfigError if that would mix two runs."""
         existing, output = _state_folders(self.folder), self.config.output
         if self.config.checkpoints.resume == "latest":
             return existing[-1] if existing else None
         if self.config.checkpoints.resume is None:
             if existing or (output / METRICS_FILE).exists():
                 raise ConfigError(
-                    f"output {output} already holds a run and checkpoints.resume is null; "
+                    f"output {output} already holds a run, but checkpoints.resume is null; "
                     "allowed: 'latest' to resume it, or another output folder"
                 )
             return None
@@ -139,12 +139,12 @@ class Checkpoints:
         if newer:
             raise ConfigError(
                 f"checkpoints.resume is {resume}, but output {output} holds newer checkpoints ({', '.join(newer)}), "
-                "which 'latest' would mistake for those of this run; move them away or choose another output"
+                "which 'latest' would mistake for checkpoints of this run; move them away or choose another output"
             )
         return resume
 
     def load(self, folder: Path | None, module: nn.Module, ema: Ema | None, loader: Batches) -> TrainProgress:
-        """Restore the prepared model, optimizer and loader; return the progress of this rank."""
+        """Restore the prepared model, optimizer and loader, if there is a folder; return the progress of this rank."""
         _leave_frozen_out(self.accelerator, self.accelerator.unwrap_model(module))
         if ema is not None:
             self.accelerator.register_for_checkpointing(ema)
@@ -152,17 +152,17 @@ class Checkpoints:
             return TrainProgress()
         saved = _read_run(folder)
         pairs = [(key, value, saved["model"].get(key)) for key, value in self._made_of.items()]
-        different = [f"{key} is {here} here and {there} there" for key, here, there in pairs if here != there]
+        different = [f"{key} is {here}, but {there} in the checkpoint" for key, here, there in pairs if here != there]
         if different:
             raise StateError(
-                f"checkpoint {folder} belongs to another model: {', '.join(different)}; use its values, or another "
-                "output folder"
+                f"checkpoint {folder} belongs to another model: {', '.join(different)}; use the checkpoint's values, "
+                "or another output folder"
             )
         try:
             self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
         except Exception as error:  # torch, safetensors and DeepSpeed have no error class in common
-            raise StateError(f"cannot read checkpoint {folder}: {error}; resume from another one") from error
-        self.accelerator.step = 0  # it counts batches, and the number of batches per step may differ now
+            raise StateError(f"cannot read checkpoint {folder}: {error}; resume from another checkpoint") from error
+        self.accelerator.step = 0  # it counts batches, but the number of batches per step may have changed
         loader.load_state_dict(_read_json(folder / "loader.json"))
         _log.info("resumed %s", folder)
         # Counts are summed over the ranks, whose number may have changed.
@@ -175,7 +175,7 @@ class Checkpoints:
             # Renamed first, so that a kill during the removal leaves no incomplete checkpoint.
             shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
         if self.config.checkpoints.keep_weights is not None:
-            saves: dict[str, list[Path]] = {}  # oldest first, by time, because steps and epochs do not compare
+            saves: dict[str, list[Path]] = {}  # oldest first, by time, because step and epoch numbers do not compare
             for path in sorted(self.config.output.glob("*.safetensors"), key=lambda one: one.stat().st_mtime_ns):
                 if found := _WEIGHTS.fullmatch(path.name):
                     saves.setdefault(found[1], []).append(path)
@@ -192,7 +192,7 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
     wanted = saving.changing(model).keys()
 
     def save(models: list[nn.Module], states: list[dict[str, Tensor]], folder: str) -> None:
-        plain = [{name.removeprefix("module."): tensor for name, tensor in one.items()} for one in states]  # DDP's
+        plain = [{name.removeprefix("module."): tensor for name, tensor in one.items()} for one in states]  # of DDP
         states[:] = [{name: tensor for name, tensor in one.items() if name in wanted} for one in plain]
 
     def load(models: list[nn.Module], folder: str) -> None:
@@ -227,7 +227,7 @@ def _step_of(folder: Path) -> int:
 
 
 def _read_run(folder: Path) -> Mapping[str, Any]:
-    """Read a checkpoint's trainer.json. Raises StateError."""
+    """Read a checkpoint's trainer.json. Raises StateError if it is unreadable or of another version."""
     saved = _read_json(folder / "trainer.json")
     if saved.get("version") != STATE_VERSION:
         raise StateError(f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}")
@@ -238,7 +238,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise StateError(f"cannot read {path} of the checkpoint: {error}; resume from another one") from error
+        raise StateError(f"cannot read {path} of the checkpoint: {error}; resume from another checkpoint") from error
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

@@ -23,24 +23,24 @@ class FeaturesConfig(Options):
     url: str | None = option(None, metavar="URL", help="Folder or URL of the features.")
     num_visits: int = option(1, minimum=1, help="Number of crops to encode per clip.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
-        None, help="Stored dtype of floating-point features.", shown_default="that of the module's output"
+        None, help="Stored dtype of floating-point features.", shown_default="the dtype of the module's output"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Options):
-    """The batches of a run."""
+    """Datasets and batches of a run."""
 
-    dataset: DatasetValue = option(help="URL of a sealed dataset, or fields of a DatasetConfig, or a list of either.")
-    batch_size: int | dict[str, int] | None = option(None, help="Samples per rank, or {bucket: samples}.")
+    dataset: DatasetValue = option(help="URL of a sealed dataset, fields of a DatasetConfig, or a list of either.")
+    batch_size: int | dict[str, int] | None = option(None, help="Samples per batch and rank, or {bucket: samples}.")
     max_tokens_per_batch: int | None = option(None, minimum=1, help="Video tokens per batch, instead of batch_size.")
     accumulate: int = option(1, minimum=1, help="Batches per rank and optimizer step.")
     num_workers: int | None = option(
         None, minimum=0, help="Decode processes per rank.", shown_default="this rank's share of the cores"
     )
-    storage: StorageOptions = option(default_factory=StorageOptions, help="Access to the object store, and its cache.")
+    storage: StorageOptions = option(default_factory=StorageOptions, help="Object store access and cache.")
     features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
-    extra_inputs: tuple[str, ...] = option((), help="Columns and media that the module reads; verified at the start.")
+    extra_inputs: tuple[str, ...] = option((), help="Columns and conditioning inputs that the module needs.")
     loader: dict[str, Any] = option(default_factory=dict, help="Further arguments of streamvid.VideoLoader.")
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class DataConfig(Options):
         require(bool(self.dataset), "dataset", "empty", "the URL or path of a sealed dataset")
         _require_one_of(self, "batch_size", "max_tokens_per_batch")
         sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
-        require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "1 and up")
+        require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ class CheckpointConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig(Options):
-    """Metrics of a run, in OUTPUT/metrics.jsonl and elsewhere."""
+    """Metrics of a run, in OUTPUT/metrics.jsonl and in trackers."""
 
     steps: int = option(10, minimum=1, help="Log metrics every N steps.")
     trackers: tuple[str, ...] = option((), help="Further trackers of accelerate: tensorboard, wandb, …")
-    profile_steps: int = option(0, minimum=0, help="Steps to profile with torch, after the first ones.")
+    profile_steps: int = option(0, minimum=0, help="Number of steps to profile with torch, after the first two.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class AccelerateConfig(Options):
     """Settings of accelerate that `accelerate launch` does not control."""
 
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
-        None, help="Precision of autocast.", shown_default="as `accelerate launch` sets it"
+        None, help="Precision of autocast.", shown_default="the setting of `accelerate launch`"
     )
     cpu: bool = option(False, help="Use the CPU even if there are accelerators.")
     find_unused_parameters: bool = option(False, help="Allow trainable parameters that some steps do not use.")
@@ -96,11 +96,11 @@ class TrainConfig(Options):
     """Training run configuration. A step is an optimizer step."""
 
     output: Path = option(help="Folder of the run: metrics, weights and training states.")
-    task: str = option("sft", help="sft, sft:data_process, sft:train or package.module:name.")
+    task: str = option("sft", help="Task: sft, sft:data_process, sft:train or package.module:name.")
     seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of all random numbers in the run.")
     max_steps: int | None = option(None, minimum=1, help="Length of the run in steps.")
     num_epochs: int | None = option(None, minimum=1, help="Length of the run in epochs.", shown_default="1")
-    data: DataConfig = option(help="The batches of the run.")
+    data: DataConfig = option(help="Datasets and batches of the run.")
     model: ModelConfig = option(default_factory=ModelConfig, help="The training module.")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig, help="The optimizer and its schedule.")
     eval: EvalConfig = option(default_factory=EvalConfig, help="Evaluation during training.")
@@ -116,12 +116,12 @@ class TrainConfig(Options):
             self.data.features.url is not None or not needs_features,
             "data.features.url",
             "null",
-            f"a folder or URL, as data.features.url=latents/, for task {self.task!r}",
+            f"a folder or URL, such as data.features.url=latents/, for task {self.task!r}",
         )
 
 
 def _require_one_of(options: Options, first: str, second: str) -> None:
-    """Raise ConfigError if both are set."""
+    """Raise ConfigError if both options are set."""
     values = (getattr(options, first), getattr(options, second))
     if None not in values:
-        raise ConfigError(f"{first}={values[0]} and {second}={values[1]} are both set; allowed: one, the other null")
+        raise ConfigError(f"{first}={values[0]} and {second}={values[1]} are both set; set one of them to null")

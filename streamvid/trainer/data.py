@@ -1,4 +1,4 @@
-"""The batches of a run: the training loader, a few held-out batches, and the time spent on both."""
+"""Data of a run: the training loader, an evaluation loader, and the time spent waiting for batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SET_ELSEWHERE = {
 
 
 class Batches(Protocol):
-    """A loader as training uses it, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
+    """Interface of a loader for training, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
 
     @property
     def epoch(self) -> int: ...
@@ -52,9 +52,9 @@ class Batches(Protocol):
 
 
 class BatchClock:
-    """Endless batches, epoch after epoch, with the time spent on them and the loader's own figures.
+    """Endless source of batches, epoch after epoch, that measures time and collects the loader's figures.
 
-    The figures are those of `stats()`, which a loader need not have.
+    The figures come from the loader's `stats()`, if it has this method.
     """
 
     def __init__(self, loader: Iterable[Batch]) -> None:
@@ -87,14 +87,15 @@ class BatchClock:
 def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dict[str, Any]:
     """Return the arguments of VideoLoader that training, evaluation and encoding share.
 
-    sources: with open datasets. Raises ConfigError for arguments that cannot be set, and for `data.extra_inputs` that
-    are neither a column nor a conditioning input of every dataset.
+    sources: datasets, already open.
+    Raises ConfigError for arguments that cannot be set, and for names in `data.extra_inputs` that are neither a column
+    nor a conditioning input of every dataset.
     """
     data = config.data
     known = sorted(set(inspect.signature(VideoLoader).parameters) - _SET_ELSEWHERE)
     for name in data.loader:
         if name not in known:
-            raise ConfigError(f"data.loader has no field {name!r}; allowed: {', '.join(known)}")
+            raise ConfigError(f"data.loader contains {name!r}; allowed: {', '.join(known)}")
     options: dict[str, Any] = {
         "batch_size": data.batch_size,
         "max_tokens_per_batch": data.max_tokens_per_batch,
@@ -109,7 +110,7 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
             if name not in media and name not in dataset.user_columns:
                 raise ConfigError(
                     f"extra_inputs names {name!r}, which {dataset.url} does not have; its columns: "
-                    f"{', '.join(dataset.user_columns) or 'none'}; its media: {', '.join(media) or 'none'}"
+                    f"{', '.join(dataset.user_columns) or 'none'}; conditioning inputs: {', '.join(media) or 'none'}"
                 )
             kind = "media" if name in media else "columns"
         options[kind] = list(dict.fromkeys([*options.get(kind, ()), name]))
@@ -123,17 +124,18 @@ def _opened(source: DatasetConfig) -> Dataset:
 
 @contextmanager
 def open_loaders(config: TrainConfig, module: nn.Module) -> Iterator[tuple[Batches, Iterable[Batch]]]:
-    """Open the training loader and one for evaluation: on split "val" if a dataset has it, else on "train"."""
+    """Open the training loader and a loader for evaluation on split "val" if a dataset has it, else "train"."""
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)
     options = loader_options(config, sources)
     if config.task == "sft:train":
         features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
         check_fresh(features, config.model, module)
-        options.pop("media", None)  # the features hold what `encode` made from them
+        options.pop("media", None)  # the features contain what `encode` computed from them
         options["features"] = features
     with_val = [source for source in sources if "val" in _opened(source).shards.splits]
-    # Padded, so that even a held-out split of a few samples fills a step on every rank; read once, so no prefetch.
+    # Padded, so that even a held-out split of a few samples fills a step on every rank. Batches are read once,
+    # so there is no prefetch.
     held_out = options | {
         "split": "val" if with_val else "train",
         "num_workers": 0,

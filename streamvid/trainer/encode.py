@@ -1,4 +1,4 @@
-"""First stage of split training, task "sft:data_process": the outputs of a module's `encode`, stored as features."""
+"""First stage of split training (task "sft:data_process"): store the outputs of a module's `encode`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from streamvid.trainer.launch import make_accelerator, stop_requests
 def encode(
     config: TrainConfig, world: World | None = None, progress: Callable[[str, int, int], object] | None = None
 ) -> EncodeResult:
-    """Write `data.features` with all ranks of this launch and return once it is sealed. If it runs again, it resumes.
+    """Write the features of `config.data` with all ranks of this launch, and return once they are sealed.
 
-    world: position among independent processes, such as the jobs of an array, instead; the last of them seals.
-    progress: called with ("encode", samples done, samples of this process).
-    Raises ConfigError, the errors of loader and writer, and SampleError for too many bad samples.
+    A stopped encoding resumes if it is run again.
+    world: position among independent processes, such as the jobs of an array, which replaces the rank in this launch;
+        the last process seals the features.
+    progress: called with "encode", the number of samples encoded so far, and the total of this process.
+    Raises ConfigError for a wrong configuration, SampleError for too many bad samples, and the errors of the loader
+    and the writer.
     """
     source = source_of(config)
     features = config.data.features
@@ -48,6 +51,6 @@ def encode(
 
 
 def source_of(config: TrainConfig) -> ByShard:
-    """Open the dataset to encode. Raises ConfigError if there are several, or if it holds only texts."""
+    """Open the dataset to encode. Raises ConfigError if there are several, or if the dataset holds only texts."""
     sources = open_configs(config.data.dataset, Stores.of(config.data.storage))
     return ByShard.of(sources, loader_options(config, sources))

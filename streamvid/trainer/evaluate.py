@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batch]) -> float:
-    """Return the mean loss per sample over the batches of all ranks, without repeats if the loss is per sample."""
+    """Return the mean loss per sample over the batches of all ranks. Per-sample losses of repeats are excluded."""
     total = torch.zeros(2, device=accelerator.device)
     with evaluating(module):
         for number, batch in enumerate(one.to(accelerator.device) for one in batches):
@@ -38,12 +38,12 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
 
 
 def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, folder: Path, name: str) -> None:
-    """Write a contact sheet and a movie of the module's `sample` output; every rank calls it."""
+    """Write a contact sheet and a movie of the module's `sample` output. Every rank must call this function."""
     unwrapped = accelerator.unwrap_model(module)
     model = unwrapped.model
     if not hasattr(model, "sample"):
         raise ConfigError(
-            f"eval.sample_steps is set but {type(model).__name__} has no method `sample`; add one, or set it to null"
+            f"eval.sample_steps is set but {type(model).__name__} has no method `sample`; add it or set this to null"
         )
     with evaluating(module), accelerator.autocast():
         set_seed(accelerator.process_index)

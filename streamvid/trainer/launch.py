@@ -1,4 +1,4 @@
-"""The process of a run: its Accelerator, DeepSpeed's settings, and signals that ask it to stop."""
+"""Process of a run: its Accelerator, DeepSpeed settings, and signals that request a stop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Collect SIGINT, SIGTERM and SIGUSR1, so that a stop leaves a checkpoint; a second Ctrl-C interrupts as usual."""
+    """Record SIGINT, SIGTERM and SIGUSR1, so that a run can save first; a second Ctrl-C interrupts as usual."""
     request = StopRequest()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -55,14 +55,14 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 def make_accelerator(config: TrainConfig) -> Accelerator:
-    """Create the Accelerator of this process. Raises ConfigError if launcher and config contradict each other."""
+    """Create the Accelerator of this process. Raises ConfigError if the launcher and the config disagree."""
     backend = next((name for name in ("DEEPSPEED", "FSDP") if os.environ.get(f"ACCELERATE_USE_{name}") == "true"), None)
-    # Without an accelerator, accelerate connects the ranks only with `cpu` or, for DeepSpeed, which it ignores together
-    # with `cpu`, with a communication backend.
+    # Without an accelerator, accelerate connects the ranks only if `cpu` is set. It ignores DeepSpeed if `cpu` is set,
+    # so DeepSpeed needs an explicit communication backend instead.
     has_none = not torch.accelerator.is_available()
     needs_gloo = has_none and backend == "DEEPSPEED"
     if missing := set(config.logging.trackers) - set(map(str, get_available_trackers())):
-        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or omit it")
+        raise ConfigError(f"trackers contains {min(missing)}, which is not installed; install its package or omit it")
     accelerator = Accelerator(
         mixed_precision=config.accelerate.mixed_precision,
         cpu=(config.accelerate.cpu or has_none) and not needs_gloo,
@@ -80,8 +80,8 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     used = accelerator.distributed_type.value
     if backend not in (None, used):
         raise ConfigError(
-            f"the launcher asks for {backend} but there is no accelerator (cpu={config.accelerate.cpu}); "
-            "allowed: cpu_2ranks.yaml"
+            f"the launcher requests {backend}, but no accelerator is in use (cpu={config.accelerate.cpu}); "
+            "on CPUs, launch with cpu_2ranks.yaml"
         )
     is_sharded = used == "FSDP" or (used == "DEEPSPEED" and _configure_deepspeed(accelerator, config) == 3)
     if is_sharded and config.optimizer.ema_decay is not None:
@@ -105,7 +105,7 @@ def is_launched_alone(environ: Mapping[str, str]) -> bool:
 
 
 def checkpoint_function(accelerator: Accelerator) -> Callable[..., Any] | None:
-    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`; None: torch's."""
+    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`, else None (torch's)."""
     plugin = accelerator.state.deepspeed_plugin
     options = None if plugin is None else plugin.deepspeed_config.get("activation_checkpointing")
     return None if options is None else deepspeed_checkpoint(options, accelerator.device.type)
@@ -126,19 +126,19 @@ def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
 
 
 def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
-    """Fill the "auto" values of DeepSpeed's JSON; return the stage of ZeRO."""
+    """Fill the "auto" values of DeepSpeed's JSON; return the ZeRO stage."""
     settings = accelerator.state.deepspeed_plugin.deepspeed_config
     for key, name, value in (
         ("gradient_accumulation_steps", "data.accumulate", config.data.accumulate),
         ("gradient_clipping", "optimizer.grad_clip", config.optimizer.grad_clip or 0.0),
     ):
         if settings.get(key, "auto") not in ("auto", value):
-            raise ConfigError(f"{key} of DeepSpeed's JSON is {settings[key]} and {name} {value}; allowed there: 'auto'")
+            raise ConfigError(f"{key} of DeepSpeed's JSON is {settings[key]}, but {name} is {value}; use 'auto' there")
         settings[key] = value
-    # Only used for its own throughput figures: batches have several sizes.
+    # Used only for DeepSpeed's own throughput figures, because batch sizes vary.
     batch_size = config.data.batch_size
     settings["train_micro_batch_size_per_gpu"] = batch_size if isinstance(batch_size, int) else 1
-    # As everywhere here: float32 weights and autocast. DeepSpeed's own bf16 casts weights but not their inputs.
+    # Float32 weights and autocast, as without DeepSpeed. Its own bf16 mode casts weights but not their inputs.
     precision = config.accelerate.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     dtype = "bfloat16" if settings["bf16"]["enabled"] else {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
     if settings.get("torch_autocast", _AUTO) == _AUTO:

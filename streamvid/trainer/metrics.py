@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 METRICS_FILE = "metrics.jsonl"
 
 MetricLine: TypeAlias = dict[str, Any]
-"""One line, as JSON: numbers by name, and the losses of buckets as numbers by bucket."""
+"""One line as a JSON object: numbers by name, and an object with the loss per bucket."""
 
 
 @dataclass(frozen=True, order=True)
 class BucketLoss:
-    """Mean loss of one batch."""
+    """Mean loss and size of one batch."""
 
     bucket_id: str
     loss: float
@@ -29,10 +29,10 @@ class BucketLoss:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Work of one rank since the last line.
+    """Report of one rank on the steps since the last line.
 
-    figures: further values of the module.   spent: seconds and the loader's figures.
-    num_samples, num_tokens: of the whole run.
+    figures: further values that the module returned.   spent: seconds, and figures of the loader.
+    num_samples, num_tokens: totals since the start of the run.
     """
 
     loss: float
@@ -44,7 +44,7 @@ class RankReport:
 
 
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
-    """Merge the reports of all ranks into one line: losses averaged, counts added, times of the first rank."""
+    """Merge the reports of all ranks into one line: average losses, add counts, and take times of the first rank."""
     batches = sorted(batch for report in reports for batch in report.batches)
     of_bucket: dict[str, list[BucketLoss]] = {}
     for batch in batches:
@@ -75,7 +75,7 @@ def _mean_loss(batches: Sequence[BucketLoss]) -> float:
 
 
 def append_metrics(folder: Path, line: MetricLine) -> None:
-    """Append one line; numbers that JSON cannot represent become null."""
+    """Append one line to the metrics. Numbers that JSON cannot represent become null."""
     text = json.dumps(_finite(line), allow_nan=False) + "\n"
     with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
         file.write(text)
@@ -99,13 +99,13 @@ def flat(line: MetricLine) -> dict[str, float]:
 
 
 def readable(line: MetricLine) -> str:
-    """Format a line for the log, without the loader's figures except shares."""
+    """Format a line for the log, omitting all figures of the loader except shares."""
     shown = {name: value for name, value in line.items() if not name.startswith("data_") or name.endswith("share")}
     return ", ".join(f"{name} {f'{v:.4g}' if isinstance(v, float) else v}" for name, v in shown.items())
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:
-    """Remove lines of a lost part of the run: those of later steps, and a last line that a kill cut short."""
+    """Remove lines of steps after `step`, and a last line that is incomplete because the run was killed."""
     path = folder / METRICS_FILE
     if not path.exists():
         return

@@ -1,4 +1,4 @@
-"""The state of a run from its first step to its last; the same on every rank except for the batches."""
+"""State of a run from its first step to its last. It is the same on every rank except for the batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class StepResult:
-    """One optimizer step on this rank. Tensors stay on their device until they are reported."""
+    """Result of one optimizer step on this rank. Tensors stay on their device until they are reported."""
 
     loss: Tensor
     lr: float
@@ -56,9 +56,10 @@ class StepResult:
 
 
 class Run:
-    """A training run. Its constructor raises ConfigError and StateError before anything is written.
+    """Training run. Its constructor raises ConfigError and StateError before anything is written.
 
-    module, loader, eval_loader: replace those of the configuration.   stack: closes what the run opens.
+    stack: closes everything that the run opens.
+    module, loader, eval_loader: replacements for those in the configuration.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Run:
         self.ema = None if decay is None else Ema(accelerator.unwrap_model(self.module).model, decay)
         self.held_out = self._held_out(eval_loader)
         self.progress = self.checkpoints.load(folder, self.module, self.ema, loader)
-        for group in self.optimizer.param_groups:  # the checkpoint has the values of its own configuration
+        for group in self.optimizer.param_groups:  # the checkpoint restored the values of its own configuration
             group |= {name: value for name, value in config.optimizer.arguments.items() if name in group}
         self.num_steps = self._num_steps()
         self._begin_output(is_resumed=folder is not None)
@@ -120,12 +121,12 @@ class Run:
         loader, epochs = self.loader, self.config.num_epochs or 1
         if loader.epoch >= epochs:
             return self.progress.step
-        # From the loader's position, because another number of ranks or batch size changes the remaining steps.
+        # Counted from the loader's position, because another number of ranks or batch size changes the remaining steps.
         later = loader.num_steps(epochs) - loader.num_steps(loader.epoch + 1)
         return self.progress.step + (loader.num_steps_left + later) // self.config.data.accumulate
 
     def take_step(self, clock: BatchClock, number: int) -> StepResult:
-        """Make optimizer step `number`, over `accumulate` batches."""
+        """Take optimizer step `number`, accumulating gradients over `data.accumulate` batches."""
         config, accelerator = self.config, self.accelerator
         result = StepResult(torch.zeros((), device=accelerator.device), config.optimizer.lr_at(number, self.num_steps))
         for micro_step in range(config.data.accumulate):
@@ -137,7 +138,7 @@ class Run:
                     group["lr"] = result.lr
                 figures = self.module(batch)
                 mean = figures.pop("loss").float().mean()
-                # accelerate averages over ranks and batches; with the loader's weights this is the mean of all samples.
+                # accelerate averages over ranks and batches; with the loader's weights, the mean is over all samples.
                 accelerator.backward(mean * batch.loss_weight)
                 if accelerator.sync_gradients:
                     largest = config.optimizer.grad_clip or float("inf")
@@ -157,7 +158,7 @@ class Run:
     def report(
         self, progress: TrainProgress, made: StepResult | None = None, spent: Mapping[str, float] | None = None
     ) -> None:
-        """Evaluate if due and add a line to metrics.jsonl and the trackers; every rank calls it."""
+        """Evaluate if due, and add a line to metrics.jsonl and the trackers. Every rank must call this method."""
         step, settings = progress.step, self.config.eval
         line: MetricLine = {"step": step}
         if made is not None and spent is not None:
@@ -195,7 +196,7 @@ class Run:
         return line if made.grad_norm is None else {**line, "grad_norm": float(made.grad_norm)}
 
     def save(self, progress: TrainProgress) -> None:
-        """Save weights and state; every rank calls it."""
+        """Save weights and state. Every rank must call this method."""
         name = f"epoch-{self.loader.epoch}" if self.ends_epoch else f"step-{progress.step}"
         self.checkpoints.save(name, self.module, self.ema, self.total(progress), self.loader.state_dict())
 
@@ -210,14 +211,14 @@ class Run:
         return TrainProgress(progress.step, sum(one[0] for one in counts), sum(one[1] for one in counts))
 
     def any_rank(self, here: bool) -> bool:
-        """Return whether `here` holds on any rank, so that all act on a signal at the same step."""
+        """Return whether `here` is true on any rank, so that all ranks act on a signal at the same step."""
         if self.accelerator.num_processes == 1:
             return here
         flag = torch.tensor(float(here), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def profiler(self) -> AbstractContextManager[Any]:
-        """Return torch's profiler, with traces in OUTPUT/profile, if the configuration asks for it."""
+        """Return torch's profiler, which writes traces to OUTPUT/profile, or an empty context without profiling."""
         return self.accelerator.profile() if self.config.logging.profile_steps else nullcontext()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Tasks: the loss of a batch, computed from the encoders' outputs unless those are precomputed."""
+"""Training tasks: how the loss of a batch is computed, and whether encoder outputs are precomputed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def own_loss(module: nn.Module, batch: Batch) -> Tensor | Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class Task:
-    """One way of training.
+    """One way to train a module.
 
-    loss: (module, batch) → a mean loss, a loss per sample (B,), or a mapping with "loss" and further figures.
-    features: "write": store the outputs of the module's `encode` and train nothing; "read": train on stored ones.
+    loss: function of (module, batch) that returns a mean loss, a loss per sample (B,), or a mapping with "loss" and
+        further figures.
+    features: "write" stores the outputs of the module's `encode` and trains nothing; "read" trains on stored outputs;
+        None encodes each batch during training.
     """
 
     loss: Loss = own_loss
@@ -38,7 +40,7 @@ TASKS = {"sft": Task(), "sft:data_process": Task(features="write"), "sft:train":
 
 
 def find_task(name: str) -> Task:
-    """Return one of TASKS, or a user's task by import path: a Task, or the function that computes its loss."""
+    """Return the task with a name in TASKS, or import a user's task: a Task, or the function that computes its loss."""
     if name in TASKS:
         return TASKS[name]
     module, _, attribute = name.partition(":")
@@ -53,7 +55,7 @@ def find_task(name: str) -> Task:
 
 
 class TaskModule(nn.Module):
-    """The module that accelerate prepares. One forward includes frozen parts, so that FSDP gathers their weights."""
+    """Module that accelerate prepares. Its forward includes the frozen parts, so that FSDP gathers their weights."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
@@ -66,12 +68,12 @@ class TaskModule(nn.Module):
         if encode is None or self.task.features == "read":
             return batch
         device = next(batch.tensors()).device
-        # Random numbers of `encode` must not shift later ones in the step: with features, `encode` draws none.
+        # The random numbers of `encode` must not shift later ones in the step, because stored features draw none.
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             return with_encoded(batch, encode(batch))
 
     def forward(self, batch: Batch, validates: bool = False) -> dict[str, Tensor]:
-        """Return the loss as "loss" and the module's further figures; each a number or (B,)."""
+        """Return "loss" and the module's further figures, each a scalar or a tensor (B,)."""
         batch = self.encoded(batch)
         validate = getattr(self.model, "validate", None) if validates else None
         found = self.task.loss(self.model, batch) if validate is None else validate(batch)
@@ -80,6 +82,6 @@ class TaskModule(nn.Module):
         if not isinstance(loss, Tensor) or loss.ndim > 1 or loss.numel() not in (1, count):
             raise ConfigError(
                 f"task: the loss of {type(self.model).__name__} is {getattr(loss, 'shape', type(loss).__name__)}; "
-                f"allowed: a tensor of shape () or ({count},), or a mapping that has one as 'loss'"
+                f"allowed: a tensor of shape () or ({count},), or a mapping with such a tensor as 'loss'"
             )
         return figures

@@ -1,4 +1,4 @@
-"""Train: batches in, trained weights out. accelerate handles processes, devices and precision."""
+"""Training loop: batches in, trained weights out. accelerate handles processes, devices and precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a run. stopped_by: the signal that ended it early, after a checkpoint; None: it is complete."""
+    """Result of a run. stopped_by: signal that ended the run early, after a checkpoint; None: the run is complete."""
 
     output: Path
     step: int
@@ -43,12 +43,14 @@ def train(
     eval_loader: Iterable[Batch] | None = None,
     module: nn.Module | None = None,
 ) -> TrainResult:
-    """Train according to `config`, from the newest checkpoint if any; not for task "sft:data_process".
+    """Train according to `config`, resuming from the checkpoint that `checkpoints.resume` selects, if any.
 
-    loader, eval_loader: batches instead of those of `config.data`; the caller closes them. A loader without an
-    eval_loader trains without evaluation.   module: replaces that of `config.model`.
+    loader, eval_loader: loaders to use instead of `config.data`; the caller closes them. With a loader but no
+        eval_loader, the run trains without evaluation.
+    module: training module to use instead of `config.model`.
     Ctrl-C, SIGTERM and SIGUSR1 end the run after the current step, with a checkpoint.
-    Raises ConfigError, StateError, the loader's errors, and StreamvidError if the loss is no longer finite.
+    Raises ConfigError for a wrong configuration or task "sft:data_process", StateError for a checkpoint that does not
+    fit, StreamvidError if the loss is no longer finite, and the loader's errors.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())

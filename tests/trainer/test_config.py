@@ -41,7 +41,7 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
         (["optimizer.ema_decay=1"], "optimizer: ema_decay is 1.0; allowed: above 0 and below 1"),
         (
             ["task=sft:train"],
-            "data.features.url is null; allowed: a folder or URL, as data.features.url=latents/, for task 'sft:train'",
+            "data.features.url is null; allowed: a folder or URL, such as data.features.url=latents/, for task 'sft:train'",
         ),
         (["optimizer.lr=0"], "optimizer: lr is 0.0; allowed: a finite number above 0"),
         (["optimizer.betas=[0.9, 1.0]"], "optimizer: betas is"),
@@ -53,7 +53,7 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
             ["data.batch_size=2", "data.max_tokens_per_batch=9"],
             "data: batch_size=2 and max_tokens_per_batch=9 are both set",
         ),
-        (["data.batch_size={a: 0}"], "data: batch_size is {'a': 0}; allowed: 1 and up"),
+        (["data.batch_size={a: 0}"], "data: batch_size is {'a': 0}; allowed: at least 1"),
         (["seed=-1"], "seed=-1: must be an integer from 0 to 9223372036854775807"),
         (["data.dataset=''"], "data: dataset is empty"),
         (["accelerate.mixed_precision=fp8"], "accelerate.mixed_precision is \"fp8\"; allowed: 'no', 'fp16' or 'bf16'"),

@@ -143,7 +143,7 @@ def test_a_task_of_a_users_own_is_a_loss(dataset: Path, tmp_path: Path) -> None:
     for typo in ("stf", "sft:tarin"):
         with pytest.raises(ConfigError, match=f"task is '{typo}'; allowed: sft, sft:data_process, sft:train, or"):
             trained(dataset, tmp_path / "typo", {"task": typo})
-    with pytest.raises(StateError, match="another model: ema is True here and False there"):
+    with pytest.raises(StateError, match="another model: ema is True, but False in the checkpoint"):
         train(changed(own, {"max_steps": 3, "optimizer": replace(own.optimizer, ema_decay=0.9)}))
 
 
@@ -215,7 +215,7 @@ def test_any_optimizer(dataset: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.loader has no field 'colums'; allowed: .*columns"):
+    with pytest.raises(ConfigError, match=r"data\.loader contains 'colums'; allowed: .*columns"):
         trained(dataset, tmp_path / "run", {"data.loader": {"colums": ["score"]}})
     with pytest.raises(ConfigError, match=r"dataset has no field 'repeats'; .*num_repeats"):
         trained({"url": str(dataset), "repeats": 2}, tmp_path / "run")

@@ -185,13 +185,13 @@ def test_weights_are_those_of_what_trains_and_load_strictly(tmp_path: Path, fram
 
 def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> None:
     train(config_of(tmp_path), StandInLoader(frames))
-    with pytest.raises(ConfigError, match="already holds a run and checkpoints.resume is null"):
+    with pytest.raises(ConfigError, match="already holds a run, but checkpoints.resume is null"):
         train(config_of(tmp_path, {"checkpoints.resume": None}), StandInLoader(frames))
     with pytest.raises(ConfigError, match="which is not a checkpoint"):
         train(config_of(tmp_path, {"checkpoints.resume": tmp_path / "state"}), StandInLoader(frames))
     with pytest.raises(ConfigError, match=r"holds newer checkpoints \(step-10, step-12\)"):
         train(config_of(tmp_path, {"checkpoints.resume": tmp_path / "state" / "step-5"}), StandInLoader(frames))
-    with pytest.raises(StateError, match=r"model\.args\.dim is 48 here and 16 there"):
+    with pytest.raises(StateError, match=r"model\.args\.dim is 48, but 16 in the checkpoint"):
         other = ModelConfig(factory="tests.trainer.modules:build", args={"dim": 48, "dropout": 0.1})
         train(config_of(tmp_path, {"model": other}), StandInLoader(frames))
     (tmp_path / "state" / "step-12" / "loader.json").write_text("torn")
