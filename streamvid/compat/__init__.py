@@ -1,5 +1,5 @@
-"""Flags and file layouts of other trainers, as configurations of ours. Nothing below the command line imports it.
+"""Translation of other trainers' flags and file layouts into configurations. Only the command line imports it.
 
-Reading order: diffsynth (DiffSynth-Studio's flags, one row per flag), diffsynth_data (what its --dataset_base_path
-names), dataset_cache (metadata that is sharded on first use).
+Reading order: diffsynth (DiffSynth-Studio's flags, one row per flag), diffsynth_data (its --dataset_base_path),
+dataset_cache (datasets that are sharded on first use).
 """

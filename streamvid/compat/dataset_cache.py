@@ -1,11 +1,11 @@
-"""Metadata and media as a sealed dataset in a local cache: sharded on first use, then only streamed.
+"""Local cache of sealed datasets: metadata and media are sharded on first use and only streamed afterwards.
 
     CACHE/KEY/         the dataset
     CACHE/KEY.part/    the dataset while it is built; after a kill, the next run resumes there
-    CACHE/KEY.lock     held by the process that builds; contains its progress, for processes that wait
+    CACHE/KEY.lock     held by the building process; contains its progress, for waiting processes
 
 KEY depends on the options and the input: the rows of the metadata, and the name, size and modification time of each
-file (of an object its version). A changed clip or caption makes another dataset, and so do copies with new times.
+file (for an object, its version). A changed clip or caption creates another dataset, and so do copies with new times.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     ShardProgress = Callable[[str, int, int], None]
 
 VARIABLE = "STREAMVID_CACHE"
-_VERSION = 1  # of the key
+_VERSION = 1  # version of the key
 _REPORT_SECONDS = 10.0
 _NOTE_BYTES = 1000
 
 
 def cache_folder() -> Path:
-    """Return $STREAMVID_CACHE, or the folder of the user's caches; it need not exist."""
+    """Return $STREAMVID_CACHE, or else a folder in the user's cache directory. The folder need not exist."""
     place = os.environ.get(VARIABLE, "")
     return Path(place).expanduser().absolute() if place else user_cache("train")
 
@@ -45,10 +45,10 @@ def cache_folder() -> Path:
 def cached_dataset(
     source: str, options: ShardOptions, progress: ShardProgress, report: Callable[[str], None]
 ) -> tuple[Path, ShardReport | None]:
-    """Return the dataset of this input with these options, and the report if this process built it.
+    """Return the folder of the dataset for this input and these options, and a report if this process built it.
 
     The first of several processes builds the dataset while the others wait. Raises the errors of `shard`, and
-    SourceError for input that changes meanwhile.
+    SourceError if the input changes while it is sharded.
     """
     key = content_key(source, options)
     folder = cache_folder() / key
@@ -90,7 +90,7 @@ def _is_sealed(folder: Path) -> bool:
 
 
 def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
-    """Wait for the right to build, and report the progress of its holder from time to time."""
+    """Acquire the lock; while waiting, report the progress of its holder from time to time."""
     reported = float("-inf")
 
     def report_holder() -> None:
@@ -112,7 +112,7 @@ def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
 
 
 def _noted(progress: ShardProgress, lock: int) -> ShardProgress:
-    """Return a progress function that also writes to the lock's file."""
+    """Return a progress function that also writes to the lock file."""
 
     def note(phase: str, done: int, total: int) -> None:
         progress(phase, done, total)

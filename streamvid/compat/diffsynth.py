@@ -1,7 +1,7 @@
 """DiffSynth-Studio's training flags under their original names: each sets an option of TrainConfig or describes data.
 
 --learning_rate 1e-5 ─► optimizer.lr=1e-05 ─┐
-a file (--config) ──────────────────────────┴─► TrainConfig      an option set twice: --set, then flags, then the file
+a file (--config) ──────────────────────────┴─► TrainConfig      precedence: --set, then flags, then the file
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def _words(value: str) -> list[str]:
 
 
 def _layers(value: str) -> object:
-    """Return one or more names as a list; an expression is marked as such, and "" lets streamvid choose."""
+    """Split names into a list. Return "regex:…" unchanged, and "", which lets streamvid choose the layers."""
     return value if not value or value.startswith("regex:") else _words(value)
 
 
 def _child_prefix(value: str) -> str:
-    """Remove `pipe.`, because their models are parts of a pipe and ours are children of the training module."""
+    """Remove `pipe.`, because DiffSynth-Studio's models belong to a pipe, ours to the training module."""
     return value.removeprefix("pipe.")
 
 
 def _paths(value: str) -> object:
-    """Parse JSON, or YAML, which allows a trailing comma."""
+    """Parse JSON, or else YAML, which allows a trailing comma."""
     try:
         return json.loads(value)
     except ValueError:
-        return parse_yaml(value, f"{value!r}, which is not JSON either,")
+        return parse_yaml(value, f"{value!r} is not JSON and")
 
 
 def _fp8(value: str) -> list[str]:
@@ -63,11 +63,11 @@ def _fp8(value: str) -> list[str]:
 
 @dataclass(frozen=True)
 class DiffsynthFlag:
-    """One flag.
+    """One flag of DiffSynth-Studio.
 
-    option: the option of TrainConfig that it sets, whose type and help it shares; "": it describes the data.
-    help, kind: for flags without an option, or instead of the option's; kind bool is a switch.
-    theirs: DiffSynth-Studio's default, if it differs from ours; it applies without --config.
+    option: option of TrainConfig that the flag sets, and whose type and help it shares; "" if it describes data.
+    help, kind: help text and type, if there is no option, or to replace those of the option. A bool is a switch.
+    theirs: DiffSynth-Studio's default, if it differs from ours; used only without --config.
     """
 
     name: str
@@ -78,7 +78,7 @@ class DiffsynthFlag:
     theirs: str | None = None
 
     def declare(self, group: str) -> click.Option:
-        """Make the click option; its value is None if the flag is not given."""
+        """Create the click option. Its value is None if the flag is not given."""
         info, kind = _declaration(self.option) if self.option else (None, self.kind or str)
         kind = self.kind or kind
         text = self.help or (info.help if info is not None else "")
@@ -94,7 +94,7 @@ class DiffsynthFlag:
 
 
 class GroupedOption(click.Option):
-    """A click option that knows its heading in the help."""
+    """Click option with the heading of its group in the help."""
 
     def __init__(self, declarations: Sequence[str], *, group: str, **attributes: object) -> None:
         self.group = group
@@ -122,11 +122,11 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("dataset_metadata_path", help="CSV, JSON or JSONL with one row per clip; sharded on first use."),
         DiffsynthFlag("dataset_repeat", help="Repeats of each clip per epoch.  [default: 1]", kind=int),
         DiffsynthFlag("dataset_num_workers", "data.num_workers"),
-        DiffsynthFlag("data_file_keys", help="Metadata columns that hold files.  [default: image,video]"),
+        DiffsynthFlag("data_file_keys", help="Metadata columns of file paths.  [default: image,video]"),
         DiffsynthFlag("extra_inputs", "data.extra_inputs", parse=_words),
     ),
     "Model files": (
-        DiffsynthFlag("model_paths", "model.weights.paths", "JSON list of weight files; shards nested.", parse=_paths),
+        DiffsynthFlag("model_paths", "model.weights.paths", "JSON list of weight files or shard lists.", parse=_paths),
         DiffsynthFlag("model_id_with_origin_paths", "model.weights.id_with_origin_paths"),
         DiffsynthFlag("fp8_models", "model.fp8", parse=_fp8),
         DiffsynthFlag(
@@ -141,12 +141,12 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("learning_rate", "optimizer.lr", "Learning rate.  [default: 1e-4]"),
         DiffsynthFlag("weight_decay", "optimizer.weight_decay", "Weight decay.  [default: 0.01]"),
         DiffsynthFlag("num_epochs", "num_epochs"),
-        DiffsynthFlag("trainable_models", "model.trainable", "Children that train as a whole.", parse=_words),
+        DiffsynthFlag("trainable_models", "model.trainable", "Children to train as a whole.", parse=_words),
         DiffsynthFlag("find_unused_parameters", "accelerate.find_unused_parameters"),
         DiffsynthFlag("resume_from_checkpoint", "checkpoints.resume"),
     ),
     "Output": (
-        DiffsynthFlag("output_path", "output", "Folder of the run, or of the features.", theirs="./models"),
+        DiffsynthFlag("output_path", "output", "Folder of the run or of the features.", theirs="./models"),
         DiffsynthFlag("save_steps", "checkpoints.steps"),
         DiffsynthFlag("remove_prefix_in_ckpt", "checkpoints.remove_prefix", parse=_child_prefix, theirs="pipe.dit."),
     ),
@@ -166,10 +166,10 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("gradient_accumulation_steps", "data.accumulate"),
     ),
     "Clip sizes when sharding": (
-        DiffsynthFlag("height", help="One height for all clips, with --width.", kind=int),
-        DiffsynthFlag("width", help="One width for all clips, with --height.", kind=int),
-        DiffsynthFlag("max_pixels", help="Limit for each clip's own size.  [default: 1048576]", kind=int),
-        DiffsynthFlag("num_frames", help="Limit of frames, of the form 4k+1.  [default: 81]", kind=int),
+        DiffsynthFlag("height", help="Height of all clips; requires --width.", kind=int),
+        DiffsynthFlag("width", help="Width of all clips; requires --height.", kind=int),
+        DiffsynthFlag("max_pixels", help="Maximum pixels per frame.  [default: 1048576]", kind=int),
+        DiffsynthFlag("num_frames", help="Maximum number of frames, of the form 4k+1.  [default: 81]", kind=int),
     ),
 }
 _ALL = tuple(flag for flags in FLAGS.values() for flag in flags)
@@ -178,19 +178,19 @@ _ABOUT_TRAINING = ("model.lora.", "model.activation_checkpointing.", "model.trai
 
 
 def add_train_flags(command: Command) -> Command:
-    """Decorate a command with all flags, in groups."""
+    """Add all flags to a command, in groups."""
     params = command.__dict__.setdefault("__click_params__", [])
-    flags = [flag.declare(f"{title} (as DiffSynth-Studio)") for title, flags in FLAGS.items() for flag in flags]
+    flags = [flag.declare(f"{title} (as in DiffSynth-Studio)") for title, flags in FLAGS.items() for flag in flags]
     params.extend(reversed(flags))
     return command
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A command line of `streamvid train`.
+    """Command line of `streamvid train`.
 
-    file: YAML of a TrainConfig.   overrides: those of --set.   settings: options set by streamvid's own flags.
-    given: DiffSynth-Studio's flags.
+    file: YAML file of a TrainConfig.   overrides: arguments of --set.
+    settings: options set by streamvid's own flags.   given: values of DiffSynth-Studio's flags.
     """
 
     file: Path | None
@@ -199,9 +199,10 @@ class TrainRequest:
     given: Given = field(default_factory=dict)
 
     def resolve(self, shard: Shard) -> TrainConfig:
-        """Return the run. Shards its dataset if the flags describe one that does not exist yet.
+        """Return the configuration of the run. Shard its dataset if the flags describe one that does not exist yet.
 
-        Mistakes that can be found without data are reported first. Raises ConfigError, and the errors of `shard`.
+        Mistakes that can be found without data are reported before sharding. Raises ConfigError for mistakes, and the
+        errors of `shard`.
         """
         tree = {} if self.file is None else read_yaml(self.file)
         sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}
@@ -214,7 +215,7 @@ class TrainRequest:
             self._check_without_data()
             return self._load(options)
         flags = DataFlags.of(self.given, named=named, in_sets=frozenset(sets))
-        # The folder is the dataset or the features; other mistakes do not depend on which.
+        # The folder is either the dataset or the features; other mistakes do not depend on which.
         pending = {"data.dataset": base}
         if flags.dataset_metadata_path is None:
             pending["data.features.url"] = base
@@ -228,16 +229,16 @@ class TrainRequest:
         about_data = [flag.name for flag in _ALL if not flag.option and not flag.name.startswith("use_")]
         for name in about_data:
             if self.given.get(name) is not None:
-                raise click.UsageError(f"--{name} describes the data of --dataset_base_path, which is not given")
+                raise click.UsageError(f"--{name} describes the data of --dataset_base_path; add that flag")
 
 
 def flag_options(
     given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
 ) -> dict[str, object]:
-    """Return the options of TrainConfig, dotted, that flags set; `data_options` handles flags about the data.
+    """Return the options of TrainConfig that flags set, by dotted name, except those of `data_options`.
 
-    named: options that the file or --set names.   has_config: without a file, DiffSynth-Studio's defaults apply.
-    task: of the run, wherever it was set.
+    named: options in the file or in --set.   task: task of the run, from any source.
+    has_config: True if a file is given; without one, DiffSynth-Studio's defaults apply.
     """
     found = {
         flag.option: flag.value(given[flag.name]) for flag in _ALL if flag.option and given.get(flag.name) is not None
@@ -256,7 +257,7 @@ def flag_options(
     if (task or found.get("task")) == "sft:data_process":
         if "output" in found:
             found["data.features.url"] = found["output"]
-        # Nothing trains, and models that would train may not exist; their scripts name them in both stages anyway.
+        # Nothing is trained, and trainable models may not exist, although scripts name them in both stages.
         found = {name: value for name, value in found.items() if not name.startswith(_ABOUT_TRAINING)}
     return found
 
@@ -281,7 +282,7 @@ def _activation_checkpointing(given: Given, named: Collection[str]) -> dict[str,
 
 
 def named_options(tree: Mapping[str, object], prefix: str = "") -> set[str]:
-    """Return every dotted option that a file, as a tree, names; sections too."""
+    """Return the dotted names of all options and sections in the tree of a configuration file."""
     found = {f"{prefix}{name}" for name in tree}
     for name, value in tree.items():
         if isinstance(value, Mapping):

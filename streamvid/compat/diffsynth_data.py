@@ -2,7 +2,7 @@
 
 with --dataset_metadata_path   media and their metadata: sharded into the cache (dataset_cache), then streamed
 manifest of a dataset          streamed as it is
-manifest of features           output of sft:data_process; its train.json names the dataset they were made from
+manifest of features           output of sft:data_process; its train.json names the encoded dataset
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIZES = {"height": "height", "width": "width", "max_pixels": "max_pixels", "num
 class DataFlags:
     """Flags that describe the data, under their original names; None if not given.
 
-    named: options of TrainConfig that the file or --set names.   in_sets: those of --set, which wins over flags.
+    named: options of TrainConfig in the file or in --set.   in_sets: options in --set, which overrides flags.
     """
 
     dataset_base_path: str
@@ -59,7 +59,7 @@ class DataFlags:
 
     @staticmethod
     def of(given: Mapping[str, object], *, named: frozenset[str], in_sets: frozenset[str]) -> DataFlags:
-        """Select them from all flags. Raises ConfigError."""
+        """Select the data flags from all flags. Raises ConfigError for invalid values."""
         values = {field.name: given[field.name] for field in fields(DataFlags) if given.get(field.name) is not None}
         return DataFlags(**values, named=named, in_sets=in_sets)  # type: ignore[arg-type]
 
@@ -69,29 +69,30 @@ class DataFlags:
         if (self.height is None) != (self.width is None):
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
-                f"{alone} is {getattr(self, alone)} but {missing} is not given; allowed: both, for one size, "
-                "or neither, for sizes that follow each clip"
+                f"{alone} is {getattr(self, alone)} but {missing} is not given; give both for a fixed size, "
+                "or neither to derive the size from each clip"
             )
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Given sizes, by ShardOptions' names."""
+        """Sizes that were given, by the field names of SizeRule."""
         given = {field: getattr(self, name) for name, field in _SIZES.items()}
         if self.height is not None:
-            del given["max_pixels"]  # it limits sizes that follow the clips; their scripts always give it
+            del given["max_pixels"]  # it limits only derived sizes, but DiffSynth-Studio's scripts always set it
         return {name: value for name, value in given.items() if value is not None}
 
     def media(self, columns: Sequence[str] | None) -> list[str]:
-        """Return the clip's column, then those of conditioning inputs. columns: of the metadata; None: unknown.
+        """Return the column of the clip, then the columns of conditioning inputs.
 
-        The flags do not say which key is the clip: it is `video`, or else `image`, or else the first one.
+        columns: metadata columns, or None if unknown.
+        The flags do not identify the clip's column. It is `video`, or else `image`, or else the first column.
         """
         asked = [word.strip() for word in (self.data_file_keys or DEFAULT_FILE_KEYS).split(",") if word.strip()]
         present = [name for name in dict.fromkeys(asked) if columns is None or name in columns]
         if not present:
             raise ConfigError(
-                f"data_file_keys is {','.join(asked)!r}, but the metadata has no such column; it has "
-                f"{', '.join(columns or ()) or 'none'}: name those that hold files, as --data_file_keys path"
+                f"data_file_keys is {','.join(asked)!r}, but the metadata has none of these columns; it has "
+                f"{', '.join(columns or ()) or 'none'}: name the columns of file paths, such as --data_file_keys path"
             )
         clip = next((name for name in ("video", "image") if name in present), present[0])
         return [clip, *(name for name in present if name != clip)]
@@ -123,9 +124,10 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
 
 
 def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[str, object]:
-    """Return the options of TrainConfig, dotted, that select the data. Shard the data if requested.
+    """Return the options of TrainConfig that select the data, by dotted name. Shard the data if requested.
 
-    config: the run without them. Raises ConfigError for a folder of another kind, and the errors of sharding.
+    config: configuration of the run without these options.
+    Raises ConfigError for a folder of another kind, and the errors of sharding.
     """
     from streamvid.dataset.tabular.reader import read_table
     from streamvid.modules.factory import import_object
@@ -141,7 +143,7 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
         if kind is not None:
             raise ConfigError(f"dataset_metadata_path: {base} is already sealed ({kind}); omit the flag")
         columns = read_table(flags.dataset_metadata_path, config.data.storage).names
-        # Sharding may take hours, but a missing weight file or factory is found at once.
+        # Sharding may take hours, so missing weight files and factories are reported before it.
         resolve(config.model.weights)
         import_object(config.model.factory)
         dataset = shard(base, shard_options(flags, columns, config.data.storage))
@@ -153,14 +155,14 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     else:
         raise ConfigError(
             f"dataset_base_path is {base!r}, which holds neither a sealed dataset nor output of sft:data_process; "
-            "name its metadata with dataset_metadata_path to shard it. (A folder of .pth files is DiffSynth-Studio's "
-            "own: run the first stage again.)"
+            "to shard it, set dataset_metadata_path to its metadata. (DiffSynth-Studio's .pth files cannot be read; "
+            "run the first stage again.)"
         )
     found = {"data.dataset": _repeated(dataset, flags, config), **_input_options(flags, config, columns)}
     if kind == "features" and "data.features.url" not in flags.in_sets:
         found["data.features.url"] = base
     if "data.loader.view.temporal" not in flags.named:
-        found["data.loader.view.temporal"] = "head"  # the first frames of a clip, as there
+        found["data.loader.view.temporal"] = "head"  # the first frames of a clip, as in DiffSynth-Studio
     return found
 
 
@@ -169,8 +171,8 @@ def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> D
         return dataset
     if config.task == "sft:data_process":
         _log.warning(
-            "dataset_repeat=%d applies to training: each clip is encoded once (data.features.num_visits=N for "
-            "several crops)",
+            "dataset_repeat=%d applies only to training; each clip is encoded once (for several crops, set "
+            "data.features.num_visits)",
             flags.dataset_repeat,
         )
         return dataset
@@ -182,7 +184,7 @@ def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> D
 
 
 def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str] | None) -> dict[str, object]:
-    """Return the options about conditioning inputs. columns: of the metadata, if known."""
+    """Return the options for conditioning inputs. columns: metadata columns, if known."""
     from streamvid.sharder.media_columns import file_keys
 
     media: dict[str, str] = {}
@@ -190,7 +192,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
         _, inputs = file_keys(",".join(flags.media(columns)))
         media = {column: name.removesuffix("?") for name, column in inputs.items()}
     asked = [media.get(name, name) for name in config.data.extra_inputs]
-    if config.task == "sft:train":  # features replace the media that they were made from
+    if config.task == "sft:train":  # features replace the conditioning inputs that they were computed from
         return {"data.extra_inputs": [name for name in asked if name not in media.values()]}
     found: dict[str, object] = {"data.extra_inputs": asked}
     if media and "data.loader.media" not in (flags.named if flags.data_file_keys is None else flags.in_sets):
@@ -199,7 +201,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
-    """Return "dataset" or "features" by the manifest at a URL, or None."""
+    """Return "dataset" or "features", according to the manifest at a URL, or None for anything else."""
     from streamvid.dataset import manifest
     from streamvid.dataset.features import sidecar
 
@@ -216,7 +218,7 @@ def kind_of(url: str, storage: StorageOptions) -> str | None:
 
 
 def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
-    """Raise ConfigError if flags request other sizes than those that a dataset was sharded with."""
+    """Raise ConfigError if flags request sizes that differ from those of a sharded dataset."""
     from streamvid.dataset.reader import open_dataset
 
     sizes = flags.sizes
@@ -226,14 +228,14 @@ def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
     for name, value in sizes.items():
         if made.get(name) != value:
             flag = "num_frames" if name == "max_frames" else name
-            made_with = f"{flag}={made[name]}" if name in made else "other buckets; streamvid stats shows them"
-            raise ConfigError(f"{flag} is {value}, but the dataset {url} was made with {made_with}; omit the flag")
+            made_with = f"{flag}={made[name]}" if name in made else "other buckets (see streamvid stats)"
+            raise ConfigError(f"{flag} is {value}, but the dataset {url} was sharded with {made_with}; omit the flag")
 
 
 def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
     url, storage = flags.dataset_base_path, config.data.storage
     if config.task in ("sft", "sft:data_process"):
-        raise ConfigError(f"dataset_base_path is {url!r}, output of sft:data_process; only task sft:train reads it")
+        raise ConfigError(f"dataset_base_path is {url!r}, output of sft:data_process; use it with task sft:train")
     store = open_store(url, storage)
     if "data.dataset" in flags.in_sets or ("data.dataset" in flags.named and store.size(NOTE) is None):
         return config.data.dataset
@@ -242,26 +244,26 @@ def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
     if isinstance(where, str):
         if kind_of(where, storage) != "dataset":
             raise ConfigError(
-                f"{url} was made from the dataset {where}, which no longer exists; run the first stage again, "
-                "which keeps finished work, or set --set data.dataset=URL"
+                f"{url} contains features of the dataset {where}, which no longer exists; run the first stage again, "
+                "which keeps finished work, or pass --set data.dataset=URL"
             )
         _check_sizes(flags, where, storage)
     return dataset
 
 
 def _noted_dataset(store: Store, url: str) -> DatasetValue:
-    remedy = "name it with --set data.dataset=URL"
+    remedy = "name the dataset with --set data.dataset=URL"
     if not 0 < (store.size(NOTE) or 0) <= _MAX_NOTE_BYTES:
-        raise ConfigError(f"{url} has no {NOTE} that names the dataset it was made from; {remedy}")
+        raise ConfigError(f"{url} has no {NOTE} that names its dataset; {remedy}")
     try:
         dataset: DatasetValue = json.loads(store.read(NOTE))["dataset"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{url}/{NOTE} does not name the dataset it was made from ({error}); {remedy}") from error
+        raise ConfigError(f"{url}/{NOTE} does not name the dataset of the features ({error}); {remedy}") from error
     return dataset
 
 
 def note_dataset(config: TrainConfig) -> None:
-    """Note next to new features which dataset they were made from, for `dataset_base_path`."""
+    """Record the dataset of new features in a file next to them, for `dataset_base_path`."""
     if config.data.features.url is not None:
         data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
         open_store(config.data.features.url, config.data.storage).put(NOTE, data)

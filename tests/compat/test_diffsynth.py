@@ -71,7 +71,7 @@ def test_every_documented_flag_is_there_by_its_name() -> None:
     assert {flag.name for flags in FLAGS.values() for flag in flags} == set(DOCUMENTED)
     shown = CliRunner().invoke(command, ["--help"]).output
     assert [name for name in DOCUMENTED if f"--{name}" not in shown] == []
-    assert all(f"{title} (as DiffSynth-Studio):" in shown for title in FLAGS) and "Examples:" in shown
+    assert all(f"{title} (as in DiffSynth-Studio):" in shown for title in FLAGS) and "Examples:" in shown
 
 
 def test_a_full_training_of_the_document(tiny: Tiny) -> None:
