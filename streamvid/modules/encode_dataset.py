@@ -29,7 +29,7 @@ _POLL_SECONDS = 2.0
 
 @dataclass
 class EncodeResult:
-    """Result of the work of this process.
+    """Result of encoding in this process.
 
     num_missing: number of visits without tensors because the sample is bad; readers substitute another sample.
     is_sealed: True if the features are complete.   stopped_by: signal that ended the work early, if any.
@@ -130,7 +130,7 @@ def _finish(job: EncodeJob, rank: int | None, check_stop: Callable[[], None]) ->
             if rank is None:
                 return False
         except StreamvidError:
-            if store.size(MANIFEST) is None:  # otherwise another process was last too and has already sealed
+            if store.size(MANIFEST) is None:  # otherwise another process has already sealed the features
                 raise
             continue
         check_stop()

@@ -84,7 +84,7 @@ class Encoder:
         return [None if other else row for row, other in zip(rows, batch.is_repeat.tolist(), strict=True)]
 
     def null(self) -> FeatureRow | None:
-        """Return the tensors of an empty text from the module's `encode_null`, or None without such a method."""
+        """Return the tensors of an empty text from the module's `encode_null`, or None if it has no such method."""
         if not hasattr(self.module, "encode_null"):
             return None
         with self._run():
@@ -144,7 +144,7 @@ def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
 
 
 def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None = None) -> None:
-    """Raise ConfigError, naming every difference, if the features were created with encoders that differ from `model`.
+    """Raise ConfigError, naming every difference, if the encoders of the features differ from those of `model`.
 
     module: built module; if it has all of its encoders, their weights are compared too.
     The loader compares datasets and views.
@@ -164,7 +164,7 @@ def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None =
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None) -> dict[str, object]:
-    """Return the facts from which encoders are built. names: arguments that they depend on; None: all arguments."""
+    """Return the facts that define the encoders. names: factory arguments that they depend on; None: all arguments."""
     args = {name: value for name, value in model.args.items() if names is None or name in names}
     return {"version": VERSION, "factory": model.factory, "args": args}
 

@@ -57,7 +57,7 @@ class OptimizerConfig(Options):
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer for all trainable parameters. Raises ConfigError without any, or for wrong arguments."""
+    """Build the optimizer for all trainable parameters. Raises ConfigError if there are none, or for bad arguments."""
     from streamvid.modules.parts import child_names
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -202,7 +202,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
 
 
 def _problem_of(file: Path) -> str | None:
-    """Return a description of the problem that an existing file has, judging by its header, or None."""
+    """Check the header of an existing file, and return a description of the problem or None."""
     if file.stat().st_size == 0:
         return f"{file} is empty"
     try:

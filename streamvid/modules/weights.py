@@ -48,7 +48,7 @@ def load(
 ) -> dict[str, str]:
     """Load weight files into `module`. Return the child that each written path fills; "" is the whole module.
 
-    may_lack: children that the task can do without; None: any child. Files of absent ones are skipped.
+    may_lack: children that the task can do without; None: any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a key is missing or unexpected without permission, or if a
     file fits no child or several. Raises ConfigError at the end if no file filled a meta tensor.
     """
@@ -100,7 +100,7 @@ def choose(
         # Names matter more than shapes: the same model in another size is nearer than one whose bias happens to fit.
         nearest = max(matches, key=lambda match: (match.num_known, len(match.names), -len(match.missing)))
         lacks_some = may_lack is None or any(part_of(module, name) is None for name in may_lack)
-        # Names alone decide here too, because a file for another size of a present model is a mistake.
+        # Names alone decide here too, because a file for another size of a model that is present is a mistake.
         if child is None and lacks_some and 2 * nearest.num_known < len(state):
             return None
         raise ConfigError(_misfit(source.name, nearest, config))

@@ -90,7 +90,7 @@ class UpsampleSpace(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Autoencoder for videos of any size. On its training data, each latent channel has mean 0 and deviation 1."""
+    """Autoencoder for any video size. On its training data, latent channels have mean 0 and standard deviation 1."""
 
     mean: Tensor
     std: Tensor

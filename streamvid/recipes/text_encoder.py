@@ -132,7 +132,7 @@ class BytesEncoder(nn.Module):
 
 
 class TransformersEncoder(nn.Module):
-    """Text encoder that returns the last hidden states of an encoder, or encoder-decoder, from `transformers`."""
+    """Encoder that returns the last hidden states of a `transformers` encoder, or of an encoder-decoder's encoder."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

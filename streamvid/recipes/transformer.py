@@ -50,7 +50,10 @@ class Attention(nn.Module):
         self.o = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend from tokens (B, N, dim) to context (B, L, dim). The bool mask (B, L) is False for padding."""
+        """Attend from tokens (B, N, dim) to context (B, L, dim). Return (B, N, dim).
+
+        mask: bool (B, L), False for padding.
+        """
         q, k, v = (
             linear(source).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, source in ((self.q, tokens), (self.k, context), (self.v, context))
@@ -93,7 +96,10 @@ class VideoTransformer(nn.Module):
     """Model of the flow's velocity at given latents and times, conditioned on text states."""
 
     def __init__(self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int) -> None:
-        """Build a model for `channels` latent channels, (t, h, w) latents per token and text states of `text_width`."""
+        """Build the model.
+
+        channels: number of latent channels.   patch: latents (t, h, w) per token.   text_width: width of a text state.
+        """
         super().__init__()
         self.dim = dim
         self.patch = patch

@@ -144,7 +144,7 @@ class Checkpoints:
         return resume
 
     def load(self, folder: Path | None, module: nn.Module, ema: Ema | None, loader: Batches) -> TrainProgress:
-        """Restore the prepared model, optimizer and loader, if there is a folder; return the progress of this rank."""
+        """Restore the prepared model, optimizer and loader from `folder`, if any; return the progress of this rank."""
         _leave_frozen_out(self.accelerator, self.accelerator.unwrap_model(module))
         if ema is not None:
             self.accelerator.register_for_checkpointing(ema)
@@ -192,7 +192,7 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
     wanted = saving.changing(model).keys()
 
     def save(models: list[nn.Module], states: list[dict[str, Tensor]], folder: str) -> None:
-        plain = [{name.removeprefix("module."): tensor for name, tensor in one.items()} for one in states]  # of DDP
+        plain = [{name.removeprefix("module."): tensor for name, tensor in one.items()} for one in states]  # DDP's
         states[:] = [{name: tensor for name, tensor in one.items() if name in wanted} for one in plain]
 
     def load(models: list[nn.Module], folder: str) -> None:

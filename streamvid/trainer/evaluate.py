@@ -43,7 +43,8 @@ def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, fold
     model = unwrapped.model
     if not hasattr(model, "sample"):
         raise ConfigError(
-            f"eval.sample_steps is set but {type(model).__name__} has no method `sample`; add it or set this to null"
+            f"eval.sample_steps is set but {type(model).__name__} has no method `sample`; add the method, or "
+            "set eval.sample_steps to null"
         )
     with evaluating(module), accelerator.autocast():
         set_seed(accelerator.process_index)

@@ -44,7 +44,7 @@ class RankReport:
 
 
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
-    """Merge the reports of all ranks into one line: average losses, add counts, and take times of the first rank."""
+    """Merge the reports of all ranks into one line: average losses, add counts, and take times from the first rank."""
     batches = sorted(batch for report in reports for batch in report.batches)
     of_bucket: dict[str, list[BucketLoss]] = {}
     for batch in batches:

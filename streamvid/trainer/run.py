@@ -138,7 +138,7 @@ class Run:
                     group["lr"] = result.lr
                 figures = self.module(batch)
                 mean = figures.pop("loss").float().mean()
-                # accelerate averages over ranks and batches; with the loader's weights, the mean is over all samples.
+                # accelerate averages over ranks and batches; the loader's weights make this the mean of all samples.
                 accelerator.backward(mean * batch.loss_weight)
                 if accelerator.sync_gradients:
                     largest = config.optimizer.grad_clip or float("inf")

@@ -1,4 +1,4 @@
-"""Training tasks: how the loss of a batch is computed, and whether encoder outputs are precomputed."""
+"""Training tasks: the loss of a batch, with encoder outputs that are computed on the fly or precomputed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TASKS = {"sft": Task(), "sft:data_process": Task(features="write"), "sft:train":
 
 
 def find_task(name: str) -> Task:
-    """Return the task with a name in TASKS, or import a user's task: a Task, or the function that computes its loss."""
+    """Return a task of TASKS by name, or import a user's task: a Task, or the function that computes its loss."""
     if name in TASKS:
         return TASKS[name]
     module, _, attribute = name.partition(":")
@@ -68,7 +68,7 @@ class TaskModule(nn.Module):
         if encode is None or self.task.features == "read":
             return batch
         device = next(batch.tensors()).device
-        # The random numbers of `encode` must not shift later ones in the step, because stored features draw none.
+        # Random numbers of `encode` must not shift later ones in the step: runs on stored features do not draw them.
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             return with_encoded(batch, encode(batch))
 

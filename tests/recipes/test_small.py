@@ -174,7 +174,7 @@ def _seeds(values: torch.Tensor) -> dict[str, list[int]]:
     [
         ({"dims": 3}, "no field 'dims'; did you mean 'dim'"),
         ({"codec": "vae"}, "codec='vae': must be 'patch' or 'autoencoder'"),
-        ({"autoencoder": "x.safetensors"}, "omit it"),
+        ({"autoencoder": "x.safetensors"}, "omit autoencoder"),
         ({"codec": "autoencoder", "autoencoder": "no/such.safetensors"}, "no/such.safetensors"),
         ({"dim": 30, "heads": 4}, "dim is 30"),
         ({"depth": 0}, "depth=0: must be an integer from 1"),
