@@ -122,11 +122,16 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("dataset_metadata_path", help="CSV, JSON or JSONL with one row per clip; sharded on first use."),
         DiffsynthFlag("dataset_repeat", help="Repeats of each clip per epoch.  [default: 1]", kind=int),
         DiffsynthFlag("dataset_num_workers", "data.num_workers"),
-        DiffsynthFlag("data_file_keys", help="Metadata columns of file paths.  [default: image,video]"),
+        DiffsynthFlag("data_file_keys", help="Metadata columns that contain file paths.  [default: image,video]"),
         DiffsynthFlag("extra_inputs", "data.extra_inputs", parse=_words),
     ),
     "Model files": (
-        DiffsynthFlag("model_paths", "model.weights.paths", "JSON list of weight files or shard lists.", parse=_paths),
+        DiffsynthFlag(
+            "model_paths",
+            "model.weights.paths",
+            "JSON list of weight files; a nested list holds the shards of one model.",
+            parse=_paths,
+        ),
         DiffsynthFlag("model_id_with_origin_paths", "model.weights.id_with_origin_paths"),
         DiffsynthFlag("fp8_models", "model.fp8", parse=_fp8),
         DiffsynthFlag(
@@ -168,7 +173,9 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     "Clip sizes when sharding": (
         DiffsynthFlag("height", help="Height of all clips; requires --width.", kind=int),
         DiffsynthFlag("width", help="Width of all clips; requires --height.", kind=int),
-        DiffsynthFlag("max_pixels", help="Maximum pixels per frame.  [default: 1048576]", kind=int),
+        DiffsynthFlag(
+            "max_pixels", help="Maximum pixels per frame, if sizes follow the clips.  [default: 1048576]", kind=int
+        ),
         DiffsynthFlag("num_frames", help="Maximum number of frames, of the form 4k+1.  [default: 81]", kind=int),
     ),
 }

@@ -92,7 +92,7 @@ class DataFlags:
         if not present:
             raise ConfigError(
                 f"data_file_keys is {','.join(asked)!r}, but the metadata has none of these columns; it has "
-                f"{', '.join(columns or ()) or 'none'}: name the columns of file paths, such as --data_file_keys path"
+                f"{', '.join(columns or ()) or 'none'}: name columns with file paths, such as --data_file_keys path"
             )
         clip = next((name for name in ("video", "image") if name in present), present[0])
         return [clip, *(name for name in present if name != clip)]

@@ -44,7 +44,7 @@ class SmallConfig(Options):
     )
     autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
     text: TextConfig = option(default_factory=TextConfig, help="Kind or options of the text encoder.")
-    time_shift: float = option(1.0, help="Shift of times; above 1, more of them are near the noise.")
+    time_shift: float = option(1.0, help="Time shift; values above 1 put more times near the noise.")
     sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")
     guidance: float = option(1.0, minimum=0, help="Classifier-free guidance scale of samples; 1: no guidance.")
     seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of the initial weights.")
