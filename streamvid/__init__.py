@@ -1,11 +1,11 @@
 """streamvid: the way video reaches a GPU.
 
     streamvid.shard(source, dest, options)      videos → a sealed dataset of bucketed shards
-    streamvid.VideoLoader(dataset, batch_size=4)  a dataset → uniform batches, exactly and resumably
+    streamvid.VideoLoader(dataset, batch_size=4)  a dataset → uniform batches, each sample once, resumable
     streamvid.open_dataset(dataset)             manifest and index as tables
-    streamvid.train(config)                     the thin trainer
+    streamvid.train(config)                     a thin training loop on accelerate
 
-Names load on first use, so that importing streamvid costs next to nothing.
+Names are imported on first use, so that `import streamvid` stays fast.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'streamvid' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'streamvid' has no attribute {name!r}; available names: {', '.join(__all__)}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

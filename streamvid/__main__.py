@@ -1,4 +1,4 @@
-"""python -m streamvid: the command, where its script is not on the path."""
+"""Entry point of `python -m streamvid`, for environments whose scripts are not on the PATH."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""YAML → frozen dataclasses: strict keys, strict types, dotted overrides, every mistake in one error.
+"""Loading of YAML into frozen dataclasses: strict keys and types, dotted overrides, one error for all mistakes.
 
     optimizer: {lr: 1e-4}          optimizer.lr=3e-4
           │                              │
           └──── one plain tree ◄─────────┘ ──► names checked ──► types checked (pydantic) ──► a frozen dataclass
 
-YAML is read by the 1.2 rules, because those of 1.1 misread what people write about video: `16:9` would be the number
-969, `no` false, and `1e-4` a string.
+YAML is read by the rules of version 1.2. Version 1.1 would misread common values: `16:9` as the number 969, `no` as
+false, and `1e-4` as a string.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _SCALARS = {
 def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str | tuple[str, object]] = ()) -> T:
     """Build the frozen dataclass `cls` from a YAML file and dotted overrides.
 
-    path: a YAML file of at most 1 MiB; None starts from the defaults.
-    overrides: `a.b=c` each, the value in YAML, or a pair of `a.b` and its value; a later one wins.
-    Raises one ConfigError with every unknown key (and the nearest known one), wrong type and invalid value.
+    path: YAML file of at most 1 MiB; None to start from the defaults.
+    overrides: each is `a.b=c`, with the value in YAML, or a pair of `a.b` and its value; later ones win.
+    Raises one ConfigError that lists every unknown key (with the nearest known one), wrong type and invalid value.
     """
     source = "overrides" if path is None else str(path)
     tree: dict[str, Any] = {} if path is None else read_yaml(Path(path))
@@ -62,7 +62,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
     _check_size(tree, source)
     problems = list(_unknown_keys(cls, tree, ()))
     try:
-        # As JSON, where pydantic's strict rules fit YAML: a list is a tuple, a string a path, but "3" is not a number.
+        # For JSON, pydantic's strict rules fit YAML: a list can be a tuple, a string a path, but "3" is not a number.
         instance: T = _adapter(cls).validate_json(json.dumps(tree), strict=True)
     except ValueError as error:
         problems += _problems(error, tree)
@@ -77,7 +77,7 @@ def dump_config(instance: Any) -> str:
     import yaml
 
     tree = _adapter(type(instance)).dump_python(instance, mode="json")
-    # In ASCII, because YAML reads some of Unicode's line breaks as spaces.
+    # The output is ASCII, because YAML reads some Unicode line breaks as spaces.
     text: str = yaml.dump(tree, Dumper=_dumper(), sort_keys=False)
     return text
 
@@ -115,7 +115,7 @@ def _loader() -> Any:
                 if not isinstance(key, yaml.ScalarNode):
                     raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=key.start_mark)
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{key.value!r} appears here twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} appears twice", problem_mark=key.start_mark)
                 seen.add(key.value)
             return {str(k.value): self.construct_object(v, deep=True) for k, v in node.value}
 
@@ -123,20 +123,20 @@ def _loader() -> Any:
             return int(node.value, 16 if node.value.startswith("0x") else 10)
 
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
-    # Only JSON types: an explicit `!!binary` or `!!set` is an unknown tag.
+    # Only JSON types are allowed, so an explicit `!!binary` or `!!set` is an unknown tag.
     plain = {f"tag:yaml.org,2002:{name}" for name in (*_SCALARS, "str", "map", "seq")}
     Loader.yaml_constructors = {tag: f for tag, f in Loader.yaml_constructors.items() if tag is None or tag in plain}
     return _use_yaml_1_2(Loader)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the value of a YAML text. Raise ConfigError, naming `where` it is, if it is not valid."""
+    """Parse YAML text. Raise ConfigError if it is invalid; `where` names the text in the message."""
     import yaml
 
     try:
         return yaml.load(text, Loader=_loader())  # noqa: S506  # a SafeLoader with stricter scalars
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} contains a {type(tree).__name__}; it must contain a mapping of fields")
+        raise ConfigError(f"{path} contains data of type {type(tree).__name__}; it must contain a mapping of fields")
     return tree
 
 
@@ -174,7 +174,7 @@ def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) ->
         if child is not None and not isinstance(child, dict):
             section = ".".join(parts[: depth + 1])
             raise ConfigError(f"override {override!r}: {section} is {child!r}, which has no fields of its own to set")
-        # A fresh copy, because a YAML alias may use the same branch elsewhere too.
+        # Copied, because a YAML alias may share this branch with other parts of the tree.
         node[part] = {} if child is None else dict(child)
         node = node[part]
     node[parts[-1]] = value
@@ -193,7 +193,7 @@ def _check_size(tree: Any, source: str) -> None:
 
 
 def _unknown_keys(annotation: Any, value: Any, location: Location) -> Iterator[str]:
-    """Yield a message for every key below `value` that no dataclass in `annotation` has, with the nearest known key."""
+    """Yield a message, with the nearest known key, for every key below `value` that is not a field of `annotation`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type) and isinstance(value, dict):
         hints = typing.get_type_hints(annotation)
@@ -263,7 +263,7 @@ def _sentence(location: Location, found: list[ErrorDetails]) -> str:
     allowed = allowed.replace("an object", "a section of fields")
     remedy = ""
     if first["type"] in ("string_type", "path_type") and isinstance(first["input"], int | float):
-        remedy = f"; in quotes it is one: \"'{text}'\""
+        remedy = f"; put it in quotes: \"'{text}'\""
     return f"{name} is {text[:200]}; allowed: {allowed}{remedy}"
 
 
@@ -283,10 +283,10 @@ def _config_error(source: str, problems: list[str]) -> ConfigError:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """Documentation of one option, as `option` declares it.
+    """Documentation and limits of one option, as declared by `option`.
 
-    shown_default: text instead of the default, for defaults that depend on something.
-    flag: name of the command-line flag; None: the field's name; "": no flag.
+    shown_default: text to show in place of a default that depends on other values.
+    flag: name of the command-line flag; None for the field's name, "" for no flag.
     minimum, maximum: inclusive bounds of a number.   above: exclusive lower bound.
     """
 
@@ -302,26 +302,26 @@ class OptionInfo:
 
 
 def option(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING, **info: Any) -> Any:
-    """Declare a field of an option dataclass together with its documentation: the fields of OptionInfo."""
+    """Declare a field of an option dataclass. `info` contains the fields of its OptionInfo."""
     metadata = {"option": OptionInfo(**info)}
     return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def option_info(field: dataclasses.Field[Any]) -> OptionInfo | None:
-    """Return what `option` declared for a field; None for a plain field."""
+    """Return the OptionInfo of a field; None if the field was not declared with `option`."""
     info = field.metadata.get("option")
     return info if isinstance(info, OptionInfo) else None
 
 
 @functools.cache
 def option_types(cls: type) -> Mapping[str, tuple[Any, ...]]:
-    """Return the types that each field allows: the members of its union, or its one type."""
+    """Return the allowed types by field name: the members of a union, or the single type."""
     hints = typing.get_type_hints(cls)
     return {field.name: _members(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
 def nested_options(members: Sequence[Any]) -> type | None:
-    """Return the option dataclass among the types of a field, if there is one."""
+    """Return the option dataclass among the types of a field; None if there is none."""
     for kind in members:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             return kind if any(option_info(field) for field in dataclasses.fields(kind)) else None
@@ -334,7 +334,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tuple[str, ...]:
-    """Return the words that an option allows: its `choices`, or those of a Literal in its type."""
+    """Return the words that an option allows, from `choices` or a Literal in its type; empty if it has neither."""
     info = option_info(field)
     if info is not None and info.choices:
         return info.choices
@@ -343,9 +343,9 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 
 
 def options_of(cls: type[T], value: Any, name: str) -> T:
-    """Build options from a caller's value: an instance, a mapping of its fields, or None.
+    """Build options from an instance, which is returned as it is, a mapping of fields, or None for the defaults.
 
-    name: the caller's name of the value. Errors about a field of a mapping call it `name.field`.
+    name: name of the value in errors. A field of a mapping appears there as `name.field`.
     """
     if isinstance(value, cls):
         return value
@@ -365,9 +365,9 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 
 
 def from_fields(cls: type[T], value: object, name: str) -> T:
-    """Build a dataclass from an object of a JSON file, and ignore its unknown fields: a later version may have more.
+    """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    Raises ConfigError, with `name` for the object, for anything else.
+    Raises ConfigError, which calls the value `name`, if it is not an object or lacks a required field.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
@@ -383,22 +383,22 @@ def _refuse_missing(cls: type, value: Mapping[Any, Any], name: str) -> None:
 
 
 def exact(name: str, value: object) -> Fraction:
-    """Return a number exactly as written: 0.33 is 33/100. Raise ConfigError, naming the field, for anything else."""
+    """Return a number as an exact fraction: 0.33 is 33/100. Raise ConfigError, naming the field, for other values."""
     # Exponents are not allowed in text, because they would allow numbers of any size.
     is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
     if is_number or (isinstance(value, str) and len(value) <= _MAX_DIGITS and "e" not in value.lower()):
         try:
             return Fraction(str(value).replace(":", "/"))
         except (ValueError, ZeroDivisionError):
-            pass  # inf and nan too
+            pass  # inf and nan end here too
     raise ConfigError(f"{name}={value!r}: expected a number, such as 0.5 or '9/16'")
 
 
 def check_options(instance: Any) -> None:
-    """Check every field that `option` declares: its type, its choices and its bounds.
+    """Check the type, choices and bounds of every field declared with `option`.
 
-    Nested options may be mappings, from which they are built, and a Fraction may be any number or text. Call it first
-    in `__post_init__`. Raises a ConfigError that names the field, the value and what is allowed.
+    Also replaces mappings by the nested options that they describe, and numbers and text by a Fraction where the field
+    is one. Call it first in `__post_init__`. Raises ConfigError with the field, its value and the allowed values.
     """
     cls: Any = type(instance)
     members_of = option_types(cls)
@@ -423,7 +423,7 @@ def check_options(instance: Any) -> None:
 
 
 class Options:
-    """Base of option dataclasses, whose `__post_init__` is `check_options`."""
+    """Base class for option dataclasses. Its `__post_init__` calls `check_options`."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -440,7 +440,7 @@ _SIMPLE: dict[Any, str] = {
 
 
 def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
-    """Return whether a value has one of the plain types; other types check themselves."""
+    """Return whether a value has one of these types. Always True unless all are plain: other types check themselves."""
     if not set(members) <= _SIMPLE.keys():
         return True
     if isinstance(value, bool) or value is None:
@@ -468,7 +468,7 @@ def _allowed(info: OptionInfo, members: Sequence[Any], choices: Sequence[str]) -
 
 
 def require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise ConfigError unless it holds."""
+    """Raise ConfigError with `name`, `value` and `allowed` unless `holds` is true."""
     if not holds:
         raise ConfigError(f"{name} is {value}; allowed: {allowed}")
 

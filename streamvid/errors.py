@@ -1,6 +1,6 @@
-"""Every error that streamvid raises on purpose, in one tree.
+"""All errors that streamvid raises deliberately, in one class hierarchy.
 
-A message names the field, the value, what is allowed and the remedy.
+Messages name the field, its value, what is allowed and the remedy.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import copy
 
 
 class StreamvidError(Exception):
-    """Root of all errors that streamvid raises on purpose."""
+    """Base class of all errors that streamvid raises deliberately."""
 
 
 class ConfigError(StreamvidError, ValueError):
-    """An invalid option or configuration."""
+    """An option or a configuration is invalid."""
 
 
 class SourceError(StreamvidError):
@@ -21,7 +21,7 @@ class SourceError(StreamvidError):
 
 
 class Rejected(StreamvidError):
-    """A record that cannot become a sample; the message is the recorded reason, `kind` the reason in a word."""
+    """A record cannot become a sample. The message is the recorded reason, and `kind` is a short name for it."""
 
     kind: str = ""
 
@@ -36,11 +36,11 @@ class ProbeError(Rejected):
 
 
 class NoBucketError(Rejected):
-    """No bucket takes a clip of this length, size and shape."""
+    """No bucket accepts a clip of this length, size and shape."""
 
 
 class DecodeError(StreamvidError):
-    """Intact bytes that do not decode to the expected frames."""
+    """Intact bytes do not decode to the expected frames."""
 
 
 class StorageError(StreamvidError):
@@ -60,11 +60,11 @@ class SealedError(DatasetError):
 
 
 class PlanError(StreamvidError):
-    """No plan is possible: nothing to deliver."""
+    """No plan is possible, because there is nothing to deliver."""
 
 
 class StateError(StreamvidError):
-    """A loader state that does not belong to this dataset or plan."""
+    """A loader state does not belong to this dataset or plan."""
 
 
 class LoaderError(StreamvidError):
@@ -72,17 +72,17 @@ class LoaderError(StreamvidError):
 
 
 class WorkerError(LoaderError):
-    """A decode worker died; `task_id` is the loader's number of the sample in progress, None if it was idle."""
+    """A decode worker died. `task_id` identifies the sample that it was decoding; None if it was idle."""
 
     task_id: int | None = None
 
 
 class SampleError(LoaderError):
-    """A stored sample cannot be delivered; the message names dataset, shard, key and bucket."""
+    """A stored sample cannot be delivered. The message names its dataset, shard, key and bucket."""
 
 
 class SharedBatchError(LoaderError):
-    """Processes that share a batch received different ones; the message names step, processes and what differs."""
+    """Processes that share a batch received different ones. The message names the step, processes and difference."""
 
 
 class RingFullError(LoaderError):
@@ -90,7 +90,7 @@ class RingFullError(LoaderError):
 
 
 def fresh(error: StreamvidError) -> StreamvidError:
-    """Return a copy to raise, because a raised error keeps all frames that it passes through alive."""
+    """Return a copy of an error to raise, because a raised error keeps alive all frames that it passes through."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again

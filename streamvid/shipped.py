@@ -1,4 +1,4 @@
-"""Files that ship with the package: in `_shipped/` of a wheel, and at their usual place in a checkout."""
+"""Files that ship with the package: in `_shipped/` in a wheel, and at their usual paths in a checkout."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 
 
 def shipped(name: str) -> Path:
-    """Return the path of a shipped file or folder, e.g. `configs/train/tiny.yaml`. Raise ConfigError if missing."""
+    """Return the path of a shipped file or folder, such as `configs/train/tiny.yaml`, or raise ConfigError."""
     first, _, rest = name.partition("/")
     for place in (_PACKAGE / "_shipped" / first, _PACKAGE.parent / _IN_CHECKOUT[first]):
         path = place / rest if rest else place
         if path.exists():
             return path
-    raise ConfigError(f"{name} is missing from this installation of streamvid; install it again")
+    raise ConfigError(f"{name} is missing from this installation of streamvid; reinstall streamvid")
 
 
 def shipped_config(kind: str, name: str | Path) -> Path:
-    """Return a config file: the given path if it is a file, else the shipped preset of that name, e.g. `tiny`."""
+    """Return the path of a config: `name` itself if it is a path, else the shipped preset with that name."""
     path = Path(name)
-    # Names of presets may contain dots, such as wan2.1-480p; a folder with a preset's name does not count.
+    # Preset names may contain dots, such as wan2.1-480p. A folder with the name of a preset is ignored.
     if path.is_file() or len(path.parts) != 1 or path.suffix in _SUFFIXES:
         return path
     presets = sorted(shipped(f"configs/{kind}").glob("*.yaml"))
@@ -33,5 +33,5 @@ def shipped_config(kind: str, name: str | Path) -> Path:
             return preset
     raise ConfigError(
         f"config {str(name)!r} is neither a file nor a preset; presets: {', '.join(p.stem for p in presets)}. "
-        "Use the path of a YAML file or one of these"
+        "Use the path of a YAML file or one of these presets"
     )

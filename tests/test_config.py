@@ -106,7 +106,7 @@ def test_scalars_are_what_they_look_like(override: str, name: str, value: object
         ("batch_size={a: x}", 'overrides: batch_size.a is "x"; allowed: a valid integer'),
         ("precision=fp8", "overrides: precision is \"fp8\"; allowed: 'no' or 'bf16'"),
         ("shuffle=1", "overrides: shuffle is 1; allowed: a valid boolean"),
-        ("name=12", "overrides: name is 12; allowed: a valid string; in quotes it is one: \"'12'\""),
+        ("name=12", "overrides: name is 12; allowed: a valid string; put it in quotes: \"'12'\""),
         ("path=null", "overrides: path is null; allowed: "),
     ],
 )
