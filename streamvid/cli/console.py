@@ -1,4 +1,4 @@
-"""Output of the verbs: progress, tables, sizes and JSON. rich draws them and is imported only when needed."""
+"""Output of the verbs: progress, tables, sizes and JSON. It uses rich, which is imported only when needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Report(Protocol):
-    """Result of a verb, for the terminal and as JSON."""
+    """Result of a verb that can also be printed as JSON."""
 
     def to_json(self) -> object: ...
 
@@ -28,9 +28,9 @@ _RULES = _NO_RULE * 2 + " -  \n" + _NO_RULE * 5  # one line of dashes, below the
 
 
 class ProgressBar:
-    """Progress of phases on standard error: a bar on a terminal, else a line every few seconds.
+    """Progress display on standard error: one bar per phase on a terminal, otherwise a line every few seconds.
 
-    Call it with (phase, done, total). A phase ends with done == total. Drawn bars remain on exit.
+    Call it with (phase, done, total). A phase ends with done == total. Bars stay visible after exit.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def _start_bar() -> Progress:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool = False) -> None:
-    """Print aligned columns, numbers to the right and text to the left. Only a narrow terminal wraps cells."""
+    """Print a table with right-aligned numbers and left-aligned text. Cells wrap only on a narrow terminal."""
     from rich.box import Box
     from rich.console import Console
     from rich.table import Table
@@ -108,7 +108,7 @@ def printable(text: str) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Format bytes as 12.3 MB, in powers of ten as for disks and --shard-size."""
+    """Format a number of bytes with decimal units, such as 12.3 MB."""
     from rich.filesize import decimal
 
     return decimal(int(num_bytes))
@@ -117,7 +117,7 @@ def size(num_bytes: int) -> str:
 def run_and_print(
     work: Callable[[ProgressBar], AnyReport], as_json: bool, print_text: Callable[[AnyReport], None]
 ) -> AnyReport:
-    """Call `work` with a progress bar, print its report as JSON or by `print_text`, and return it."""
+    """Call `work` with a progress bar, print its report as JSON or with `print_text`, and return the report."""
     with ProgressBar() as progress:
         report = work(progress)
     if as_json:
@@ -129,4 +129,4 @@ def run_and_print(
 
 def print_json(value: object) -> None:
     """Print one JSON document on standard output."""
-    click.echo(json.dumps(value, indent=2))  # ASCII: valid in any output encoding
+    click.echo(json.dumps(value, indent=2))  # ASCII is valid in any output encoding

@@ -1,8 +1,8 @@
 """Command-line flags derived from option dataclasses, and option objects built from the given flags.
 
 flags_of(ShardOptions) ──► --workers N, --where TEXT, …        nested dataclasses are flattened
-take(flags, given)     ──► {"work": {"workers": 2}}            given flags only: defaults stay in the dataclass
-@option_flags(StorageOptions, "storage")                       both, around a command
+take(flags, given)     ──► {"work": {"workers": 2}}            given flags only; defaults stay in the dataclass
+@option_flags(StorageOptions, "storage")                       both, as a decorator
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamvid.errors import ConfigError
 
 T = TypeVar("T")
 Values: TypeAlias = dict[str, Any]
-"""Values that click has parsed, by flag name or, in nested mappings, by field name."""
+"""Values parsed by click, keyed by flag name or, in nested mappings, by field name."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -31,7 +31,7 @@ _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("
 
 
 class Parsed(click.ParamType[Any]):
-    """A value that a function parses from text. Its ValueError or ZeroDivisionError becomes "VALUE is not EXPECTED"."""
+    """Type of values parsed by a function. Its ValueError or ZeroDivisionError becomes "VALUE is not EXPECTED"."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
         self.name = name
@@ -74,7 +74,7 @@ RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
 
 
 def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
-    """Return the type of comma-separated values of one kind: int, float or otherwise text."""
+    """Return the click type for comma-separated values: of `kind` if that is int or float, otherwise text."""
     item = kind if kind in (int, float) else str
 
     def parse(text: str) -> tuple[Any, ...]:
@@ -83,13 +83,13 @@ def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
             raise ValueError
         return found
 
-    # Some defaults are lists, others are descriptions.
+    # The default serves as the example if it is a list rather than a description.
     example = shown_default if shown_default and " " not in shown_default else "a,b" if item is str else "1,2"
     return Parsed("list", parse, f"a list; write it as {example}, or omit it")
 
 
 class Flag(click.Option):
-    """A click option that knows its help group and its place in the option object."""
+    """Click option with a help group and with the path of its field in the option object."""
 
     def __init__(self, *args: Any, group: str | None = None, path: Sequence[str] = (), **attributes: Any) -> None:
         self.group = group
@@ -98,7 +98,7 @@ class Flag(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its flags by group; flags without a group come first, under "Options"."""
+    """Click command whose help lists flags by group. Flags without a group come first, under "Options"."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -119,9 +119,9 @@ def flags_of(
     exclude: Collection[str] = (),
     path: tuple[str, ...] = (),
 ) -> list[Flag]:
-    """Make a flag for every option that a dataclass declares, in order, including nested dataclasses.
+    """Create a flag for every option that a dataclass and its nested dataclasses declare, in order.
 
-    group: help heading of options without a group. prefix: prefix of each flag's name, as in --source-region.
+    group: help heading for options that declare none. prefix: prefix of each flag's name, as in --source-region.
     exclude: names of fields that get no flag.
     """
     flags: list[Flag] = []
@@ -140,7 +140,7 @@ def flags_of(
 
 
 def take(flags: Sequence[Flag], given: Values) -> Values:
-    """Remove the values of these flags from `given`; return them as a mapping with nested mappings."""
+    """Remove the values of these flags from `given` and return them as nested mappings of fields."""
     tree: Values = {}
     for flag in flags:
         value = given.pop(str(flag.name), None)
@@ -153,7 +153,7 @@ def take(flags: Sequence[Flag], given: Values) -> Values:
 
 
 def build(cls: type[T], flags: Sequence[Flag], tree: Mapping[str, Any]) -> T:
-    """Build the options from the result of `take`. Raises a ConfigError that names the flag instead of the field."""
+    """Build the options from the result of `take`. A ConfigError names the flag instead of the field."""
     try:
         return cls(**tree)
     except ConfigError as error:
@@ -178,7 +178,7 @@ def add_flags(flags: Sequence[Flag]) -> Callable[[Command], Command]:
 def option_flags(
     cls: type, into: str, *, group: str | None = None, exclude: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command with the flags of an option dataclass; it receives the instance as the argument `into`."""
+    """Decorate a command with the flags of an option dataclass and pass it the instance as argument `into`."""
     flags = flags_of(cls, group=group, exclude=exclude)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,7 +217,7 @@ def _flag(
 
 
 def _attributes(field: dataclasses.Field[Any], info: OptionInfo, members: Sequence[Any]) -> dict[str, Any]:
-    """Choose how click parses an option, by the type of its field."""
+    """Return the click attributes with which an option is parsed, chosen by the type of its field."""
     kinds = [member for member in members if member is not type(None)]
     origins = {typing.get_origin(kind): kind for kind in kinds}
     choices = allowed_choices(field, members)
@@ -228,7 +228,7 @@ def _attributes(field: dataclasses.Field[Any], info: OptionInfo, members: Sequen
         pair = Parsed("name=value", _parse_pair, f"of the form {info.metavar or 'NAME=VALUE'}")
         return {"type": pair, "multiple": True, "callback": _pairs}
     if items is not None:
-        if str in kinds:  # repeatable, because its words may contain commas
+        if str in kinds:  # repeatable, because a value may contain commas
             return {"multiple": True, "callback": _one_or_more}
         return {"type": list_of(items, info.shown_default)}
     if kinds == [bool]:
@@ -254,7 +254,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[tuple[st
     found = dict(values or ())
     if len(found) < len(values or ()):
         twice = [name for name, _ in values if [other for other, _ in values].count(name) > 1]
-        raise click.BadParameter(f"{twice[0]!r} is given twice", ctx, param)
+        raise click.BadParameter(f"{twice[0]!r} is given twice; omit one of them", ctx, param)
     return found or None
 
 

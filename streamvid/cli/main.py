@@ -1,4 +1,4 @@
-"""The `streamvid` command: its verbs, its exit codes, and how errors are shown."""
+"""The `streamvid` command: verbs, exit codes and error output."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ EXIT_INTERRUPTED = 130
 
 _VERBS = {
     "annotate": "Add captions and columns to a sealed dataset.",
-    "bench": "Measure samples per second on this machine, and what limits them.",
-    "copy": "Copy a dataset between disks and buckets and verify every checksum.",
-    "demo": "Build a small corpus, shard it, stream it, train on it.",
+    "bench": "Measure samples per second on this machine and find the bottleneck.",
+    "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
+    "demo": "Build a small corpus, shard it, stream it, and train on it.",
     "encode": "Run a model's encoders once over a dataset and store the features.",
-    "plan": "Show what a run would deliver, before a GPU is rented.",
-    "presets": "List bucket configurations of known models, with sources.",
+    "plan": "Show what a run would deliver before you rent a GPU.",
+    "presets": "List bucket configurations of known models and their sources.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset contains and what was rejected.",
-    "train": "Train your model, or a small one, on a dataset.",
+    "train": "Train your model, or a small built-in one, on a dataset.",
     "verify": "Check a dataset against its manifest and list problems.",
 }
 
 
 class _Verbs(click.Group):
-    """Verbs by name; the module of a verb is imported when the verb or its help is called."""
+    """Group of verbs. The module of a verb is imported when the verb runs or its help is shown."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -64,14 +64,14 @@ class _Verbs(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="streamvid")
-@click.option("-v", "--verbose", is_flag=True, help="Log what the library does, and show tracebacks.")
+@click.option("-v", "--verbose", is_flag=True, help="Show log messages and tracebacks.")
 def cli(verbose: bool) -> None:
     """The way video reaches a GPU: bucketed shards, exact resumable streaming, uniform batches.
 
     \b
-    streamvid demo                          see all of it work, on real clips
-    streamvid shard videos/ ds/ --dry-run   what your own folder would become
-    streamvid stats ds/                     what a dataset contains
+    streamvid demo                          see everything work, on real clips
+    streamvid shard videos/ ds/ --dry-run   see what your own folder would become
+    streamvid stats ds/                     see what a dataset contains
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True
@@ -79,7 +79,7 @@ def cli(verbose: bool) -> None:
 
 
 def run(command: click.Command) -> None:
-    """Run `command` and leave with its exit code; a streamvid error is one line, not a traceback."""
+    """Run `command` and exit with its exit code. A streamvid error is shown without a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name in another alphabet must not cause a failure
@@ -96,7 +96,7 @@ def run(command: click.Command) -> None:
         # The reader of our output is gone (a pager, head), so there is nothing to report.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
-    except (StreamvidError, OSError) as error:  # a full disk, a folder that is a file: the system's message names it
+    except (StreamvidError, OSError) as error:  # an OSError's message names the cause, such as a full disk
         if logging.getLogger().isEnabledFor(logging.INFO):
             logging.getLogger(__name__).exception("failed")
         lines = map(printable, str(error).splitlines())

@@ -1,4 +1,4 @@
-"""Text form of a run's forecast, as `streamvid plan` prints it."""
+"""Text output of `streamvid plan`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _COUNTS = {
     "dropped": "num_dropped",
     "repeated": "num_repeated",
 }
-"""Header → field of BucketReport."""
+"""Table header → field of BucketReport."""
 
 
 def print_forecast(found: RunForecast) -> None:
-    """Print the whole forecast; estimates are marked with ~."""
+    """Print the whole forecast and mark estimates with ~."""
     from streamvid.forecast.run import MetadataFacts
 
     _print_counts(found.counts)
@@ -63,15 +63,15 @@ def _print_counts(counts: RunCounts) -> None:
     stored = sum(bucket.num_samples for bucket in counts.buckets)
     available = sum(bucket.num_available for bucket in counts.buckets)
     if available != stored * counts.num_epochs:
-        click.echo(f"{stored} samples are stored; {counts.num_epochs} epoch(s) take {available}")
+        click.echo(f"{stored} samples are stored; {counts.num_epochs} epoch(s) deliver {available}")
     for starved in counts.starved[:_MAX_SHOWN]:
         click.echo(
-            f"starved: {starved.bucket_id} has {starved.num_samples} sample(s), a step takes {starved.global_batch}. "
-            f"Take {', or '.join(starved.remedies) or 'it out of the dataset'}"
+            f"starved: {starved.bucket_id} has {starved.num_samples} sample(s), but a step needs {starved.global_batch}"
+            f". Remedies: {', or '.join(starved.remedies) or 'leave it out of the dataset'}"
         )
     more = len(counts.starved) - _MAX_SHOWN
     if more > 0:
-        click.echo(f"and {more} more buckets with fewer samples than a step takes (--json lists all)")
+        click.echo(f"and {more} more buckets with fewer samples than a step needs (--json lists all)")
 
 
 def _print_classes(cost_classes: Mapping[str, int], are_measured: bool) -> None:

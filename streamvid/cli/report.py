@@ -1,4 +1,4 @@
-"""Bucket tables and rejections for `shard`, `stats` and `demo`."""
+"""Output of bucket tables and rejections for `shard`, `stats` and `demo`."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def print_report(report: ShardReport, dest: str) -> None:
     if report.encode_seconds is not None:
         click.echo(
             f"encoded: {size(report.source_bytes)} of sources as {size(report.num_bytes)} of clips, "
-            f"in {report.encode_seconds:.1f} s of CPU"
+            f"in {report.encode_seconds:.1f} s of CPU time"
         )
     if is_unknown:
-        click.echo(f"to be encoded: {size(report.source_bytes)} of sources; sizes and shards are known only then")
+        click.echo(f"to be encoded: {size(report.source_bytes)} of sources; sizes and shards are known after encoding")
     if report.state == "dry run":
-        click.echo("dry run: nothing was written. Omit --dry-run to build it")
+        click.echo("dry run: nothing was written. Omit --dry-run to build the dataset")
     else:
         done = "already sealed, unchanged" if report.state == "already sealed" else "sealed"
         click.echo(f"{done}: {dest}\nnext: streamvid stats {dest}")
 
 
 def stored_line(stored_clips: tuple[int, int]) -> str:
-    """Return the line about clips that several buckets store."""
+    """Return the line about clips that are stored in several buckets."""
     return (
-        f"{stored_clips[0]} clips stored {stored_clips[1]} times, in every bucket that may take them; an epoch "
+        f"{stored_clips[0]} clips are stored {stored_clips[1]} times, in every bucket that accepts them; an epoch "
         "delivers each from at most one bucket"
     )
 
 
 def _row(report: ShardReport, row: BucketRow) -> dict[str, object]:
-    """Return the cells by header."""
+    """Return the cells of a table row by header."""
     cells: dict[str, object] = {
         "bucket": row.bucket_id,
         "T x H x W": f"{row.num_frames} x {row.height} x {row.width}",
@@ -84,7 +84,7 @@ def _print_rejections(report: ShardReport) -> None:
 
 
 def print_kinds(kinds: Sequence[RejectedKind], *, with_examples: bool) -> None:
-    """Print the number of rejections of each kind, and the remedy."""
+    """Print the number of rejections and the remedy for each kind."""
     print_table(["rejected", "why", "remedy"], [(kind.count, kind.kind, kind.remedy) for kind in kinds])
     if not with_examples:
         return

@@ -1,6 +1,6 @@
-"""Flags that several verbs share: access to object stores, and buckets.
+"""Flags that several verbs share, for object stores and for buckets.
 
-Keys of object stores are not flags: a process list would show them.
+Keys of object stores are not flags, because a process list would show them.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from streamvid.errors import ConfigError
 from streamvid.storage import StorageOptions
 
 storage_flags = option_flags(StorageOptions, "storage", group="Storage")
-"""Decorator: the command gets `storage`, StorageOptions."""
+"""Decorator that passes StorageOptions to the command as `storage`."""
 
 _GROUP = "Buckets"
 _SIZES = flags_of(BucketConfig, group=_GROUP)
 _BASE = [
-    Flag(["--preset"], metavar="NAME", help="Buckets of a model; `streamvid presets` lists them."),
+    Flag(["--preset"], metavar="NAME", help="Bucket preset of a model; `streamvid presets` lists all."),
     Flag(
         ["--bucket-config"],
         group=_GROUP,
         type=click.Path(),
         metavar="FILE",
-        help="Buckets as YAML, or Open-Sora's bucket_config.",
+        help="YAML file of buckets, or Open-Sora's bucket_config.",
     ),
 ]
 BUCKET_FLAGS = (*_BASE, *_SIZES)
-"""--preset, --bucket-config and a flag for each option of BucketConfig; `take_buckets` builds the configuration."""
+"""Flags --preset, --bucket-config and one per option of BucketConfig; `take_buckets` reads their values."""
 
 
 def take_buckets(given: Values) -> BucketConfig | None:
-    """Move bucket flags out of `given` and build the configuration from them; None if none of them was given."""
+    """Remove the bucket flags from `given` and return their configuration; None if no flag was given."""
     preset, file = given.pop("preset"), given.pop("bucket_config")
     if preset is not None and file is not None:
-        raise click.UsageError(f"--preset {preset} cannot be combined with --bucket-config {file}")
+        raise click.UsageError(f"--preset {preset} cannot be combined with --bucket-config {file}; omit one of them")
     tree = take(_SIZES, given)
     if preset is not None or file is not None:
         return _changed(load_bucket_config(file if preset is None else preset), tree)
@@ -52,7 +52,7 @@ def take_buckets(given: Values) -> BucketConfig | None:
 
 
 def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
-    """Return a preset or a file, changed by the rules that were also given."""
+    """Return a preset's or a file's configuration with the given rules in place of its own."""
     if tree.get("ratios") == {"multiple": config.multiple}:
         del tree["ratios"]
     if "policy" in tree:
@@ -61,15 +61,15 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
         if flag.path[0] in tree and flag.path[0] not in ("assign", "frame_rule", "policy"):
             raise ConfigError(
                 f"{flag.opts[0]} cannot be combined with --preset or --bucket-config, which set the buckets; omit it, "
-                "or change a copy: `streamvid presets show NAME --yaml > my.yaml`, then --bucket-config my.yaml"
+                "or edit a copy: `streamvid presets show NAME --yaml > my.yaml`, then --bucket-config my.yaml"
             )
     return replace(config, **tree)
 
 
 def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with storage flags for two stores, and with --source- and --dest- flags for one of them.
+    """Decorate a command with storage flags for both stores, and with --source- and --dest- flags for one store.
 
-    The command receives `source_storage` and `dest_storage`: StorageOptions. A profile and anonymous access exclude
+    The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access exclude
     each other, so a store's own flag for either replaces both common flags.
     """
     both = flags_of(StorageOptions, group="Storage")

@@ -1,4 +1,4 @@
-"""Runs of `streamvid train` and `streamvid encode` in this process, and their results on the terminal."""
+"""Runs of `streamvid train` and `streamvid encode` in this process, and the output of their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_training(config: TrainConfig) -> int:
-    """Train, alone or as one rank of a launch; return the exit code: 128 + the signal that stopped the run, else 0."""
+    """Train, alone or as one rank. Return the exit code: 128 + the number of the signal that stopped the run, or 0."""
     from streamvid.trainer.launch import end_processes
     from streamvid.trainer.trainer import train
 
@@ -34,21 +34,21 @@ def run_training(config: TrainConfig) -> int:
 
 
 def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: bool = False) -> int:
-    """Encode features, alone, as one rank of a launch, or as an independent part; return the exit code."""
+    """Encode features, alone, as one rank, or as an independent part. Return the exit code."""
     from streamvid.compat.diffsynth_data import note_dataset
     from streamvid.trainer.encode import encode
     from streamvid.trainer.launch import end_processes
 
     _prepare_logs()
-    logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # it would log a plan per shard
+    logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # the loader would log a plan per shard
     if is_launched():
         result = encode(config, part)
         end_processes()
     else:
-        logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar shows as much
+        logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar shows the same
         with ProgressBar() as progress:
             result = encode(config, part, progress)
-    if result.is_sealed and is_main():  # every rank has waited for that
+    if result.is_sealed and is_main():  # every rank has waited for the seal
         note_dataset(config)
     if is_main():
         _print_encoded(config, result, as_json)
@@ -71,7 +71,7 @@ def _prepare_logs() -> None:
         logging.getLogger(name).setLevel(logging.INFO if is_main() else logging.WARNING)
     if is_launched_alone(os.environ):
         _log.warning(
-            "this is the only process: `accelerate launch --cpu --num_processes N` starts no others; "
+            "this is the only process, because `accelerate launch --cpu --num_processes N` starts no others; "
             "use `accelerate launch --config_file configs/accelerate/cpu_2ranks.yaml`"
         )
 
@@ -99,7 +99,7 @@ def _print_encoded(config: TrainConfig, result: EncodeResult, as_json: bool) -> 
         stopped = result.stopped_by and result.stopped_by.name
         print_json({"features": url, **vars(result), "stopped_by": stopped})
         return
-    bad = f"; {result.num_missing} visits of bad samples left out" if result.num_missing else ""
+    bad = f"; {result.num_missing} visits of bad samples were left out" if result.num_missing else ""
     click.echo(f"encoded {result.num_samples} samples in {result.num_shards} shards{bad}")
     if result.stopped_by is not None:
         click.echo(f"stopped by {result.stopped_by.name}; run the same command again to resume")

@@ -97,7 +97,7 @@ def test_a_run_without_a_step_fails_and_still_shows_the_tails() -> None:
     assert done.returncode == 1
     assert "error: no bucket can fill one step" in done.stderr and "Traceback" not in done.stderr
     assert re.search(r"^pad +2 +512 +0\.00% ", done.stdout, re.MULTILINE)
-    assert "starved: 96x64-5f has 3 sample(s), a step takes 256. Take 86 epochs, or --tail pad" in done.stdout
+    assert "starved: 96x64-5f has 3 sample(s), but a step needs 256. Remedies: 86 epochs, or --tail pad" in done.stdout
 
 
 def run_of(num_ranks: int = 2, size: int = 2, epochs: int = 1, **options: Any) -> PlannedRun:

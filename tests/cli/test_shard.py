@@ -60,7 +60,7 @@ def test_native_clips_are_reported_with_bytes_and_quality(tiny: Tiny, tmp_path: 
     done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native)
     assert "encode 4/4\n" in done.stderr
     assert re.search(r"^96x64-5f +5 x 64 x 96 +2 +1 .* dB +[0-9.]+ dB$", done.stdout, re.MULTILINE)
-    assert re.search(r"^encoded: .* of sources as .* of clips, in [0-9.]+ s of CPU$", done.stdout, re.MULTILINE)
+    assert re.search(r"^encoded: .* of sources as .* of clips, in [0-9.]+ s of CPU time$", done.stdout, re.MULTILINE)
     value = json.loads(run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native, "--json").stdout)
     assert (value["num_records"], value["num_windows"], value["num_samples"], value["num_rejected"]) == (3, 5, 4, 1)
     stats = run_streamvid("stats", tmp_path / "ds").stdout
