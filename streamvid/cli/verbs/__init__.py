@@ -1,1 +1,1 @@
-"""The verbs of the command line, one file per verb: flags, a call into the library, and what is printed."""
+"""Verbs of the command line. Each file declares flags, calls the library, and prints the result."""

@@ -28,12 +28,12 @@ interrupted, run the same command again."""
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
-@click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first in FILE]")
-@click.option("--columns", type=list_of(str), metavar="LIST", help="Columns to take.  [default: all but the key]")
+@click.option("--key-column", metavar="C", help="Match by key, record_key or source.  [default: the first in FILE]")
+@click.option("--columns", type=list_of(str), metavar="LIST", help="Columns to add.  [default: all but the key]")
 @click.option(
     "--caption-column",
     metavar="C",
-    help="Column with captions, one or a list; '' for none.  [default: caption, text, …]",
+    help="Column with one caption or a list per row; '' for none.  [default: caption, text, …]",
 )
 @click.option("--overwrite", is_flag=True, help="Also replace values of existing columns.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

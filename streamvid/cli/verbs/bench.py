@@ -27,19 +27,19 @@ Examples:
   streamvid bench ds/ --json | jq .verdict
 
 \b
-Caches are not dropped: the first pass over the store represents a first epoch if the kernel reports
-that it came from a disk; all other figures are for warm caches. Nothing is written.
+Caches are not dropped. The first pass over the store represents a first epoch if the kernel reports
+that it came from a disk. All other figures are for warm caches. Nothing is written.
 
 \b
-Exit codes: 0 measured (and --step-seconds, if given, can be met), 1 it cannot be met, or the dataset
-cannot be read, 2 wrong usage."""
+Exit codes: 0 measured (and --step-seconds, if given, can be met), 1 --step-seconds cannot be met or
+the dataset cannot be read, 2 wrong usage."""
 
 _LIMITS = {
-    "decoders": "the decode workers, with cores left for more of them",
+    "decoders": "the decode workers; cores are left for more of them",
     "cores": "decoding, on all available cores",
     "store": "the store",
     "main": "the main process",
-    "ring": "memory: prefetch_bytes does not fit as many samples as the workers could decode at once",
+    "ring": "memory: prefetch_bytes has room for fewer samples than the workers could decode at once",
 }
 
 
@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Measure with the real loader how many samples per second this machine and store deliver, and what limits them.
 
-    First the store is read alone, then a loader runs with each number of workers.
+    First, the store is read alone. Then a loader runs with each number of workers.
     """
     from streamvid.bench.bench import bench
     from streamvid.dataset.reader import open_dataset
@@ -73,7 +73,7 @@ def command(
     if need is not None and need.obstacles:
         raise LoaderError(
             f"steps of {need.step_seconds:g} s cannot be fed here: {'; '.join(need.obstacles)}. Steps of "
-            f"{need.fastest_step_seconds:.3g} s can; for shorter ones: {'; '.join(report.verdict.advice)}"
+            f"{need.fastest_step_seconds:.3g} s can be fed; for shorter ones: {'; '.join(report.verdict.advice)}"
         )
 
 
@@ -86,13 +86,13 @@ def _print(report: BenchReport) -> None:
             f"pixels: {pixels}; {setting.num_cores} core(s)"
         )
     )
-    click.echo("\nThe store alone, ranges read and checksums verified, nothing decoded:")
+    click.echo("\nThe store alone (ranges are read and their checksums verified, but nothing is decoded):")
     headers = ["pass", "samples", "samples/s", "MB/s", "read/sample", "of stored", "from a disk"]
     print_table(headers, [_store_row(*one) for one in zip(("first", "second"), report.store, strict=True)])
-    click.echo("\nThe loader, with nothing done to its batches:")
+    click.echo("\nThe loader (its batches are discarded):")
     headers = ["workers", "first batch", "samples/s", "batches/s", "decoders busy", "CPU/sample", "main CPU/batch"]
     print_table(headers, [_run_row(run) for run in report.runs])
-    click.echo("\nDecoding alone, time of one decoder per sample:")
+    click.echo("\nDecoding alone (time that one decoder needs per sample):")
     _print_buckets(report)
     _print_verdict(report)
     if report.need is not None:
@@ -153,7 +153,7 @@ def _print_need(need: Need) -> None:
     )
     click.echo(f"  {need.samples_per_second:.1f} samples/s and {need.num_cores:.1f} cores in all")
     if need.heaviest_workers > need.num_workers:
-        click.echo(f"  many steps of {need.heaviest_bucket} in a row: {need.heaviest_workers} worker(s)")
+        click.echo(f"  for many steps of {need.heaviest_bucket} in a row: {need.heaviest_workers} worker(s)")
     if need.unmeasured:
         click.echo(f"  not counted, because no sample was measured: {', '.join(need.unmeasured)}")
     click.echo(f"  this machine and store can feed steps of {need.fastest_step_seconds:.3g} s and longer")

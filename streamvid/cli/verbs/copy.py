@@ -1,4 +1,4 @@
-"""streamvid copy: copy a dataset from one place to another."""
+"""streamvid copy: copy a dataset between disks and object stores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ dataset. If interrupted, run the same command again: it resumes."""
 @click.option(
     "--temp-dir",
     type=click.Path(),
-    help="Scratch directory for uploads: one tar per worker.  [default: /tmp]",
+    help="Scratch directory for uploads, with room for one tar per worker.  [default: /tmp]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_pair_flags
@@ -44,8 +44,8 @@ def command(source: str, dest: str, as_json: bool, **options: Any) -> None:
 
 
 def _print(report: CopyReport) -> None:
-    kept = f"; {report.num_kept} were there already" if report.num_kept else ""
+    kept = f"; {report.num_kept} were already there" if report.num_kept else ""
     click.echo(f"{report.num_copied} of {report.num_files} files copied, {size(report.num_bytes_copied)}{kept}")
     if report.num_uploads_aborted:
-        click.echo(f"{report.num_uploads_aborted} unfinished uploads of killed writers aborted")
+        click.echo(f"{report.num_uploads_aborted} unfinished uploads of killed writers were aborted")
     click.echo(f"{report.state}: {report.dest}\nnext: streamvid verify {report.dest}")

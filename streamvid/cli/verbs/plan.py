@@ -1,4 +1,4 @@
-"""streamvid plan: show what a run would deliver, before a GPU is rented."""
+"""streamvid plan: show what a run would deliver before you rent a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streamvid.storage import StorageOptions
 
 _RUN_FLAGS = flags_of(PlannedRun, exclude=("shuffle", "window", "order", "shard_locality"))
-_BOTH_KINDS = ("preset", "bucket_config")  # bucket options that a sealed dataset takes too
+_BOTH_KINDS = ("preset", "bucket_config")  # bucket options that also apply to a sealed dataset
 _EXAMPLES = """\b
 Examples:
   streamvid plan ds/ --num-ranks 64 --batch-size 4
@@ -36,7 +36,7 @@ Examples:
 
 \b
 SOURCE is a sealed dataset, or a metadata file (CSV, JSON, JSONL, Parquet, or a folder of Parquet files) with the
-columns num_frames, height and width (fps, duration and bytes where a rule needs them). Nothing is decoded or probed.
+columns num_frames, height and width (and fps, duration or bytes if a rule needs them). Nothing is decoded or probed.
 Bucket options are for metadata. For a dataset, --preset checks the model's rule and --bucket-config sets batch sizes.
 
 \b
@@ -55,12 +55,12 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
     "sizes",
     multiple=True,
     metavar="N|BUCKET=N",
-    help="Samples per rank and step. BUCKET: an id, WxH@F or glob; '*' is for all others.",
+    help="Samples per rank and step. BUCKET: an id, WxH@F or glob; '*' covers all others.",
 )
 @add_flags(_RUN_FLAGS)
-@click.option("--costs", type=click.Path(), help="Measured step costs (JSON of a CostTable), for --sync and time.")
-@click.option("--cost-table", type=click.Path(), help="Performance of machine and store (YAML), for estimates of time.")
-@click.option("--counts-only", is_flag=True, help="Read the shard table only: no bytes, shapes or times.")
+@click.option("--costs", type=click.Path(), help="JSON file of a measured CostTable, for --sync and time estimates.")
+@click.option("--cost-table", type=click.Path(), help="YAML file of machine and store speeds, for time estimates.")
+@click.option("--counts-only", is_flag=True, help="Show counts only, without bytes, shapes or times.")
 @click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write each batch's keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
 @click.option("--fps", type=RATE, help="Metadata: frame rate of the clips; see --fps-rule.")
@@ -83,8 +83,8 @@ def command(
     storage: StorageOptions,
     **given: Any,
 ) -> None:
-    """Show what training would deliver: steps, and samples left out or repeated, by bucket and tail; bytes, waste,
-    memory and time; and for metadata, which rows no bucket takes and why.
+    """Show what training would deliver: steps per bucket, samples that each tail policy leaves out or repeats, bytes,
+    waste, memory and time. For metadata, also show which rows fit no bucket and why.
     """
     from streamvid.cli.plan_print import print_forecast
 
@@ -113,7 +113,7 @@ def command(
 
 
 def _run(given: Values) -> PlannedRun:
-    """Move the flags of the run out of `given`. The default tail follows the split, as in VideoLoader."""
+    """Remove the flags of the run from `given` and build it. The split decides the default tail, as in VideoLoader."""
     tree = take(_RUN_FLAGS, given)
     default_tail = "carry" if tree.get("split", "train") == "train" else "uneven"
     tree["options"] = {"tail": default_tail, **tree.get("options", {})}
@@ -132,7 +132,7 @@ def _is_metadata(source: str) -> bool:
     if path.is_dir() and not (path / "manifest.json").exists():
         raise SourceError(
             f"{source} is not a sealed dataset (it has no manifest.json), and it holds no Parquet files. For a folder "
-            f"of videos use `streamvid shard {source} DEST --dry-run`; for metadata with sizes name the file itself"
+            f"of videos, use `streamvid shard {source} DEST --dry-run`; for metadata with sizes, pass the file itself"
         )
     return False
 
@@ -142,7 +142,7 @@ def _from_metadata(source: str, run: PlannedRun, given: Values) -> RunForecast:
     from streamvid.sharder.options import ClipOptions, ShardOptions
 
     video_column = given.pop("video_column")
-    # The buckets that `streamvid shard --clips copy` would make from the same flags.
+    # The buckets that `streamvid shard --clips copy` would create from the same flags.
     clips = ClipOptions(fps=given.pop("fps"), fps_rule=given.pop("fps_rule"))
     options = ShardOptions(buckets=take_buckets(given), clips=clips)
     config = replace(options.config, frame_rate=options.frame_rate)
@@ -161,12 +161,12 @@ def _from_dataset(
     for name, value in given.items():
         if name not in _BOTH_KINDS and value is not None:
             option = flags.get(name, "--" + name.replace("_", "-"))
-            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset: omit it, or shard again")
+            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset; omit it, or shard again")
     dataset = open_dataset(source, storage=storage)
     run = replace(run, preset=given["preset"])
     if given["bucket_config"] is not None:
         if run.batch_size is not None or run.max_tokens_per_batch is not None:
-            raise ConfigError("--bucket-config sets a dataset's batch sizes, and so does another option: use one")
+            raise ConfigError("--bucket-config cannot be combined with other options for batch sizes; omit one")
         run = replace(run, batch_size=load_bucket_config(given["bucket_config"]))
     found = forecast_dataset(dataset, run)
     if keys is not None:
@@ -186,7 +186,7 @@ def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
         pairs[name] = int(number)
     if "" in pairs and len(pairs) > 1:
         raise ConfigError(
-            f"--batch-size {pairs['']} is for all buckets and cannot be combined with others: write '*={pairs['']}'"
+            f"--batch-size {pairs['']} is for all buckets and cannot be combined with others; write '*={pairs['']}'"
         )
     return pairs.get("", pairs)
 

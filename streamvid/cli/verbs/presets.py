@@ -1,4 +1,4 @@
-"""streamvid presets: the shipped bucket configurations, their sources, and what each bucket takes."""
+"""streamvid presets: the shipped bucket configurations, their sources, and the cost of each bucket."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show its batch sizes.")
+@click.option("--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show the batch sizes.")
 @click.option("--all", "every", is_flag=True, help="Show all buckets, even if there are many.")
-@click.option("--yaml", "as_yaml", is_flag=True, help="Print only its YAML text, to edit for --bucket-config.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print only the YAML text, to be edited for --bucket-config.")
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
 def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool, as_json: bool) -> None:
-    """Show the preset NAME, or the YAML file at that path: its text, then tokens and host memory by bucket."""
+    """Show the text of the preset or YAML file NAME, then tokens and host memory per bucket."""
     from streamvid.buckets.document import bucket_config_to_json
     from streamvid.buckets.presets import bucket_costs, load_preset, preset_text
 
@@ -104,7 +104,7 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
     headers = ["bucket", "size", "tokens", "host bytes per sample", "batch size", "host bytes per batch", "choice"]
     print_table(headers, rows)
     if len(shown) < len(costs):
-        click.echo(f"\n{len(costs)} buckets; shown is the one with the most tokens per frame count (--all: all).")
+        click.echo(f"\n{len(costs)} buckets; per frame count, the one with the most tokens is shown (--all: all).")
 
 
 def _largest_of_each_count(costs: tuple[BucketCost, ...]) -> tuple[BucketCost, ...]:

@@ -28,17 +28,18 @@ Examples:
   streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
 
-SOURCE is a folder (captions in a metadata.csv/.jsonl/.json/.parquet in it or in its subfolders, in
-prompt.txt beside videos.txt, or in a .txt beside each video), such a metadata file, a folder of
-Parquet files, a folder of tars (webdataset, video2dataset, cosmos-curate), or a sealed dataset.
-Several sources become one dataset. If the command is stopped, run it again to resume."""
+SOURCE is a folder of videos, a metadata file (CSV, JSONL, JSON or Parquet), a folder of Parquet
+files, a folder of tars (webdataset, video2dataset, cosmos-curate), or a sealed dataset. Captions of
+a folder come from metadata.csv, .jsonl, .json or .parquet in it or in its subfolders, from prompt.txt
+beside videos.txt, or from a .txt file beside each video. Several sources become one dataset.
+If the command is stopped, run it again to resume."""
 
 _OPTIONS = flags_of(ShardOptions)
 _KEYS = Flag(
     ["--data-file-keys"],
     group="Source",
     metavar="LIST",
-    help="Columns of files as in DiffSynth-Studio, the clip's first: 'video,control_video'.",
+    help="Columns of file paths as in DiffSynth-Studio, clip first: 'video,control_video'.",
 )
 _GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Verification", "Work", "Storage")
 _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.index(flag.group or ""))
@@ -52,7 +53,7 @@ _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.inde
 @click.option("--abandon", is_flag=True, help="Remove unfinished work at DEST; build nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
-    """Turn a folder of videos, or a metadata file, into a sealed dataset at DEST. Both may be s3:// URLs."""
+    """Turn SOURCE, such as a folder of videos, into a sealed dataset at DEST. Both may be s3:// URLs."""
     from streamvid.sharder.sharder import dry_run as plan_only
     from streamvid.sharder.sharder import shard
 

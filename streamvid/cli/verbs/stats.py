@@ -1,4 +1,4 @@
-"""streamvid stats: the contents of a dataset."""
+"""streamvid stats: show the contents of a dataset."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 )
 @click.argument("dataset", type=click.Path())
 @click.option("--rejections", is_flag=True, help="Show rejections by kind, with remedies.")
-@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
 @storage_flags
 def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptions) -> None:
-    """Show what a dataset contains: buckets, splits, columns, and what was rejected and why."""
+    """Show the contents of a dataset: buckets, splits, columns, and rejected rows with the reasons."""
     from streamvid.dataset.reader import open_dataset
 
     opened = open_dataset(dataset, storage=storage)
@@ -54,7 +54,7 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
     if facts["native"]:
         encoding, psnr_y = facts["native"]["encoding"], facts["native"]["quality"]["psnr_y"]
         crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
-        rate = "the sources'" if encoding["fps"] is None else encoding["fps"]
+        rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
         click.echo(
             f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}; PSNR-Y {psnr_y['mean']:.1f} dB, "
             f"5 % below {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f}"
@@ -73,7 +73,7 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
 
 
 _WITH_CAPTIONS = ("text_sha256", "captions")
-"""Columns that come with `text` when captions are annotated."""
+"""Columns that are added along with `text` when captions are annotated."""
 
 
 def _print_rejections(dataset: Dataset, as_json: bool) -> None:
@@ -92,7 +92,7 @@ def _print_rejections(dataset: Dataset, as_json: bool) -> None:
 
 
 def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
-    """Return the dataset's rejections by kind."""
+    """Return the rejections of a dataset, grouped by kind."""
     from streamvid.sharder.rejections import by_kind
 
     table = dataset.rejections_table()
@@ -101,7 +101,7 @@ def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
 
 
 def collect(dataset: Dataset) -> dict[str, Any]:
-    """Return JSON-serializable facts: one row per bucket and split, counts, the user's columns, rejections."""
+    """Return JSON-serializable statistics: one row per bucket and split, counts, the user's columns, and rejections."""
     from streamvid.dataset.manifest import FORMAT_VERSION
 
     shards = dataset.shards

@@ -31,16 +31,18 @@ Examples:
   accelerate launch --config_file configs/accelerate/ddp_8gpu.yaml -m streamvid train --config …
 
 --set overrides flags, and flags override the file. Without --config, DiffSynth-Studio's defaults
-apply to options that no flag sets. If it runs again with the same output, a run resumes from its
-newest checkpoint."""
+apply to options that no flag sets. A run that is started again with the same output resumes from
+its newest checkpoint."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.option("--config", type=click.Path(), metavar="FILE", help="YAML of a run, or a preset: tiny, tiny_bucket.")
+@click.option("--config", type=click.Path(), metavar="FILE", help="YAML file of a run, or a preset: tiny, tiny_bucket.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
-@click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module: model.factory.")
-@click.option("--tracker", "trackers", multiple=True, metavar="NAME", help="tensorboard, wandb, …; repeatable.")
-@click.option("--init", "init", type=click.Path(), metavar="FOLDER", help="Write a project to start from.")
+@click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
+@click.option(
+    "--tracker", "trackers", multiple=True, metavar="NAME", help="Tracker, e.g. tensorboard or wandb; repeatable."
+)
+@click.option("--init", "init", type=click.Path(), metavar="FOLDER", help="Write a starter project into this folder.")
 @add_train_flags
 def command(
     config: str | None,
@@ -66,7 +68,7 @@ def request_of(
     trackers: tuple[str, ...],
     flags: dict[str, object],
 ) -> TrainRequest:
-    """Collect the requests of a command line."""
+    """Return the TrainRequest of a command line."""
     settings: dict[str, object] = {}
     if factory is not None:
         settings["model.factory"] = factory
@@ -97,9 +99,9 @@ def _print_sharded(folder: Path, report: ShardReport) -> None:
 
 
 def _init_project(folder: Path) -> int:
-    """Write the project template. Raises ConfigError for a folder that is not empty or cannot be written."""
+    """Write the project template. Raise ConfigError if the folder is not empty or cannot be written."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new or an empty one")
+        raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new or empty one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _PROJECT:
@@ -108,6 +110,8 @@ def _init_project(folder: Path) -> int:
         raise ConfigError(f"--init {str(folder)!r}: cannot write: {error.strerror}; choose another folder") from error
     click.echo(printable(f"written: {', '.join(str(folder / name) for name in _PROJECT)}"))
     click.echo(
-        printable(f"next: cd {folder}, shard your videos as README.md says, streamvid train --config config.yaml")
+        printable(
+            f"next: cd {folder}, shard your videos as in README.md, then run streamvid train --config config.yaml"
+        )
     )
     return 0

@@ -21,16 +21,20 @@ Examples:
   streamvid verify s3://bucket/ds --deep
   streamvid verify s3://bucket/ds --deep --endpoint-url http://127.0.0.1:9000 --json | jq .problems
 
-Without --deep, verify checks the manifest and the index by checksum, and shards by size. The exit code is 0 without
-problems, and 1 with problems; then the last line says what to do. An interrupted --deep resumes."""
+Without --deep, verify checks the manifest and the index by checksum, and shards by size. The exit code is 0 if no
+problem is found, otherwise 1; the last line then gives the remedy. If interrupted, run the same command again."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("url")
-@click.option("--deep", is_flag=True, help="Read every byte of shards, clips, captions and packets.")
-@click.option("--fresh", is_flag=True, help="With --deep, do not resume an interrupted run.")
+@click.option("--deep", is_flag=True, help="Read and verify every byte of shards, clips, captions and packets.")
+@click.option("--fresh", is_flag=True, help="With --deep, start over instead of resuming an interrupted run.")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files to read at a time, 16 MiB each."
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    help="Files to read at a time (16 MiB each).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
@@ -46,7 +50,7 @@ def _print(report: VerifyReport) -> None:
     for problem in report.problems[:_MAX_SHOWN]:
         click.echo(printable(str(problem)))
     if report.num_problems > _MAX_SHOWN:
-        click.echo(f"… and {report.num_problems - _MAX_SHOWN} more problems; --json shows more of them")
+        click.echo(f"… and {report.num_problems - _MAX_SHOWN} more problems; --json shows more")
     for path in report.extra[:_MAX_SHOWN]:
         click.echo(printable(f"not part of this dataset, ignored: {path}"))
     if (report.num_extra or 0) > _MAX_SHOWN:
@@ -54,10 +58,10 @@ def _print(report: VerifyReport) -> None:
     if report.num_shards_resumed:
         click.echo(f"{report.num_shards_resumed} shards were read by an interrupted run; --fresh reads them again")
     if report.is_right:
-        how = "every byte was read" if report.is_deep else "shards by size; --deep reads every byte"
+        how = "every byte was read" if report.is_deep else "shards were checked by size only; --deep reads every byte"
         click.echo(f"all right: {report.url}: {_counts(report)}; {how}")
         return
-    unseen = "" if report.is_complete else ", and shards could not be checked"
+    unseen = "" if report.is_complete else ", and some shards could not be checked"
     click.echo(f"{report.num_problems} problem(s) in {report.num_files_wrong} file(s){unseen}: {report.url}")
     click.echo(f"next: {report.remedy}")
 
