@@ -1,4 +1,4 @@
-"""Benchmarks of this machine and store (`streamvid bench`), and batch sizes found by timing training steps.
+"""Benchmarks of this machine and store (`streamvid bench`), and a search for batch sizes by timing training steps.
 
-May import the loader. Read bench.py (the measurements), verdict.py (what they mean), store.py, batch_search.py.
+May import the loader. Read bench.py (measurements), verdict.py (their interpretation), store.py, batch_search.py.
 """

@@ -1,8 +1,8 @@
-"""Search for batch sizes: samples per bucket such that all steps take as long as that of the largest bucket.
+"""Search for batch sizes with which the steps of all buckets take about the same time.
 
-Follows Open-Sora's cost model: the base bucket gets the most samples that fit in memory, and every other bucket the
-most whose step takes no longer than the base's. Steps of all buckets then cost about the same, and ranks wait little
-for each other.
+Follows Open-Sora's cost model: the base bucket gets the largest batch that fits in memory, and every other bucket
+gets the largest batch whose step takes no longer than the step of the base bucket. Ranks then rarely wait for each
+other.
 
     base      1 2 4 8 ✗ 6 7 ✗                                   largest that runs: 6, in 2.1 s
     another   guess 24 (same number of pixels) 48 slower 36 42 39 …     largest within 2.1 s: 38
@@ -31,7 +31,7 @@ Step = Callable[[tuple[int, ...]], object]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One tried batch. seconds: median of its timed steps; None: out of memory."""
+    """Trial of one batch size. seconds: median duration of its timed steps; None if out of memory."""
 
     bucket_id: str
     batch_size: int
@@ -42,10 +42,11 @@ class Trial:
 class BatchSizeSearch:
     """Result of `search_batch_sizes`.
 
-    base: the bucket whose step time is the limit.   sizes: bucket id → samples per rank and step, for `batch_size=`.
-    seconds: bucket id → duration of its step with that size.
-    too_large: buckets for which not even one sample fits in memory; they have no size.
-    slower: buckets for which one sample already takes longer than the base's step; their size is 1.
+    base: id of the bucket whose step time is the limit.
+    sizes: bucket id → samples per rank and step, for `batch_size=`.
+    seconds: bucket id → duration of a step with that batch size.
+    too_large: buckets of which not even one sample fits in memory; they are not in `sizes`.
+    slower: buckets of which even one sample takes longer than the step of the base bucket; their size is 1.
     """
 
     base: str
@@ -84,19 +85,19 @@ def search_batch_sizes(
     clock: Callable[[], float] = time.perf_counter,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> BatchSizeSearch:
-    """Find each bucket's largest batch size whose step takes no longer than the base bucket's largest step.
+    """Find each bucket's largest batch size whose step takes no longer than the largest step of the base bucket.
 
     step: runs one training step on a batch of the given shape, (B, …) in the loader's layout, on data that it creates
         itself. Its result is ignored; the search waits for work queued on a CUDA device.
     shapes: `loader.shapes`; the batch sizes in them are ignored.
-    base: id of the base bucket; None: the bucket with the largest samples.
-    warmup, steps: unmeasured steps before each measurement, and measured steps; the median counts.
-    tolerance: share of the base bucket's time by which others may be slower.   clock: returns seconds.
-    on_trial: called with each trial.
+    base: id of the base bucket; None for the bucket with the largest samples.
+    warmup, steps: number of unmeasured steps before each measurement, and of measured steps, whose median counts.
+    tolerance: share of the base bucket's step time by which other buckets may exceed it.   clock: returns seconds.
+    on_trial: called after each trial.
 
     Running out of memory (torch.cuda.OutOfMemoryError, MemoryError) counts as too large; any other error in the step
-    is raised. One process is measured: wrap the model as in training and run one process per rank.
-    Raises ConfigError for invalid arguments, and if the base bucket does not run with one sample.
+    is raised. Each process measures only itself: wrap the model as in training and run one process per rank.
+    Raises ConfigError for invalid arguments, or if the base bucket runs out of memory with one sample.
     """
     named = _named_shapes(shapes)
     base = _checked_base(base, named)
@@ -108,8 +109,8 @@ def search_batch_sizes(
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:
         raise ConfigError(
-            f"bucket {base} runs out of memory with one sample: free memory in the step (checkpointing, sharding), "
-            "name a smaller bucket as base, or leave the bucket out of the dataset"
+            f"bucket {base} runs out of memory with one sample; use less memory (activation checkpointing, sharding), "
+            "pass a smaller bucket as base, or leave the bucket out of the dataset"
         )
     limit = (search.seconds(base, size) or 0.0) * (1 + tolerance)
     found = {base: size}
@@ -122,7 +123,7 @@ def search_batch_sizes(
 
 @dataclass(frozen=True)
 class _Search:
-    """All trials so far; none is repeated. samples: bucket id → shape of one sample."""
+    """Search that repeats no trial. samples: bucket id → shape of one sample."""
 
     step: Step
     samples: Mapping[str, tuple[int, ...]]
@@ -133,7 +134,7 @@ class _Search:
     trials: dict[tuple[str, int], Trial] = field(default_factory=dict)
 
     def seconds(self, bucket_id: str, batch_size: int) -> float | None:
-        """Return the median seconds per step; None: out of memory."""
+        """Return the median seconds per step; None if out of memory."""
         trial = self.trials.get((bucket_id, batch_size))
         if trial is None:
             trial = Trial(bucket_id, batch_size, self._measure((batch_size, *self.samples[bucket_id])))
@@ -145,7 +146,7 @@ class _Search:
         return trial.seconds
 
     def is_within(self, bucket_id: str, limit: float) -> Callable[[int], bool]:
-        """Return a predicate that tells if a step with a given batch size runs within the limit."""
+        """Return a predicate for batch sizes whose step takes at most `limit` seconds."""
 
         def fits(batch_size: int) -> bool:
             seconds = self.seconds(bucket_id, batch_size)
@@ -174,7 +175,7 @@ class _Search:
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
-        # The memory of the failed step is only free here, once the error and its frames are gone.
+        # The memory of the failed step can be freed only here, once the error and its frames are gone.
         _free_memory()
         return None
 
@@ -187,9 +188,9 @@ class _Search:
 
 
 def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest number from 1 to `most` that fits, 0 if none does. If a number fits, all below it must fit.
+    """Return the largest number from 1 to `most` that fits, or 0 if none fits. If a number fits, smaller ones must too.
 
-    Doubles or halves from the guess, then bisects: a good guess needs few tries.
+    Doubles or halves the guess, then bisects, so that a good guess needs few trials.
     """
     low, high = 0, most + 1
     number = min(max(1, guess), most)
@@ -213,7 +214,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _uses_cuda() -> Any:
-    # Only if the step has imported torch; this file does not need it otherwise.
+    # torch matters only if the step has imported it, so this file never imports it.
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
@@ -232,13 +233,13 @@ def _free_memory() -> None:
 
 
 def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """Return bucket id → shape of one sample, in the order given."""
+    """Return the shape of one sample by bucket id, in the given order."""
     named: dict[str, tuple[int, ...]] = {}
     for bucket_id, shape in shapes:
         if bucket_id in named:
-            raise ConfigError(f"shapes names bucket {bucket_id!r} twice; pass loader.shapes as it is")
+            raise ConfigError(f"shapes names bucket {bucket_id!r} twice; pass loader.shapes unchanged")
         if len(shape) < 2 or min(shape) < 1:
-            raise ConfigError(f"shapes gives bucket {bucket_id!r} the shape {shape!r}; pass loader.shapes as it is")
+            raise ConfigError(f"shapes gives bucket {bucket_id!r} the shape {shape!r}; pass loader.shapes unchanged")
         named[bucket_id] = tuple(shape[1:])
     if not named:
         raise ConfigError("shapes is empty; pass loader.shapes")

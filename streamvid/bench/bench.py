@@ -1,4 +1,4 @@
-"""`streamvid bench` as a function: the speed of a loader on this machine and with this store."""
+"""Benchmark of a loader on this machine and with this store, as in `streamvid bench`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from streamvid.video.picture import PictureFormat
 
 DEFAULT_BATCH_SIZE = 4
 
-# Shares of a measurement's seconds: the warm-up, and the maximum in all if there are few batches.
+# Shares of a measurement's seconds: warm-up, maximum warm-up, and maximum measurement if there are few batches.
 _WARM_UP, _MAX_WARM_UP = 0.2, 1.0
 _MAX_SHARE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """Measurements in order: two passes over the store, then one run per number of workers.
+    """Result of a benchmark: two passes over the store, then one run per number of workers.
 
-    num_samples: samples of the split that pass `where`.
+    num_samples: number of samples in the split that satisfy `where`.
     """
 
     dataset: str
@@ -61,7 +61,7 @@ class BenchReport:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, including the derived rates and shares."""
+        """Return a JSON-serializable dict that includes derived rates and shares."""
         record = asdict(self)
         for kind, ones in (("store", self.store), ("runs", self.runs)):
             for row, one in zip(record[kind], ones, strict=True):
@@ -75,13 +75,13 @@ def bench(
 ) -> BenchReport:
     """Measure how many samples per second this machine and this store deliver, and what limits them.
 
-    Nothing is written. Caches are used as they are; the first pass over the store, and the bytes that the kernel reads
-    from disks meanwhile, show how warm they were. Raises the errors of opening and iterating a VideoLoader.
+    Nothing is written. Caches are not dropped; the first pass over the store, and the bytes that the kernel reads from
+    disks during it, show how warm they were. Raises the same errors as opening and iterating a VideoLoader.
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if opened.manifest.clips == "text":
-        raise ConfigError(f"{opened.url} holds only texts; it has no clips to read or decode")
+        raise ConfigError(f"{opened.url} contains only texts and no clips; use a dataset of clips")
     num_cores = usable_cores()
     setup = _set_up(opened, options)
     sizes = setup.selection.batch_sizes
@@ -126,7 +126,7 @@ def _numbers_of_workers(num_cores: int) -> tuple[int, ...]:
 
 
 def _set_up(dataset: Dataset, options: BenchOptions) -> Setup:
-    """Return the parts of a loader that delivers each sample once. Raises what VideoLoader raises."""
+    """Return the parts of a loader that delivers each sample once. Raises the same errors as VideoLoader."""
     size = options.batch_size
     if size is None and options.max_tokens_per_batch is None:
         size = DEFAULT_BATCH_SIZE
@@ -144,7 +144,7 @@ def _delivery(options: BenchOptions) -> tuple[OutputOptions, LimitOptions]:
 
 def _loader(dataset: Dataset, options: BenchOptions, num_workers: int, sizes: Mapping[str, int]) -> VideoLoader:
     output, limits = _delivery(options)
-    # One rank under any launcher, and full batches for all buckets, however few samples they have.
+    # A single rank under any launcher, and full batches in every bucket, however few samples it has.
     return VideoLoader(
         dataset,
         batch_size=sizes,
@@ -174,7 +174,7 @@ def _measure_loader(
         next(batches)
         first_batch_seconds = time.perf_counter() - since
         timer.start()
-        # Batches that are ready were made earlier and must not count as made during the measurement.
+        # Batches that are already in the queue must not count as produced during the measurement.
         while timer.share < _WARM_UP or (loader.stats().queue_depth and timer.share < _MAX_WARM_UP):
             next(batches)
         timer.start()
@@ -201,7 +201,7 @@ def _measure_loader(
         fetch_seconds=spent.work.fetch_seconds,
         buckets=of_buckets,
         worker_cpu_seconds=end.worker_cpu_since(start),
-        # Without workers this process decodes too, and the two shares cannot be separated.
+        # Without workers, this process also decodes, and the two parts of its time cannot be separated.
         main_cpu_seconds=end.main_cpu_seconds - start.main_cpu_seconds if num_workers else None,
     )
 
@@ -214,7 +214,7 @@ def _bucket_runs(buckets: Mapping[str, tuple[int, float]]) -> tuple[BucketRun, .
 
 
 def _room(setup: Setup, buckets: Sequence[BucketRun], num_bytes: int) -> float:
-    """Return how many samples of the measured mean size fit: as frames in the ring and as clips read ahead."""
+    """Return the number of samples of the measured mean size that fit into the ring and into the read-ahead memory."""
     frame_bytes = num_samples = 0
     for one in buckets:
         bucket = setup.mix.buckets[one.bucket_id]
@@ -226,7 +226,7 @@ def _room(setup: Setup, buckets: Sequence[BucketRun], num_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """State of a loader at one moment: the clock, its sums, and CPU seconds of this process and of the workers."""
+    """Snapshot of a loader: clock, cumulative statistics, and CPU seconds of this process and of the workers."""
 
     clock: float
     stats: LoaderStats
@@ -241,14 +241,14 @@ class _Mark:
         return _Mark(time.perf_counter(), loader.stats(), time.process_time(), workers)
 
     def worker_cpu_since(self, start: _Mark) -> float | None:
-        """Return CPU seconds of the workers; None if the kernel does not report them."""
+        """Return the CPU seconds of the workers since `start`; None if the kernel does not report them."""
         if self.worker_cpu_seconds is None or start.worker_cpu_seconds is None:
             return None
         return self.worker_cpu_seconds - start.worker_cpu_seconds
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Return CPU seconds of a process and all its threads; None if the kernel does not report them."""
+    """Return the CPU seconds of a process with all its threads; None if the kernel does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

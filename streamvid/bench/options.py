@@ -12,25 +12,25 @@ from streamvid.video.picture import Accuracy, Pixels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Measurements to make. Fields that VideoLoader also has mean the same.
+    """Options of a benchmark. Fields that are also arguments of VideoLoader have the same meaning.
 
-    batch_size: 4 if neither it nor max_tokens_per_batch is given.
+    batch_size: None means 4, unless max_tokens_per_batch is given.
     """
 
     batch_size: int | Mapping[str, int] | None = None
     max_tokens_per_batch: int | None = option(None, help="Maximum tokens per batch, instead of --batch-size.")
     num_workers: tuple[int, ...] = option(
-        (), help="Worker counts to run with.", metavar="LIST", shown_default="1,2,4 … all cores"
+        (), help="Numbers of workers to measure.", metavar="LIST", shown_default="1,2,4 … all cores"
     )
     seconds: float = option(5.0, help="Duration of each measurement.", minimum=0.001, maximum=3600)
     split: str = option("train", help="Split of the dataset.")
     where: str | None = option(None, help="Condition on columns, e.g. 'duration_seconds > 10'.")
     pixels: Pixels | None = option(None, help="Pixel format of batches.", shown_default="as the loader")
     accuracy: Accuracy | None = option(None, help="Accuracy of the conversion to RGB.", shown_default="as the loader")
-    device: str | None = option(None, help="Device that batches go to, e.g. cuda.", shown_default="none")
-    prefetch_bytes: int = option(256 * 2**20, help="Memory for batches and clips read ahead.")
+    device: str | None = option(None, help="Device to copy batches to, e.g. cuda.", shown_default="none")
+    prefetch_bytes: int = option(256 * 2**20, help="Memory for prefetched batches and clips.")
     step_seconds: float | None = option(
-        None, help="Duration of your training step, to compute the workers that it needs.", minimum=1e-9, maximum=3600
+        None, help="Duration of your training step, to compute the workers needed.", minimum=1e-9, maximum=3600
     )
     num_local_ranks: int = option(
         1, flag="--local-ranks", help="Ranks (GPUs) that share this machine, for --step-seconds.", minimum=1
@@ -39,4 +39,4 @@ class BenchOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if any(number < 0 for number in self.num_workers) or len(set(self.num_workers)) < len(self.num_workers):
-            raise ConfigError(f"num_workers={list(self.num_workers)}: list each number once, none below 0")
+            raise ConfigError(f"num_workers={list(self.num_workers)}: must list each number once and none below 0")

@@ -1,4 +1,4 @@
-"""Benchmark of the store alone: a loader's reads, verified by their checksums, without decoding."""
+"""Benchmark of the store alone: the reads of a loader, with checksums verified but without decoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IO = Path("/proc/self/io")
 
 
 class MeasureTimer:
-    """Timer of one measurement, which also reports its progress."""
+    """Timer of a measurement that also reports its progress."""
 
     def __init__(self, seconds: float, phase: str, progress: Progress) -> None:
         self._seconds = seconds
@@ -39,12 +39,12 @@ class MeasureTimer:
         self.start()
 
     def start(self) -> None:
-        """Start counting now."""
+        """Start or restart the timer."""
         self._since = time.perf_counter()
 
     @property
     def share(self) -> float:
-        """Share of the time that has passed; 1 or more when it is over."""
+        """Elapsed share of the measurement; 1 or more when the time is over."""
         share = (time.perf_counter() - self._since) / self._seconds
         self._show(min(self._total - 1, int(share * self._total)))
         return share
@@ -60,9 +60,9 @@ class MeasureTimer:
 
 
 def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
-    """Measure two passes: an epoch's samples in a loader's order as far as time allows, then the same ones repeatedly.
+    """Measure two passes: an epoch's samples in plan order until the time is over, then the same samples repeatedly.
 
-    Bad samples are counted. Raises StorageError, DatasetError, SampleError.
+    Bad samples are counted. Raises StorageError, DatasetError or SampleError if a sample cannot be read.
     """
     requests, rows = setup.selection.requests(setup.selection.plan(Cursor()), 1), IndexRows()
     samples = (sample for request in requests for sample in request.samples)
@@ -74,7 +74,7 @@ def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[Sto
 def _read_pass(
     setup: Setup, rows: IndexRows, samples: Iterator[SampleRequest], timer: MeasureTimer
 ) -> tuple[StoreRun, list[SampleRequest]]:
-    """Read at least one sample, until samples or time run out; return the figures and the samples."""
+    """Read samples until they or the time run out, at least one. Return the figures and the samples read."""
     reads, taken = _Reads(setup, rows), list[SampleRequest]()
     before, since = _disk_bytes(), time.perf_counter()
     try:
@@ -100,7 +100,7 @@ def _read_pass(
 
 
 class _Reads:
-    """Concurrent reads on as many threads as a loader has, bounded by the number of blocks."""
+    """Concurrent reads on as many threads as a loader uses, with one block of memory per thread."""
 
     def __init__(self, setup: Setup, rows: IndexRows) -> None:
         num_threads = setup.pipeline.num_fetch_threads
@@ -113,7 +113,7 @@ class _Reads:
         self.num_bad = self.num_bytes = self.num_stored_bytes = 0
 
     def begin(self, sample: SampleRequest) -> None:
-        """Read a sample as soon as a block is free. Raises the error of an earlier read."""
+        """Start to read a sample as soon as a block is free. Raise the error of an earlier read, if one failed."""
         bucket = sample.part.dataset.manifest.bucket(sample.bucket_id)
         packets = partial(self._rows.packets, sample)
         delivery = prepare(self._rows, sample, bucket, lambda row, pick: clip_part(row.clip, packets(row), pick))
@@ -136,20 +136,20 @@ class _Reads:
             self._blocks.put(block)
 
     def _failed(self, error: Exception) -> None:
-        self._failure = error  # raised in the waiting thread
+        self._failure = error  # raised by `check` in the main thread
 
     def check(self) -> None:
-        """Raise the error of an earlier read."""
+        """Raise the error of an earlier read, if one failed."""
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Finish reads in flight and end the threads."""
+        """Wait for reads in flight and stop the threads."""
         self._threads.close()
 
 
 def _disk_bytes() -> int | None:
-    """Return bytes that the kernel has fetched from disks for this process; None if it does not report them."""
+    """Return the number of bytes that the kernel has read from disks for this process; None if not reported."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])

@@ -1,4 +1,4 @@
-"""Measured figures of a store and a loader, and their verdict: the limit, what would help, the workers needed.
+"""Measurements of a store and a loader, and the verdict on them: the limit, the remedies, the workers needed.
 
 Pure functions of frozen values.
 """
@@ -13,26 +13,27 @@ from typing import Literal
 from streamvid.video.picture import Pixels
 
 MARGIN = 0.2
-"""Margin on top of the mean work, because steps differ in cost and machines have other work."""
+"""Margin added to the mean work, because steps differ in cost and machines also do other work."""
 
 FEW_STEPS = 10
-"""With fewer batches, figures are only rough."""
+"""Number of batches below which figures are only rough."""
 
-_BUSY = 0.85  # share of the time: a part that is this busy is what the others wait for
+_BUSY = 0.85  # share of the time from which a busy part counts as the limit
 _ROOM = 2  # samples per decoder: one being decoded, and one waiting
 _MIN_PASS_SECONDS = 0.5  # a shorter pass over a store mostly spends its time opening files
-_ALIKE = 0.95  # share of a rate below which another counts as slower
-_STARVED = 0.7  # CPU seconds per second of decoding, below which other processes had the cores
+_ALIKE = 0.95  # a run counts as slower below this share of the highest rate
+_STARVED = 0.7  # CPU seconds per second of decoding below which other processes used the cores
 
 # ------------------------------------------------------------------------------------------------- measured figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRun:
-    """One pass over ranges of clips. Each is read and verified by its checksum; nothing is decoded.
+    """One pass over ranges of clips. Each range is read and its checksum verified; nothing is decoded.
 
-    num_bytes: bytes read.   num_stored_bytes: bytes of the whole clips.   num_bad: samples with a checksum mismatch.
-    num_disk_bytes: bytes that the kernel fetched from disks meanwhile; None if it does not report them.
+    num_bytes: number of bytes read.   num_stored_bytes: size of the whole clips.
+    num_bad: number of samples with a checksum mismatch.
+    num_disk_bytes: number of bytes that the kernel read from disks during the pass; None if it does not report it.
     """
 
     num_samples: int
@@ -53,7 +54,7 @@ class StoreRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRun:
-    """Samples of one bucket within a LoaderRun. decode_seconds: wall time, summed over decoders."""
+    """Samples of one bucket in a LoaderRun. decode_seconds: wall time of decoding, summed over decoders."""
 
     bucket_id: str
     num_samples: int
@@ -62,12 +63,12 @@ class BucketRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderRun:
-    """One run of a loader whose caller only takes batches.
+    """One run of a loader whose batches are discarded.
 
-    first_batch_seconds: from creating the loader, with its dataset open, to its first batch.
-    All other figures are for the time after a warm-up. fetch_seconds: wall time, summed over the threads that read.
-    room: samples of this mean size that prefetch_bytes admits at a time.
-    worker_cpu_seconds, main_cpu_seconds: of the workers and of this process; None if they cannot be separated.
+    first_batch_seconds: time from the creation of the loader, with its dataset open, to the first batch.
+    All other figures are for the time after a warm-up. fetch_seconds: wall time of reading, summed over threads.
+    room: number of samples of the measured mean size for which prefetch_bytes has room at a time.
+    worker_cpu_seconds, main_cpu_seconds: CPU time of the workers and of this process; None if unknown.
     """
 
     num_workers: int
@@ -98,40 +99,40 @@ class LoaderRun:
 
     @property
     def decoders_busy(self) -> float:
-        """Share of the time in which decoders were working: 0..1."""
+        """Share of the time during which decoders were working, from 0 to 1."""
         return min(1.0, share(self.decode_seconds, max(1, self.num_workers) * self.seconds))
 
     @property
     def readers_busy(self) -> float:
-        """Share of the time in which threads were reading: 0..1."""
+        """Share of the time during which threads were reading, from 0 to 1."""
         return min(1.0, share(self.fetch_seconds, self.num_fetch_threads * self.seconds))
 
     @property
     def main_busy(self) -> float | None:
-        """Share of one core that this process used: 0..1."""
+        """Share of one core that this process used, from 0 to 1; None if unknown."""
         return None if self.main_cpu_seconds is None else min(1.0, share(self.main_cpu_seconds, self.seconds))
 
     @property
     def main_cpu_per_step(self) -> float | None:
-        """CPU seconds of this process per batch."""
+        """CPU seconds of this process per batch; None if unknown."""
         return None if self.main_cpu_seconds is None else share(self.main_cpu_seconds, self.num_steps)
 
     @property
     def cpu_seconds(self) -> float | None:
-        """CPU seconds of all processes of the run."""
+        """CPU seconds of all processes of the run; None if unknown."""
         if self.worker_cpu_seconds is None or self.main_cpu_seconds is None:
             return None
         return self.worker_cpu_seconds + self.main_cpu_seconds
 
     @property
     def cpu_per_decode(self) -> float | None:
-        """CPU seconds of the workers per second of decoding; below 1 if other processes had the cores."""
+        """CPU seconds of the workers per second of decoding; below 1 if other processes used the cores."""
         return None if self.worker_cpu_seconds is None else share(self.worker_cpu_seconds, self.decode_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Conditions of the runs, as far as advice depends on them. clips: the form in which the dataset stores them."""
+    """Conditions of the runs on which the advice depends. clips: storage form of the clips, copy or native."""
 
     num_cores: int
     clips: str
@@ -148,13 +149,13 @@ def share(part: float, whole: float) -> float:
 
 
 # decoders: the workers, with cores left for more.   cores: the workers use all cores.   main: the caller's process.
-# ring: prefetch_bytes has no room for as many samples as decoders could work on.
+# ring: prefetch_bytes has room for fewer samples than the decoders could work on.
 Limit = Literal["decoders", "cores", "store", "main", "ring"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Limit of a run, the figures that show it, and remedies, best first."""
+    """Limit of a run, the figures that show it, and the remedies, best first."""
 
     limit: Limit
     reasons: tuple[str, ...]
@@ -163,13 +164,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Needs of a rank that has a batch ready every `step_seconds`, on average over the steps of an epoch.
+    """Resources needed to have a batch ready every `step_seconds` on each rank, averaged over the steps of an epoch.
 
-    num_workers: per rank, with `margin` on top of the mean.   heaviest_workers: if all steps had that bucket.
-    num_cores: cores for the workers and the main processes' data work of all ranks of the machine, with the margin.
-    samples_per_second: over all these ranks.
+    num_workers: workers per rank, with `margin` added to the mean.
+    heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.
+    num_cores: cores for decoding and for the data work of the main processes of all local ranks, with the margin.
+    samples_per_second: total rate of all local ranks.   unmeasured: buckets of which no sample was measured.
     fastest_step_seconds: shortest step that this machine and store can feed, with the margin.
-    obstacles: why this machine cannot feed these steps; empty if it can.
+    obstacles: reasons why this machine and store cannot feed these steps; empty if they can.
     """
 
     step_seconds: float
@@ -186,74 +188,75 @@ class Need:
 
 
 def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
-    """Return what everything else waited for. store: a pass with the same share of cached data as the run."""
+    """Return the part that all others waited for. store: a pass with the same share of cached data as the run."""
     decoding: Limit = "cores" if max(1, run.num_workers) >= num_cores else "decoders"
     if run.decoders_busy >= _BUSY:
         return decoding
     if run.cpu_seconds is not None and run.cpu_seconds >= _BUSY * num_cores * run.seconds:
         return "cores"
     shares: dict[Limit, float] = {
-        # A store with overlapping reads delivers no more alone than here, however little each thread waits.
+        # With overlapping reads, the store can be at its own maximum rate although its threads are often idle.
         "store": max(run.readers_busy, min(1.0, share(run.samples_per_second, store.samples_per_second))),
         "main": run.main_busy or 0.0,
     }
     busiest = max(shares, key=lambda name: shares[name])
     if shares[busiest] >= _BUSY:
         return busiest
-    # Decoders that always have work waiting spend their remaining time between samples: that is their cost too.
+    # If decoders always have work waiting, the time that they spend between samples is part of their cost.
     return "ring" if run.room < _ROOM * max(1, run.num_workers) else decoding
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
-    """Return what limits the fastest of these runs, which followed the passes over the store."""
+    """Return the verdict on the fastest of these runs. The passes over the store took place before them."""
     best = _best(runs)
     slow, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
     limit = limit_of(best, fast, setting.num_cores)
     with_more = [run for run in runs if run.num_workers > best.num_workers]
     more = max(with_more, key=lambda run: run.samples_per_second, default=None)
     if more is not None and limit == "decoders":
-        limit = "cores"  # more workers were tried, but no core was free
+        limit = "cores"  # more workers were measured, but no core was free
     reasons = [
         f"{best.num_workers} worker(s) delivered {best.samples_per_second:.1f} samples/s; decoders were busy "
         f"{best.decoders_busy:.0%} of the time",
-        f"the store alone delivered {fast.samples_per_second:.1f} samples/s; reading threads were busy "
+        f"the store alone delivered {fast.samples_per_second:.1f} samples/s; threads were reading "
         f"{best.readers_busy:.0%} of the time",
     ]
     if more is not None:
-        reasons.append(f"{more.num_workers} workers delivered less, {more.samples_per_second:.1f} samples/s")
+        reasons.append(f"{more.num_workers} workers delivered only {more.samples_per_second:.1f} samples/s")
     if limit != "store" and slow.samples_per_second < best.samples_per_second:
         reasons.append(
-            f"but its slowest pass delivered {slow.samples_per_second:.1f} samples/s: uncached reads may be as slow"
+            f"the slowest pass over the store delivered {slow.samples_per_second:.1f} samples/s; uncached reads may "
+            "be as slow"
         )
     if best.main_busy is not None and best.main_cpu_per_step is not None:
         reasons.append(
-            f"the main process took {best.main_cpu_per_step * 1000:.2f} ms of CPU per batch, {best.main_busy:.1%}"
+            f"the main process used {best.main_cpu_per_step * 1000:.2f} ms per batch, {best.main_busy:.1%} of a core"
         )
     if best.cpu_per_decode is not None and best.cpu_per_decode < _STARVED:
         reasons.append(
             f"decoders had a core for {best.cpu_per_decode:.0%} of their working time: other processes, a "
-            "container limit or a shared host took the rest"
+            "container limit or a shared host took the remainder"
         )
     return Verdict(limit, tuple(reasons), _advice(limit, best, setting))
 
 
 def _best(runs: Sequence[LoaderRun]) -> LoaderRun:
-    """Return the fastest run; among runs of about the same speed, the one with the most workers."""
+    """Return the fastest run; if several are about as fast, the one with the most workers."""
     most = max(run.samples_per_second for run in runs)
     return max((run for run in runs if run.samples_per_second >= _ALIKE * most), key=lambda run: run.num_workers)
 
 
 def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_ids: Collection[str]) -> tuple[str, ...]:
-    """Return what makes figures doubtful, and problems of the dataset."""
+    """Return warnings about unreliable figures and about problems of the dataset."""
     found = []
     if num_bad := passes[0].num_bad:
-        found.append(f"{num_bad} of {passes[0].num_samples} samples have a checksum mismatch; copy them again")
+        found.append(f"{num_bad} of {passes[0].num_samples} samples have a checksum mismatch; copy the dataset again")
     if num_substituted := sum(run.num_substituted for run in runs):
         found.append(f"{num_substituted} bad samples were replaced by others")
     if passes[0].seconds < _MIN_PASS_SECONDS:
         found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to measure uncached reads")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
-        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s): rough figures; raise --seconds")
+        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s), so figures are rough; raise --seconds")
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
     if missing := sorted(set(bucket_ids) - seen):
         found.append(f"no sample of {', '.join(missing)} was measured; raise --seconds")
@@ -261,20 +264,20 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
 
 
 def slowest(passes: Sequence[StoreRun]) -> StoreRun:
-    """Return the pass with the fewest cached reads, among those that took long enough."""
+    """Return the slowest of the passes that took long enough, or of all passes if none did."""
     long_enough = [one for one in passes if one.seconds >= _MIN_PASS_SECONDS]
     return min(long_enough or passes, key=lambda one: one.samples_per_second)
 
 
 def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
-    native = "shard with --clips native: clips of the bucket's size, a fraction of the decoding work and bytes"
+    native = "shard with --clips native: clips have the bucket's size and need a fraction of the decoding and bytes"
     cheaper = [native] if setting.clips != "native" else []
     if setting.pixels == "rgb24":
         cheaper.append("pixels='yuv420p', the default with device='cuda': the GPU converts half the bytes to RGB")
     if setting.pixels == "rgb24" and setting.accuracy == "exact":
         cheaper.append("accuracy='fast', if pictures may be 1 to 3 levels too dark")
     if limit == "decoders":
-        return (f"more workers: there are {setting.num_cores} cores, {max(1, run.num_workers)} decoded", *cheaper)
+        return (f"more workers: {setting.num_cores} cores had only {max(1, run.num_workers)} decoder(s)", *cheaper)
     if limit == "cores":
         return (*cheaper, "more cores: decoding scales with them")
     if limit == "store":
@@ -286,18 +289,18 @@ def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
             "more ranks, each with its own process",
         )
     enough = max(1, math.ceil(run.decoders_busy * max(1, run.num_workers)))
-    return ("more prefetch_bytes, so that more samples are in flight", f"no more than {enough} worker(s) had work")
+    return ("more prefetch_bytes, to have more samples in flight", f"at most {enough} worker(s); others had no work")
 
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
-    """Return bucket id → seconds of one decoder per sample, with the time between samples if decoders are the limit."""
+    """Return decoder seconds per sample by bucket id, including time between samples if decoders are the limit."""
     # If decoders wait for the store or the ring, that time is not their cost.
     between = 1 / run.decoders_busy if limit in ("decoders", "cores") and run.decoders_busy else 1.0
     return {b.bucket_id: between * b.decode_seconds / b.num_samples for b in run.buckets if b.num_samples}
 
 
 def workers_for(busy_seconds: float, step_seconds: float, margin: float = MARGIN) -> int:
-    """Return the number of workers for `busy_seconds` of decoding per `step_seconds`, with a margin; at least 1."""
+    """Return the number of workers needed for `busy_seconds` of decoding per step, with a margin; at least 1."""
     # Rounded, because the last digit of a float could cost one more worker.
     return max(1, math.ceil(round((1 + margin) * busy_seconds / step_seconds, 9)))
 
@@ -313,9 +316,9 @@ def need_of(
     num_cores: int,
     margin: float = MARGIN,
 ) -> Need:
-    """Return the needs for a step time, by the cost of decoders in the run with the most workers that had a core each.
+    """Return the needs for a step time, from decoding costs in the largest run whose workers had a core each.
 
-    steps: bucket id → its steps in an epoch. Buckets without a measured sample are excluded from the mean and reported.
+    steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported and not averaged.
     """
     # More workers than cores would wait for each other, which would look like work.
     run = max((run for run in runs if run.num_workers <= num_cores), key=lambda run: run.num_workers, default=runs[0])
@@ -337,13 +340,13 @@ def need_of(
     }
     obstacles = []
     if fastest["cores"] > step_seconds:
-        obstacles.append(f"{num_local_ranks} rank(s) need {cores:.1f} cores for their data; there are {num_cores}")
+        obstacles.append(f"{num_local_ranks} rank(s) need {cores:.1f} cores for their data, but there are {num_cores}")
     if fastest["store"] > step_seconds:
         obstacles.append(
-            f"the store delivers {store.samples_per_second:.1f} samples/s; {rate * (1 + margin):.1f} are needed"
+            f"the store delivers {store.samples_per_second:.1f} samples/s, but {rate * (1 + margin):.1f} are needed"
         )
     if fastest["main"] > step_seconds:
-        obstacles.append(f"a batch costs the main process {main_seconds:.3f} s of CPU")
+        obstacles.append(f"a batch takes {main_seconds:.3f} s of CPU in the main process")
     return Need(
         step_seconds=step_seconds,
         margin=margin,

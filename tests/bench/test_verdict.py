@@ -85,7 +85,7 @@ def test_of_runs_alike_the_one_with_more_workers_is_judged() -> None:
     pair = [run_of(1, rate=100), run_of(8, rate=99)]
     assert judge(pair, [FAST, FAST], SETTING).limit == "cores"
     worse = judge([run_of(1, rate=200), run_of(8, rate=99)], [FAST, FAST], SETTING)
-    assert worse.limit == "cores" and "8 workers delivered less, 99.0 samples/s" in worse.reasons
+    assert worse.limit == "cores" and "8 workers delivered only 99.0 samples/s" in worse.reasons
     assert not any("more workers" in one for one in worse.advice)
 
 
@@ -93,7 +93,7 @@ def test_a_cold_store_that_is_slower_than_the_loader_is_told_and_not_taken_for_t
     cold = replace(FAST, num_samples=50)
     verdict = judge([run_of(4, rate=100)], [cold, FAST], SETTING)
     assert verdict.limit == "decoders" and any(
-        "slowest pass delivered 50.0 samples/s" in one for one in verdict.reasons
+        "slowest pass over the store delivered 50.0 samples/s" in one for one in verdict.reasons
     )
     assert not any("slowest" in one for one in judge([run_of(4, rate=100)], [FAST, FAST], SETTING).reasons)
 
