@@ -343,7 +343,7 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 
 
 def options_of(cls: type[T], value: Any, name: str) -> T:
-    """Build options from an instance, which is returned as it is, a mapping of fields, or None for the defaults.
+    """Build options from a mapping of fields, or from None for the defaults. Return an instance of `cls` as it is.
 
     name: name of the value in errors. A field of a mapping appears there as `name.field`.
     """
@@ -440,7 +440,7 @@ _SIMPLE: dict[Any, str] = {
 
 
 def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
-    """Return whether a value has one of these types. Always True unless all are plain: other types check themselves."""
+    """Return whether a value has one of these types. Return True if a type is not plain, because it checks itself."""
     if not set(members) <= _SIMPLE.keys():
         return True
     if isinstance(value, bool) or value is None:

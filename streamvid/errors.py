@@ -82,7 +82,7 @@ class SampleError(LoaderError):
 
 
 class SharedBatchError(LoaderError):
-    """Processes that share a batch received different ones. The message names the step, processes and difference."""
+    """Processes that share a batch received different ones. The message names step, processes and differences."""
 
 
 class RingFullError(LoaderError):

@@ -12,7 +12,7 @@ _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 
 
 def shipped(name: str) -> Path:
-    """Return the path of a shipped file or folder, such as `configs/train/tiny.yaml`, or raise ConfigError."""
+    """Return the path of a shipped file or folder, e.g. `configs/train/tiny.yaml`. Raise ConfigError if none exists."""
     first, _, rest = name.partition("/")
     for place in (_PACKAGE / "_shipped" / first, _PACKAGE.parent / _IN_CHECKOUT[first]):
         path = place / rest if rest else place

@@ -58,11 +58,11 @@ class BatchSizeSearch:
 
     @property
     def measurements(self) -> list[tuple[str, int, float]]:
-        """(bucket id, batch size, seconds) for every batch that ran, for `fit_costs`."""
+        """List of (bucket id, batch size, seconds) for every batch size that ran, as input for `fit_costs`."""
         return [(t.bucket_id, t.batch_size, t.seconds) for t in self.trials if t.seconds is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON."""
+        """Return a JSON-serializable dict."""
         return {
             "base": self.base,
             "batch_size": dict(self.sizes),
@@ -85,10 +85,10 @@ def search_batch_sizes(
     clock: Callable[[], float] = time.perf_counter,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> BatchSizeSearch:
-    """Find each bucket's largest batch size whose step takes no longer than the largest step of the base bucket.
+    """Find the largest batch size per bucket whose step takes no longer than the base bucket's step at its largest.
 
-    step: runs one training step on a batch of the given shape, (B, …) in the loader's layout, on data that it creates
-        itself. Its result is ignored; the search waits for work queued on a CUDA device.
+    step: function that runs one training step on a batch of the given shape, (B, …) in the loader's layout. It creates
+        the data itself, and its result is ignored. The search waits for work queued on a CUDA device.
     shapes: `loader.shapes`; the batch sizes in them are ignored.
     base: id of the base bucket; None for the bucket with the largest samples.
     warmup, steps: number of unmeasured steps before each measurement, and of measured steps, whose median counts.

@@ -1,4 +1,4 @@
-"""Measurements of a store and a loader, and the verdict on them: the limit, the remedies, the workers needed.
+"""Measurements of a store and a loader, and the verdict on them: the limit, the remedies, and the workers needed.
 
 Pure functions of frozen values.
 """
@@ -195,7 +195,7 @@ def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
     if run.cpu_seconds is not None and run.cpu_seconds >= _BUSY * num_cores * run.seconds:
         return "cores"
     shares: dict[Limit, float] = {
-        # With overlapping reads, the store can be at its own maximum rate although its threads are often idle.
+        # With overlapping reads, the store can be at its own maximum rate although the reading threads are often idle.
         "store": max(run.readers_busy, min(1.0, share(run.samples_per_second, store.samples_per_second))),
         "main": run.main_busy or 0.0,
     }
@@ -294,14 +294,14 @@ def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
     """Return decoder seconds per sample by bucket id, including time between samples if decoders are the limit."""
-    # If decoders wait for the store or the ring, that time is not their cost.
+    # If decoders wait for the store or the ring, that time is not a cost of decoding.
     between = 1 / run.decoders_busy if limit in ("decoders", "cores") and run.decoders_busy else 1.0
     return {b.bucket_id: between * b.decode_seconds / b.num_samples for b in run.buckets if b.num_samples}
 
 
 def workers_for(busy_seconds: float, step_seconds: float, margin: float = MARGIN) -> int:
     """Return the number of workers needed for `busy_seconds` of decoding per step, with a margin; at least 1."""
-    # Rounded, because the last digit of a float could cost one more worker.
+    # Rounded, because a floating-point error could add one more worker.
     return max(1, math.ceil(round((1 + margin) * busy_seconds / step_seconds, 9)))
 
 

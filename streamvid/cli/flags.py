@@ -217,7 +217,7 @@ def _flag(
 
 
 def _attributes(field: dataclasses.Field[Any], info: OptionInfo, members: Sequence[Any]) -> dict[str, Any]:
-    """Return the click attributes with which an option is parsed, chosen by the type of its field."""
+    """Return the click attributes that parse an option according to the type of its field."""
     kinds = [member for member in members if member is not type(None)]
     origins = {typing.get_origin(kind): kind for kind in kinds}
     choices = allowed_choices(field, members)

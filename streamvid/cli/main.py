@@ -79,7 +79,7 @@ def cli(verbose: bool) -> None:
 
 
 def run(command: click.Command) -> None:
-    """Run `command` and exit with its exit code. A streamvid error is shown without a traceback."""
+    """Run `command` and exit with its exit code. A streamvid error is one message; --verbose adds its traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name in another alphabet must not cause a failure

@@ -58,7 +58,7 @@ _LIMITS = {
 def command(
     dataset: str, sizes: tuple[str, ...], as_json: bool, storage: StorageOptions, options: BenchOptions
 ) -> None:
-    """Measure with the real loader how many samples per second this machine and store deliver, and what limits them.
+    """Measure how many samples per second the loader delivers from this store on this machine, and what limits it.
 
     First, the store is read alone. Then a loader runs with each number of workers.
     """
