@@ -40,7 +40,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show the batch sizes.")
+@click.option("--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show batch sizes at this limit.")
 @click.option("--all", "every", is_flag=True, help="Show all buckets, even if there are many.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print only the YAML text, to be edited for --bucket-config.")
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
@@ -104,7 +104,7 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
     headers = ["bucket", "size", "tokens", "host bytes per sample", "batch size", "host bytes per batch", "choice"]
     print_table(headers, rows)
     if len(shown) < len(costs):
-        click.echo(f"\n{len(costs)} buckets; per frame count, the one with the most tokens is shown (--all: all).")
+        click.echo(f"\n{len(costs)} buckets; per frame count, the one with the most tokens is shown (--all shows all).")
 
 
 def _largest_of_each_count(costs: tuple[BucketCost, ...]) -> tuple[BucketCost, ...]:
