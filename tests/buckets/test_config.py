@@ -175,7 +175,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ("{bucket: [832x480@81]}", "bucket is not a field; did you mean 'buckets'"),
         ("{buckets: [33x480x832]}", "write it as '832x480@33'"),
         ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None: set opensora-v2"),
-        ('{bucket_config: {256px: {1: [[1.0, 0.3], 12]}}, probabilities: opensora-v2}', "images take one probability"),
+        ('{bucket_config: {256px: {1: [[1.0, 0.3], 12]}}, probabilities: opensora-v2}', "images need one probability"),
         ('{bucket_config: {256px: {33: [1.5, 12]}}}', "probability=1.5: must be from 0 to 1"),
         ('{bucket_config: {256px: {33: [1.0, [4, 8]]}}}', r"the batch size \[4, 8\] is a range for Open-Sora's search"),
         ('{bucket_config: {256px: {33: [1.0, 0]}}}', "batch size=0: must be an integer from 1"),

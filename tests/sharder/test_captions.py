@@ -165,7 +165,7 @@ def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"caption_column": ("a", "a")}, "list each column once"),
+        ({"caption_column": ("a", "a")}, "list each column only once"),
         ({"caption_column": ("a", "")}, "pass only '' for no captions"),
         ({"caption_column": 3}, "must be a column name"),
         ({"caption_column": "a", "caption_weight_column": "a"}, "must differ from the caption columns"),
