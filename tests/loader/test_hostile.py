@@ -73,7 +73,7 @@ def set_in_row(number: int, **values: object) -> Edit:
         ({"window_num_frames": 4}, "frames=4 for the clip"),
         ({"window_num_frames": -7}, "frames=-7 for the clip"),
         ({"clip_sha256": None}, "checksum"),
-        ({"key": None}, "None as a key"),
+        ({"key": None}, "the key None"),
     ],
 )
 def test_a_row_that_cannot_be_names_its_sample(
@@ -83,7 +83,7 @@ def test_a_row_that_cannot_be_names_its_sample(
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=set_in_row(1, **values))
     received = []
     with open_loader(root, num_workers=num_workers, shuffle="none") as loader:
-        with pytest.raises(SampleError, match=rf"number 1 of .*000000\.tar.*{says}"):
+        with pytest.raises(SampleError, match=rf"index 1 in .*000000\.tar.*{says}"):
             received.extend(batch.sample_keys[0] for batch in loader)
         assert received == ["96x64-5f-0"]
         with pytest.raises(SampleError, match=says):  # and again, not something else

@@ -217,7 +217,9 @@ def test_the_place_in_the_ring_is_free_when_the_planes_die(roots: dict[str, Path
 def test_odd_sizes_are_refused_as_planes_and_fine_as_rgb(tmp_path: Path) -> None:
     """API: a chroma sample stands for 2 x 2 pixels."""
     root = build_dataset(tmp_path / "dataset", {Bucket(5, 63, 95): [2], Bucket(5, 64, 96): [1]})
-    with pytest.raises(ConfigError, match=r"pixels='yuv420p'.* 95x63: both sides must be even.*use pixels='rgb24'"):
+    with pytest.raises(
+        ConfigError, match=r"pixels='yuv420p'.* 95x63: both sides must be even.*use an even size or pixels='rgb24'"
+    ):
         streamvid.VideoLoader(root, batch_size=1, output={"pixels": "yuv420p"})
     with streamvid.VideoLoader(root, batch_size=1, num_workers=0, device="cpu") as loader:
         sizes = {tuple(batch.video.shape[-2:]) for batch in loader}

@@ -103,7 +103,7 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
     for key, value, message in (
         ("image:control", clip, "is a video, but must be an image"),
         ("video:control", picture, "has one picture, but the clip has 26 frames"),
-        ("control", [picture, clip], "a list holds images"),
+        ("control", [picture, clip], "a list must hold images"),
         ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
         ("control", [picture, 7], "number 1: the path is a int"),
         ("control", {"a": 1}, "the path is a dict"),
