@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 DEMO   ?= demo
 
-.PHONY: demo docs test test-slow zero check bench-smoke install peers clean
+.PHONY: demo docs test test-slow lowest zero check bench-smoke install peers clean
 
 # Most modules of what is installed are never imported; those that are get their bytecode then.
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
@@ -34,6 +34,17 @@ test: check                       ## everything that CI runs
 
 test-slow: $(VENV)/.installed-dev ## long campaigns: more datasets, more kills, more ranks
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Over the environment: only what differs from it.
+$(VENV)/.installed-lowest: $(VENV)/.installed-dev tools/lowest.txt
+	rm -rf $(VENV)/lowest
+	$(PIP) --no-deps --target $(VENV)/lowest -r tools/lowest.txt
+	touch $@
+
+lowest: $(VENV)/.installed-lowest ## a part of the tests with the lowest versions that pyproject.toml allows
+	PYTHONPATH=$(abspath $(VENV)/lowest) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 3 \
+	  tests/test_config.py tests/cli/test_stats.py tests/dataset/test_tabular.py tests/dataset/test_frozen.py \
+	  tests/storage/test_store_semantics.py tests/sharder/test_interop.py tests/loader/test_batch.py tests/trainer/test_encode.py
 
 # Beside the environment, because accelerate, transformers and lightning load it wherever they find it.
 $(VENV)/.installed-deepspeed: $(VENV)/.installed-dev tools/deepspeed.txt
