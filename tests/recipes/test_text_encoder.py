@@ -124,7 +124,7 @@ def test_padding_keeps_every_state_and_says_where_they_are(lengths: list[int]) -
         ({"kind": "t5"}, "'t5'"),
         ({"kind": "transformers"}, "give either of them"),
         ({"kind": "transformers", "path": "x", "package": "y"}, "give either of them"),
-        ({"kind": "bytes", "path": "x"}, "neither"),
+        ({"kind": "bytes", "path": "x"}, "omit both"),
         ({"kind": "bytes", "width": 7}, "width is 7"),
         ({"max_tokens": 0}, "max_tokens=0: must be an integer from 2"),
         ({"tokens": 5}, "no field 'tokens'"),
