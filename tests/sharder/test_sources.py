@@ -148,7 +148,7 @@ def test_base_path_is_for_relative_paths_alone(tmp_path: Path) -> None:
     records = read(tmp_path / "rows.jsonl", base_path=tmp_path / "media")
     assert [record.source for record in records.records] == names
     assert "leaves the source folder" in records.rejections[0].reason
-    with pytest.raises(SourceError, match="is not a folder"):
+    with pytest.raises(SourceError, match="is not an existing folder"):
         read(tmp_path / "rows.jsonl", base_path=tmp_path / "nowhere")
     with pytest.raises(SourceError, match="which contains its files"):
         read(tmp_path / "media", base_path=tmp_path)
@@ -223,7 +223,7 @@ def test_hostile_tars_end_in_rejections(tmp_path: Path) -> None:
         *("link.mp4: is a symbolic link", "hard.mp4: is a hard link", "pipe.mp4: is not a regular file"),
         *(
             "good.mp4: is in the tar twice",
-            "both: holds mp4 and webm",
+            "both: has several media members (mp4, webm)",
             "json.json: is not valid JSON",
             "list.json: is a list",
         ),
@@ -249,7 +249,7 @@ def test_a_tar_that_no_part_can_be_read_of_says_what_to_do(tmp_path: Path) -> No
         file.addfile(tarfile.TarInfo("a.mp4"))
     write(tmp_path, {"a.tar": packed.getvalue(), "b.tar": b"no tar at all" * 100})
     one, other = read(tmp_path).rejections
-    assert "compressed (gzip)" in one.reason and "unpack it first" in one.reason
+    assert "compressed (gzip)" in one.reason and "decompress it first" in one.reason
     assert "no valid tar header at byte 0" in other.reason
 
 
