@@ -133,7 +133,7 @@ def test_a_resumed_optimizer_is_what_the_config_says(dataset: Path, tmp_path: Pa
     trained(dataset, ours, {"max_steps": 2, "optimizer": changed})
     group = torch.load(ours / "state" / "step-2" / "optimizer.bin")["param_groups"][0]
     assert (group["weight_decay"], tuple(group["betas"]), group["eps"]) == (0.5, (0.5, 0.6), 1e-6)
-    with pytest.raises(StateError, match=r"optimizer\.factory is torch\.optim:SGD here"):
+    with pytest.raises(StateError, match=r"optimizer\.factory is torch\.optim:SGD, but"):
         trained(dataset, ours, {"optimizer": OptimizerConfig(factory="torch.optim:SGD", betas=None)})
 
 
