@@ -44,7 +44,7 @@ $(VENV)/.installed-lowest: $(VENV)/.installed-dev tools/lowest.txt
 lowest: $(VENV)/.installed-lowest ## a part of the tests with the lowest versions that pyproject.toml allows
 	PYTHONPATH=$(abspath $(VENV)/lowest) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 3 \
 	  tests/test_config.py tests/cli/test_stats.py tests/dataset/test_tabular.py tests/dataset/test_frozen.py \
-	  tests/storage/test_store_semantics.py tests/sharder/test_interop.py tests/loader/test_batch.py tests/trainer/test_encode.py
+	  tests/storage/test_store_semantics.py tests/sharder/test_interop.py tests/loader/test_batch.py tests/trainer/test_trainer.py
 
 # Beside the environment, because accelerate, transformers and lightning load it wherever they find it.
 $(VENV)/.installed-deepspeed: $(VENV)/.installed-dev tools/deepspeed.txt
