@@ -367,7 +367,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    Raises ConfigError, which calls the value `name`, if it is not an object or lacks a required field.
+    Raises ConfigError if the value is not an object or lacks a required field. Its message calls the value `name`.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")

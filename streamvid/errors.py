@@ -82,7 +82,10 @@ class SampleError(LoaderError):
 
 
 class SharedBatchError(LoaderError):
-    """Processes that share a batch received different ones. The message names step, processes and differences."""
+    """Processes that share a batch received different ones.
+
+    The message names the step, the processes and the differences.
+    """
 
 
 class RingFullError(LoaderError):

@@ -239,7 +239,7 @@ def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tu
         if bucket_id in named:
             raise ConfigError(f"shapes names bucket {bucket_id!r} twice; pass loader.shapes unchanged")
         if len(shape) < 2 or min(shape) < 1:
-            raise ConfigError(f"shapes gives bucket {bucket_id!r} the shape {shape!r}; pass loader.shapes unchanged")
+            raise ConfigError(f"shapes[{bucket_id!r}]={shape!r}: needs two sizes above 0 or more; pass loader.shapes")
         named[bucket_id] = tuple(shape[1:])
     if not named:
         raise ConfigError("shapes is empty; pass loader.shapes")

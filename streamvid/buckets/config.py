@@ -45,7 +45,7 @@ class SizeRule:
     """One size for all clips, or a size that follows each clip as in DiffSynth-Studio.
 
     height, width: the size of all clips.
-    max_pixels: keep each clip's own size, scaled down to at most this many pixels and rounded down to the multiple.
+    max_pixels: keep each clip's own size, scaled down to at most this many pixels, each side a multiple of `multiple`.
     max_frames: maximum frame count; shorter clips are trimmed to the largest count that the frame rule allows (4k+1 by
         default).
     """

@@ -97,7 +97,7 @@ class FrameRate:
         return self.rule == "resample"
 
     def interval(self, fps: float | None) -> int:
-        """Return the distance between selected frames for native and cap, and a clip with average rate `fps`."""
+        """Return the interval between selected frames for "native" and "cap". fps: the clip's average frame rate."""
         if self.rule != "cap" or self.fps is None or fps is None or not math.isfinite(fps) or fps < self.fps:
             return 1
         return math.ceil(Fraction(fps) / self.fps)

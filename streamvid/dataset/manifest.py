@@ -441,7 +441,7 @@ def naming(where: str) -> Iterator[None]:
 def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str) -> T:
     """Read a manifest and return `parse(data, name)`. Data that cannot be parsed is read again (FETCH-1).
 
-    Raise the DatasetError of `parse`, or, if the manifest is missing, one composed of `nothing` and `remedy`.
+    Raises the DatasetError that `parse` raises. If the manifest is missing, its text is `nothing` and `remedy`.
     """
     size = store.size(MANIFEST)
     if size is None:

@@ -237,7 +237,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     }
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
-            f"output.decode=False: cannot be combined with {', '.join(names)}, as nothing is decoded; leave one out"
+            f"output.decode=False: cannot be combined with {', '.join(names)}, as nothing is decoded; omit either side"
         )
 
 

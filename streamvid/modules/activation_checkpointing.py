@@ -45,7 +45,7 @@ def wrap(
 
     function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It configures
         offloading itself, so it cannot be combined with `config.offload`.
-    A block inside another named block is skipped. Recomputing a block repeats its random numbers, such as dropout.
+    A block inside another named block is skipped. Recomputing a block draws the same random numbers again.
     Raises ConfigError if a name matches nothing.
     """
     if function is not None and config.offload:

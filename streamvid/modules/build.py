@@ -127,13 +127,13 @@ def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
     named = getattr(module, "encoders", ())
     if isinstance(named, nn.Module | str) or not all(isinstance(name, str) for name in named):
         raise ConfigError(
-            f"encoders of {type(module).__name__} is a {type(named).__name__}; allowed: the names of children that "
+            f"{type(module).__name__}.encoders is a {type(named).__name__}; allowed: the names of children that "
             "only `encode` uses, such as encoders = ('autoencoder', 'text_encoder')"
         )
     for name in named if task != ENCODED else ():
         if not hasattr(module, name.partition(".")[0]):
             raise ConfigError(
-                f"encoders of {type(module).__name__} names {name!r}, which is missing; allowed: {child_names(module)}"
+                f"{type(module).__name__}.encoders names {name!r}, which is not a child; allowed: {child_names(module)}"
             )
     return tuple(named)
 

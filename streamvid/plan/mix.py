@@ -158,7 +158,7 @@ class MixedStream:
                 yield where, stream, int(self._firsts[member])
 
     def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return `split` of a flat array for several datasets."""
+        """Implement `split` for a flat array of positions and more than one dataset."""
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
         starts = np.array([self._begins(epoch) for epoch in range(first, last + 2)], np.int64).T
         bounds = starts.sum(axis=0)

@@ -25,7 +25,8 @@ class BucketReport:
 
     num_samples: number of stored samples in all datasets. All other counts begin at the cursor.
     num_steps: number of steps with this bucket; with sync="cost", where buckets share steps, the number of steps that
-        the bucket's batches would fill.   num_delivered: number of samples that all ranks receive, including repeats.
+        the bucket's batches would fill.
+    num_delivered: number of samples that all ranks receive, including repeats.
     """
 
     bucket_id: str

@@ -30,9 +30,9 @@ class Step:
     """Samples of one step, of all ranks or, after `for_rank`, of one rank.
 
     bucket_ids: bucket of each rank.
-    bounds: int64 (num_ranks + 1,), boundaries between the ranks' samples in the arrays below, which are (samples,).
-        Samples are sorted by shard and index within stretches of `PlanOptions.shard_locality`, but each dataset
-        keeps its places.
+    bounds: int64 (num_ranks + 1,), boundaries between the ranks' samples in the arrays below, each of shape
+        (samples,). Every `PlanOptions.shard_locality` samples are sorted by shard and index; the positions that belong
+        to each dataset do not change.
     sources: int64, index of the dataset.
     shards: int64, index of the shard within the dataset's bucket, in manifest order.
     indices: int64, index of the sample in the shard.

@@ -206,7 +206,7 @@ def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Pat
     names = vars(sys.modules[__name__])
     names["Typo"], names["Taken"] = Typo, Taken
     for name, message in (
-        ("Typo", r"encoders of Typo names 'vea', which is missing; allowed: dit, vae"),
+        ("Typo", r"Typo.encoders names 'vea', which is not a child; allowed: dit, vae"),
         ("Taken", "encode returns 'text'"),
     ):
         model = ModelConfig(factory=f"{__name__}:{name}")

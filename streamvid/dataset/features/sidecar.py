@@ -41,7 +41,7 @@ _KEPT_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Type of a tensor. dtype: a safetensors type. is_ragged: True if its first size can differ between samples."""
+    """Type of a tensor. dtype: a safetensors type. is_ragged: True if the size of its first dimension can vary."""
 
     dtype: str
     is_ragged: bool = False

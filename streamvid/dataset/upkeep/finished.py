@@ -25,8 +25,8 @@ class FinishedFiles:
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
-    folder: folder of the journal; None uses the user's cache. kind, about: identity of the run, which a run with equal
-    values resumes.
+    folder: folder of the journal; None uses the user's cache. kind, about: identity of the run. A later run
+    with the same values resumes it.
     """
 
     def __init__(self, folder: str | Path | None, kind: str, about: Mapping[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""Batches as the caller receives them, over the ring or on the device.
+"""Batches as the caller receives them, in ring memory or on the device.
 
-The highest package of the loader, and the only one that imports torch. Read batch.py, contents.py and color.py,
-ring.py, device.py, then features.py and tokens.py.
+This is the top layer of the loader, and the only one that imports torch. Reading order: batch.py, contents.py,
+color.py, ring.py, device.py, features.py, tokens.py.
 """

@@ -1,4 +1,4 @@
-"""Batch as the caller receives it: one uniform batch over memory of the ring.
+"""Batch as the caller receives it: one uniform batch in ring memory.
 
 Legend: B samples, C = 3 channels (RGB), T frames, H rows, W columns.
 """

@@ -140,7 +140,7 @@ def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.
         ragged = {name for name, kind in kinds.items() if kind.is_ragged}
         return collate({name: [one[name] for one in found] for name in kinds}, ragged)
     except ConfigError as error:
-        raise sample_error(first.sample, first.key, f"{error}; copy the sidecar again") from error
+        raise sample_error(first.sample, first.key, f"{error}; copy the features again") from error
 
 
 def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:

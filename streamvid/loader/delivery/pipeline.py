@@ -223,9 +223,9 @@ class Pipeline:
                 batch.block.release()
 
     def close(self, wait: bool = True) -> None:
-        """End workers and threads and release the memory; batches that the caller holds stay valid. Idempotent.
+        """Stop the workers and threads, and release the memory. Batches that the caller holds stay valid. Idempotent.
 
-        With wait=False, it is safe in destructors and in any thread.
+        With wait=False, this method is safe to call from destructors and from any thread.
         """
         if self._is_copy:
             return

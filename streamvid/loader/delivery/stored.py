@@ -168,7 +168,7 @@ class StoredDelivery:
 
 
 class FeatureDelivery(StoredDelivery):
-    """Delivery that reads the features of samples into the ring as they are stored."""
+    """Delivery that reads the stored features of samples into the ring unchanged."""
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
         return whole_clip(row.clip, pick, ())

@@ -103,8 +103,8 @@ class TextOptions:
 
     column: str | Mapping[str, float] = option(
         "text",
-        help="Column for `batch.text`, or several columns with weights, such as {'short': 1, 'long': 3}: each delivery "
-        "draws one of those in which the sample has a text.",
+        help="Column for `batch.text`, or columns with weights, such as {'short': 1, 'long': 3}; each delivery draws "
+        "one of those that are not empty for the sample.",
     )
     choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
     template: str | None = option(

@@ -168,7 +168,7 @@ class ReadResult(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Message from a worker about a task: `text` describes a problem, `seconds` is the duration of the work.
+    """Message from a worker about a task: `text` describes a problem, and `seconds` is the duration of the work.
 
     color: colors of yuv420p pictures. results: one result per clip of a ReadTask; empty if the run is over.
     """
