@@ -30,7 +30,7 @@ class BenchOptions:
     device: str | None = option(None, help="Device to copy batches to, e.g. cuda.", shown_default="none")
     prefetch_bytes: int = option(256 * 2**20, help="Memory for prefetched batches and clips.")
     step_seconds: float | None = option(
-        None, help="Duration of your training step, to compute the workers needed.", minimum=1e-9, maximum=3600
+        None, help="Duration of a training step, from which the number of workers follows.", minimum=1e-9, maximum=3600
     )
     num_local_ranks: int = option(
         1, flag="--local-ranks", help="Ranks (GPUs) that share this machine, for --step-seconds.", minimum=1

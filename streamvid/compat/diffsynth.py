@@ -38,7 +38,7 @@ def _words(value: str) -> list[str]:
 
 
 def _layers(value: str) -> object:
-    """Split names into a list. Return "regex:…" unchanged, and "", which lets streamvid choose the layers."""
+    """Split names into a list. Return "regex:…" and "" unchanged; "" lets streamvid choose the layers."""
     return value if not value or value.startswith("regex:") else _words(value)
 
 

@@ -1,4 +1,4 @@
-"""Forecast for metadata: rows are assigned to buckets by the sizes that they state. No media file is opened.
+"""Forecast for metadata: rows are assigned to buckets by the sizes in the metadata. No media file is opened.
 
 Rows of equal size that can fill the same bucket lengths are counted together, so that even ten million rows need only
 one assignment per group.

@@ -100,7 +100,7 @@ class LimitOptions:
 
     prefetch_bytes: int = option(
         DEFAULT_PREFETCH_BYTES,
-        help="Memory for video decoded ahead of the caller. The loader uses at least three of the largest batches.",
+        help="Memory for video decoded ahead of the caller. Raised if three of the largest batches need more.",
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(

@@ -76,7 +76,7 @@ def encode_dataset(
         last of which seals the features.
     signal_number: called between batches; returns the number of a signal that ends the work, or None.
     progress: called with "encode", the number of samples encoded so far, and the total of this process.
-    Raises the errors of the encoder, the loader and the writer.
+    Raises errors from the encoder, the loader and the writer.
     """
     result, writer = EncodeResult(), job.writer()
     mine = _own_shards(job, writer, world, wait_for_all)

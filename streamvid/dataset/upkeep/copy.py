@@ -98,7 +98,7 @@ def copy_dataset(
 
 
 def _read_twice(store: Store, path: str) -> bytes:
-    """Return a file's bytes once two reads agree, because no other checksum verifies a manifest in transit."""
+    """Read a file until two reads agree, and return its bytes. No checksum protects a manifest in transit."""
     reads = WrongReads()
     while (verdict := reads.judge(data := store.read(path))) != "unproven":
         if verdict == "stored":

@@ -46,7 +46,7 @@ class Batch(Mapping[str, Any]):
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `media`, with media=(...): conditioning inputs by name, uint8, in the layout and on the device of the video, and
       cropped and scaled like it. A control video has the shape of `video`, with matching frames. A still picture has
-      T = 1, a mask has C = 1, and a list is (B, N, …), where N is the most items of a sample. Missing inputs are zeros.
+      T = 1, a mask has C = 1, and a list is (B, N, …), where N is the largest item count. Missing inputs are zeros.
     - `media_present`, with `media`: bool (B,) by name, or (B, N) for a list; True for inputs that the sample has.
     - `text`: B captions, "" for a sample without a caption.   - `sample_keys`: B keys.
     - `bucket`: the Bucket of all samples.   - `fps`: float32 (B,), frames per second, NaN for images.

@@ -58,7 +58,7 @@ class Kind(Protocol):
         ...
 
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
-        """Start the samples of a batch. Return False if the run is over."""
+        """Start processing the samples of a batch. Return False if the run is over."""
         ...
 
     def read(self, slot: Slot) -> None:

@@ -113,7 +113,7 @@ def picture_checksum(frame: VideoFrame) -> int:
 def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> None:
     times = [Fraction(time) * table.time_base for time in table.timestamps]
     if times != [tick * timeline.time_base for tick in timeline.ticks]:
-        raise DecodeError(f"its {len(times)} frames do not have the {len(timeline.ticks)} expected times")
+        raise DecodeError(f"the timestamps of its {len(times)} frames are not the {len(timeline.ticks)} expected ones")
     wanted = tuple(range(0, len(times), encoding.gop))
     if table.keyframes != wanted:
         raise DecodeError(f"its key frames are {table.keyframes[:8]}; there must be one every {encoding.gop} frames")
