@@ -262,7 +262,7 @@ def test_a_store_that_goes_away_is_an_error_that_says_how_to_go_on(
     for when in (("probe", 2), ("build", 1), ("seal", 1)):
         with pytest.raises(StorageError, match=re.escape(f"s3://{bucket}")) as caught:
             shard(f"s3://{bucket}/videos", f"s3://{bucket}/ds", chosen, die(when))
-        assert "run the same command again to resume" in str(caught.value) and "--abandon" in str(caught.value)
+        assert "Run the same command again to resume" in str(caught.value) and "--abandon" in str(caught.value)
         assert server.secret_key not in str(caught.value)
         proxy.set(dead=False)
         assert "manifest.json" not in moto_server.tree(bucket, "ds")
@@ -346,6 +346,6 @@ def test_the_command_shards_to_a_bucket_and_says_what_is_wrong(
     assert f"s3://{bucket}/ds" in done.stderr and "AWS_SECRET_ACCESS_KEY" in done.stderr
     assert "canary" not in done.stderr + done.stdout
     s3_env(rgw)
-    assert "nothing is unfinished" in run_streamvid(*command, "--abandon").stdout
+    assert "no unfinished work" in run_streamvid(*command, "--abandon").stdout
     assert json.loads(run_streamvid(*command, "--json").stdout)["state"] == "built"
     assert "ds/manifest.json" in rgw.objects(bucket)
