@@ -87,9 +87,11 @@ def _print_trained(result: TrainResult) -> None:
         )
         click.echo("run the same command again to resume")
         return
-    loss = "-" if result.loss is None else f"{result.loss:.4f}"
-    held_out = "-" if result.eval_loss is None else f"{result.eval_loss:.4f}"
-    click.echo(f"step {result.step}: loss {loss}, evaluation loss {held_out}, {result.num_samples} samples")
+    if result.loss is None:
+        click.echo(f"the run is already complete at step {result.step}; raise max_steps or num_epochs to train longer")
+    else:
+        held_out = "-" if result.eval_loss is None else f"{result.eval_loss:.4f}"
+        click.echo(f"step {result.step}: loss {result.loss:.4f}, evaluation loss {held_out}, {result.num_samples} samples")
     click.echo(f"weights, state and metrics.jsonl: {result.output}")
 
 

@@ -68,3 +68,10 @@ def test_an_output_that_is_a_file_is_one_line(tiny: Tiny, tmp_path: Path) -> Non
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: ")
     assert str(tmp_path / "run") in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_complete_run_says_so_when_it_is_started_again(tiny: Tiny, tmp_path: Path) -> None:
+    options = ("max_steps=1", "data.batch_size=1", "data.num_workers=0", "eval.steps=null")
+    first, second = (run_train(tiny.dataset, tmp_path / "run", *options) for _ in range(2))
+    assert first.returncode == 0 and "step 1: loss " in first.stdout, first.stderr
+    assert second.returncode == 0 and "already complete at step 1; raise max_steps" in second.stdout, second.stderr

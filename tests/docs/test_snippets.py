@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,8 +81,15 @@ def test_a_page_says_why_a_snippet_does_not_run() -> None:
 
 
 def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.docs.snippets", str(page)],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=280,
+    """Run a page, and end what its snippets have started in the background."""
+    command = [sys.executable, "-m", "tests.docs.snippets", str(page)]
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=280)
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
