@@ -8,9 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
+from PIL import Image, ImageCms
 
 from streamvid.errors import ProbeError
+from streamvid.video.decode.file import decode_into
 from streamvid.video.info import VideoInfo
 from streamvid.video.probe import probe
 from tests.clips import real_clip
@@ -110,6 +113,25 @@ def test_exif_orientation_of_a_photo_is_honoured(clip: ClipFolder, orientation: 
     info = probe(turned)
     assert (info.rotation, info.flip) == (rotation, flip)
     assert (info.width, info.height) == ((90, 160) if rotation in (90, 270) else (160, 90))
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "tiff", "avif"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_an_icc_profile_changes_nothing(kind: str, mode: str) -> None:
+    """Exported pictures and screenshots have one; FFmpeg attaches it to the frame, in PNG with a name."""
+    mode = "RGB" if (kind, mode) == ("jpeg", "RGBA") else mode
+    picture = Image.effect_noise((64, 48), 60).convert(mode)
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    seen = []
+    for options in ({}, {"icc_profile": profile}):
+        file = io.BytesIO()
+        picture.save(file, kind, **options)
+        assert (profile[:40] in file.getvalue()) == bool(options) or kind == "png"  # compressed there
+        for _ in range(20):
+            out = np.zeros((1, 48, 64, 3), np.uint8)
+            decode_into(file.getvalue(), 0, out, num_frames=1)
+        seen.append((probe(file.getvalue()), out.tobytes()))
+    assert seen[0] == seen[1]
 
 
 def test_interlaced_video_says_so(clip: ClipFolder) -> None:
