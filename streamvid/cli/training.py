@@ -91,7 +91,8 @@ def _print_trained(result: TrainResult) -> None:
         click.echo(f"the run is already complete at step {result.step}; raise max_steps or num_epochs to train longer")
     else:
         held_out = "-" if result.eval_loss is None else f"{result.eval_loss:.4f}"
-        click.echo(f"step {result.step}: loss {result.loss:.4f}, evaluation loss {held_out}, {result.num_samples} samples")
+        losses = f"loss {result.loss:.4f}, evaluation loss {held_out}"
+        click.echo(f"step {result.step}: {losses}, {result.num_samples} samples")
     click.echo(f"weights, state and metrics.jsonl: {result.output}")
 
 

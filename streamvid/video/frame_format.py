@@ -179,7 +179,7 @@ def _orientation(frame: VideoFrame) -> tuple[bool, int]:
 def _side_data(frame: VideoFrame) -> list[SideData]:
     from av.sidedata.sidedata import SideDataContainer, Type
 
-    # PyAV frees the metadata of side data that FFmpeg frees again. Only ICC profiles have metadata: their name in a PNG.
+    # PyAV frees the metadata of side data that FFmpeg frees again. Only ICC profiles have metadata: their name in PNG.
     frame = _without(frame, ["ICC_PROFILE"])
     try:
         # `frame.side_data` is such a container too, but it and the frame reference each other: the picture would stay
