@@ -225,6 +225,11 @@ class Fingerprints:
     base: str
     content: str
 
+    @property
+    def samples(self) -> str:
+        """Digest of `plan` and `base`: the samples and their stored order, regardless of columns added later."""
+        return _digest([f"{self.plan}\n{self.base}\n".encode()])
+
     @staticmethod
     def of(
         buckets: Iterable[Bucket],

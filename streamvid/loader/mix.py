@@ -199,9 +199,9 @@ class Mix:
         """Return the properties of each dataset that positions depend on, as plain JSON."""
         found = []
         for part, repeats in zip(self.parts, self.repeats, strict=True):
-            chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.plan
+            chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.samples
             where = chosen.text if chosen else None
-            one = {"plan_fingerprint": fingerprint, "where": where, "num_repeats": str(repeats)}
+            one = {"samples_fingerprint": fingerprint, "where": where, "num_repeats": str(repeats)}
             if len(self.parts) > 1:
                 one["name"] = part.name
             # The samples that pass a filter depend on its columns, and `annotate` may have changed their values.

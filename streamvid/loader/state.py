@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from streamvid.errors import StateError
@@ -23,7 +26,14 @@ def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, An
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
     head = {"version": STATE_VERSION, "plan_version": PLAN_VERSION}
-    return {**head, **belongs_to, **cursor.to_json(), "progress": progress}
+    state = {**head, **belongs_to, **cursor.to_json(), "progress": progress}
+    return {**state, "checksum": _checksum(state)}
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+    """Return a digest of a state without its checksum. Only `make_state` produces states that have a valid one."""
+    text = json.dumps(state, sort_keys=True, separators=(",", ":"), default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _progress(plan: EpochPlan, cursor: Cursor) -> float:
@@ -45,11 +55,17 @@ def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, Mapping[str, An
                 f"{name}={state.get(name)!r} in the loader state: only {readable} can be read; resume with the "
                 "streamvid version that saved it, or start without the state"
             )
-    value = {name: state[name] for name in state if name not in ("version", "plan_version")}
+    value = {name: state[name] for name in state if name not in ("version", "plan_version", "checksum")}
     cursor = Cursor.from_json({name: value.pop(name) for name in _CURSOR if name in value})
     progress = value.pop("progress", None)
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
         raise StateError(f"progress={progress!r} in the state: must be from 0 to 1; the state is damaged; use another")
+    checksum = _checksum({name: state[name] for name in state if name != "checksum"})
+    if state.get("checksum") != checksum:
+        raise StateError(
+            f"checksum={state.get('checksum')!r} in the loader state: must be {checksum!r} for its values; the state "
+            "was damaged or edited after state_dict() returned it. Use an older state, or start without one"
+        )
     return cursor, progress, value
 
 
@@ -97,9 +113,7 @@ def plan_identity(
     return {
         "plan_version": PLAN_VERSION,
         **_name_by_name(belongs_to),
-        "sync": options.sync,
-        "order": options.order,
-        "accumulate": options.accumulate,
+        **{name: value for name, value in asdict(options).items() if name not in belongs_to},
         "epoch": cursor.epoch,
         **parts,
         "position": cursor.to_json(),

@@ -6,6 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from streamvid.errors import StreamvidError
 from streamvid.loader.exchange import check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig
+from streamvid.loader.state import plan_identity
+from streamvid.plan import Cursor, PlanOptions
 from streamvid.plan.cost import CostTable, fit_costs
 from streamvid.plan.position import World
 from tests.loader.conftest import SMALL, TALL, build_dataset
@@ -98,6 +101,7 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         "loop long": of_loop(config(one, where=f"place != {'x' * 300 + str(me)!r}")),
         "loop costs": of_loop(one, schedule={"costs": measured(1 + me % 2), "order": "largest-first"}),
         "loop seed": of_loop(one, seed=me, num_epochs=1 + me),
+        "loop locality": of_loop(one, schedule={"shard_locality": 8 if me else 64}),
     }
     if me != 1:
         told["part"] = error_of({"seed": 0}, World(me // 2, 2), group=outer)
@@ -159,7 +163,7 @@ def test_what_differs_is_named_alike_by_all(told: list[dict[str, str | None]], c
     assert says in message
 
 
-OF_SECOND = tuple(f"{name} of dataset 1" for name in ("plan_fingerprint", "where", "num_repeats", "name"))
+OF_SECOND = tuple(f"{name} of dataset 1" for name in ("samples_fingerprint", "where", "num_repeats", "name"))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ OF_SECOND = tuple(f"{name} of dataset 1" for name in ("plan_fingerprint", "where
         ("repeats", 'num_repeats of dataset 1 is "1" on process 0, "2" on process 1, "3" on process 2', ()),
         ("name", 'name of dataset 1 is "b" on processes 1-2, "a" on process 0', ()),
         ("datasets", "number of datasets is 2 on processes 1-2, 1 on process 0", ("name of dataset 0", *OF_SECOND)),
-        ("dataset", 'plan_fingerprint of dataset 1 is "', ()),
+        ("dataset", 'samples_fingerprint of dataset 1 is "', ()),
         (
             "sizes",
             'batch_sizes is {"64x96-9f": 1, "96x64-5f": 1} on processes 0, 2, {"64x96-9f": 1, "96x64-5f": 2}',
@@ -180,6 +184,7 @@ OF_SECOND = tuple(f"{name} of dataset 1" for name in ("plan_fingerprint", "where
         ("long", "where of dataset 0 is \"(`user.place`) != ('xxx", ()),
         ("costs", "costs is {", ()),
         ("seed", "seed is 0 on process 0, 1 on process 1, 2 on process 2", ("num_epochs",)),
+        ("locality", "shard_locality is 8 on processes 1-2, 64 on process 0", ()),
     ],
 )
 def test_a_loop_that_differs_names_the_cause_first(
@@ -194,6 +199,14 @@ def test_a_loop_that_differs_names_the_cause_first(
     assert [text.partition(" is ")[0] for text in named.split("; ")] == [says.partition(" is ")[0], *then]
     if "fingerprint" not in named:
         assert not re.search("[0-9a-f]{16}", named) and len(named) < 700, named
+
+
+def test_every_plan_option_is_compared() -> None:
+    """PLAN-2: what a plan depends on is in the identity; a new option is, too, without anyone thinking of it."""
+    options = PlanOptions()
+    belongs_to = {"datasets": [], "split": "train", **options.order_key(), "tail": options.tail}
+    identity = plan_identity(belongs_to, Cursor(), options, {})
+    assert {option.name: getattr(options, option.name) for option in fields(options)}.items() <= identity.items()
 
 
 def test_only_what_differs_is_named(told: list[dict[str, str | None]]) -> None:

@@ -308,7 +308,7 @@ def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path:
             loader.load_state_dict(state)
     with (
         open_loader(other) as loader,
-        pytest.raises(StateError, match="plan_fingerprint of dataset 0 is"),
+        pytest.raises(StateError, match="samples_fingerprint of dataset 0 is"),
     ):
         loader.load_state_dict(state)
 

@@ -184,7 +184,7 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
     for others, options, named in (
         ([DatasetConfig(two[0], where="score > 1")], {}, "where of dataset 0 is None in the state and .*score.* here"),
         ([DatasetConfig(two[0], num_repeats=2)], {}, "num_repeats of dataset 0 is '1' in the state and '2' here"),
-        ([two[1]], {}, "plan_fingerprint of dataset 0 is"),
+        ([two[1]], {}, "samples_fingerprint of dataset 0 is"),
         ([two[0], two[1]], {}, "number of datasets is 1 in the state and 2 here"),
         ([two[0]], {"seed": 3}, "seed is 0 in the state and 3 here"),
         ([two[0]], {"tail": "drop"}, "tail is 'carry' in the state and 'drop' here"),

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import streamvid
+from streamvid.buckets import parse_buckets
 from streamvid.errors import StateError
 from streamvid.plan.position import World
 from tests.loader.conftest import SMALL, TALL, build_dataset, in_legs, new_keys, open_loader, state_after
 from tests.processes import run_python
+from tests.shard_options import shard_options
 
 READ_REST = """
 import hashlib, json, sys, streamvid
@@ -80,6 +83,9 @@ def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
         *({"epoch": epoch} for epoch in (1.5, True, -1, 1 << 40)),
         *({"positions": {"96x64-5f": position}} for position in (-1, 1.0, "1", 13, 10**300)),
         {"positions": {"nope": 1}},
+        *({"positions": positions} for positions in ({}, {"96x64-5f": 1})),  # of two buckets
+        *({"step": step} for step in (1, 2**53, 2**53 + 1)),
+        *({"epoch": 1000}, {"seed": 0.0}, {"a later version's": 1}, {"checksum": None}, {"checksum": "0" * 16}),
         *({"progress": progress} for progress in (-0.1, 1.1, float("nan"), "1", True)),
     ],
 )
@@ -90,7 +96,26 @@ def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:
         with pytest.raises(StateError):
             loader.load_state_dict({**state, **wrong} if isinstance(wrong, dict) and wrong else wrong)
         assert loader.state_dict() == state
-        loader.load_state_dict({**state, "a later version's": 1})
+        loader.load_state_dict(json.loads(json.dumps(state, sort_keys=True)))
+
+
+def test_a_state_of_other_samples_in_equal_numbers_is_refused(tmp_path: Path) -> None:
+    """PLAN-5: the same files in another stored order, or other files. Later columns change no state: test_annotate.py."""
+    roots = [tmp_path / name for name in ("one", "reordered", "others")]
+    for root, seed, first in zip(roots, (0, 1, 0), (0, 0, 7), strict=True):
+        source = tmp_path / f"{root.name}-source"
+        source.mkdir()
+        for number in range(first, first + 20):
+            Image.new("RGB", (96, 64), (number * 9, 0, 0)).save(source / f"{number}.png")
+            (source / f"{number}.txt").write_text(str(number))
+        streamvid.shard(source, root, shard_options(buckets=parse_buckets("96x64@1"), seed=seed, workers=1))
+    state = state_after(5, roots[0])
+    for root in roots[1:]:
+        with (
+            streamvid.VideoLoader(root, batch_size=1, num_workers=0) as loader,
+            pytest.raises(StateError, match="samples_fingerprint of dataset 0 is"),
+        ):
+            loader.load_state_dict(state)
 
 
 def test_states_around_a_run(dataset: Path) -> None:
@@ -173,7 +198,7 @@ def test_a_forced_state_goes_on_at_the_same_share_of_the_same_epoch(sizes: dict[
             state = json.loads(json.dumps(loader.state_dict()))
         for size in (32, 48):
             with streamvid.VideoLoader(sizes[size], **options) as loader:
-                with pytest.raises(StateError, match="plan_fingerprint of dataset 0 is"):
+                with pytest.raises(StateError, match="samples_fingerprint of dataset 0 is"):
                     loader.load_state_dict(state)
                 loader.load_state_dict(state, force=True)
                 left = size - round(size * step / 40)
