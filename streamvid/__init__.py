@@ -1,9 +1,9 @@
-"""streamvid: the way video reaches a GPU.
+"""Video datasets for training: sharding, streaming to GPUs, and a training loop.
 
-    streamvid.shard(source, dest, options)      videos → a sealed dataset of bucketed shards
+    streamvid.shard(source, dest, options)        videos → a sealed dataset of bucketed shards
     streamvid.VideoLoader(dataset, batch_size=4)  a dataset → uniform batches, each sample once, resumable
-    streamvid.open_dataset(dataset)             manifest and index as tables
-    streamvid.train(config)                     a thin training loop on accelerate
+    streamvid.open_dataset(dataset)               manifest and index as tables
+    streamvid.train(config)                       a thin training loop built on accelerate
 
 Names are imported on first use, so that `import streamvid` stays fast.
 """

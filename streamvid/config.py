@@ -1,10 +1,12 @@
-"""Loading of YAML into frozen dataclasses: strict keys and types, dotted overrides, one error for all mistakes.
+"""Loading of YAML into frozen dataclasses, with strict keys and types, and dotted overrides.
+
+One error lists all mistakes.
 
     optimizer: {lr: 1e-4}          optimizer.lr=3e-4
           │                              │
           └──── one plain tree ◄─────────┘ ──► names checked ──► types checked (pydantic) ──► a frozen dataclass
 
-YAML is read by the rules of version 1.2. Version 1.1 would misread common values: `16:9` as the number 969, `no` as
+YAML is parsed according to version 1.2. Version 1.1 would misread common values: `16:9` as the number 969, `no` as
 false, and `1e-4` as a string.
 """
 
@@ -52,7 +54,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
     """Build the frozen dataclass `cls` from a YAML file and dotted overrides.
 
     path: YAML file of at most 1 MiB; None to start from the defaults.
-    overrides: each is `a.b=c`, with the value in YAML, or a pair of `a.b` and its value; later ones win.
+    overrides: each is `a.b=c`, with the value in YAML, or a pair of `a.b` and its value. Later overrides win.
     Raises one ConfigError that lists every unknown key (with the nearest known one), wrong type and invalid value.
     """
     source = "overrides" if path is None else str(path)
@@ -73,7 +75,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
 
 
 def dump_config(instance: Any) -> str:
-    """Write a config dataclass as YAML that `load_config` reads back to an equal instance."""
+    """Return a config dataclass as YAML text, from which `load_config` builds an equal instance."""
     import yaml
 
     tree = _adapter(type(instance)).dump_python(instance, mode="json")
@@ -140,15 +142,15 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file of at most 1 MiB. Raise ConfigError for anything else."""
+    """Read a mapping from a YAML file. Raise ConfigError if it is unreadable, not a mapping or larger than 1 MiB."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}; use the path of a YAML file") from None
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}; use a readable YAML file") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"the config {path} is not UTF-8 text; use the path of a YAML file") from None
+        raise ConfigError(f"the config {path} is not UTF-8 text; use a YAML file in UTF-8") from None
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"the config {path} is larger than {MAX_FILE_BYTES} bytes; use a smaller file")
     tree = parse_yaml(text, str(path))
@@ -173,7 +175,9 @@ def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) ->
         child = node.get(part)
         if child is not None and not isinstance(child, dict):
             section = ".".join(parts[: depth + 1])
-            raise ConfigError(f"override {override!r}: {section} is {child!r}, which has no fields of its own to set")
+            raise ConfigError(
+                f"override {override!r}: {section} is {child!r}, not a section of fields; override the field itself"
+            )
         # Copied, because a YAML alias may share this branch with other parts of the tree.
         node[part] = {} if child is None else dict(child)
         node = node[part]
@@ -187,7 +191,7 @@ def _check_size(tree: Any, source: str) -> None:
         value, depth = pending.pop()
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
-            raise ConfigError(f"{source} expands to more than {MAX_VALUES} values or {MAX_DEPTH} levels; shorten it")
+            raise ConfigError(f"{source} expands to more than {MAX_VALUES} values or {MAX_DEPTH} levels; simplify it")
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         pending.extend((child, depth + 1) for child in children)
 
@@ -234,7 +238,7 @@ def _problems(error: ValueError, tree: dict[str, Any]) -> list[str]:
 
 
 def _field_location(details: ErrorDetails, tree: Any) -> Location:
-    """Return pydantic's location without the names of union members, which do not exist in the file."""
+    """Return the location of a pydantic error, without the names of union members, which are not in the file."""
     kept: list[str | int] = []
     missing = details["type"] == "missing"
     for index, part in enumerate(details["loc"]):
@@ -343,7 +347,7 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 
 
 def options_of(cls: type[T], value: Any, name: str) -> T:
-    """Build options from a mapping of fields, or from None for the defaults. Return an instance of `cls` as it is.
+    """Build options from a mapping of fields, or from None for the defaults. Return an instance of `cls` unchanged.
 
     name: name of the value in errors. A field of a mapping appears there as `name.field`.
     """
@@ -367,7 +371,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    Raises ConfigError if the value is not an object or lacks a required field. Its message calls the value `name`.
+    Raises ConfigError if the value is not an object or lacks a required field. `name` names the value in the message.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
@@ -379,11 +383,11 @@ def from_fields(cls: type[T], value: object, name: str) -> T:
 def _refuse_missing(cls: type, value: Mapping[Any, Any], name: str) -> None:
     required = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
     if missing := [field for field in required if field not in value]:
-        raise ConfigError(f"{name} lacks {', '.join(missing)}")
+        raise ConfigError(f"{name} lacks {', '.join(missing)}, which cannot be omitted")
 
 
 def exact(name: str, value: object) -> Fraction:
-    """Return a number as an exact fraction: 0.33 is 33/100. Raise ConfigError, naming the field, for other values."""
+    """Return a number, or text such as "9/16", as an exact fraction. Raise ConfigError for any other value."""
     # Exponents are not allowed in text, because they would allow numbers of any size.
     is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
     if is_number or (isinstance(value, str) and len(value) <= _MAX_DIGITS and "e" not in value.lower()):
@@ -397,8 +401,8 @@ def exact(name: str, value: object) -> Fraction:
 def check_options(instance: Any) -> None:
     """Check the type, choices and bounds of every field declared with `option`.
 
-    Also replaces mappings by the nested options that they describe, and numbers and text by a Fraction where the field
-    is one. Call it first in `__post_init__`. Raises ConfigError with the field, its value and the allowed values.
+    Also converts mappings to the nested options that they describe, and numbers and text to Fraction for fields of that
+    type. Call it first in `__post_init__`. Raises ConfigError, with the allowed values, if a check fails.
     """
     cls: Any = type(instance)
     members_of = option_types(cls)
@@ -440,7 +444,7 @@ _SIMPLE: dict[Any, str] = {
 
 
 def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
-    """Return whether a value has one of these types. Return True if a type is not plain, because it checks itself."""
+    """Return whether a value has one of these types. Always return True if any type is not in _SIMPLE."""
     if not set(members) <= _SIMPLE.keys():
         return True
     if isinstance(value, bool) or value is None:

@@ -82,7 +82,7 @@ class SampleError(LoaderError):
 
 
 class SharedBatchError(LoaderError):
-    """Processes that share a batch received different ones.
+    """Processes that share a batch received different batches.
 
     The message names the step, the processes and the differences.
     """
@@ -93,7 +93,7 @@ class RingFullError(LoaderError):
 
 
 def fresh(error: StreamvidError) -> StreamvidError:
-    """Return a copy of an error to raise, because a raised error keeps alive all frames that it passes through."""
+    """Return a copy of an error to raise. A raised error keeps alive all stack frames that it passes through."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again

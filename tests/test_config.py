@@ -133,7 +133,7 @@ def test_a_malformed_override_is_quoted(override: str) -> None:
 def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("path: /data\nsteps: 3\n")
-    with pytest.raises(ConfigError, match=r"override 'steps\.more=1': steps is 3, which has no fields"):
+    with pytest.raises(ConfigError, match=r"override 'steps\.more=1': steps is 3, not a section of fields"):
         load_config(Run, file, ["steps.more=1"])
 
 

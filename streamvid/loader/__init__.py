@@ -1,4 +1,4 @@
-"""Loading of uniform batches from a sealed dataset, on one of many ranks: fetch, decode, batch.
+"""Loader that fetches and decodes samples of sealed datasets, and delivers them in uniform batches to one rank.
 
 Packages and files import only from those to their left: options, view ← workers, mix ← delivery ← batch ← setup ←
 loader. Read loader.py and mix.py, then the packages in the order view, delivery, workers, batch.

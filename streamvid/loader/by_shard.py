@@ -26,10 +26,10 @@ _OF_PLANS = {"accumulate", "groups", "num_epochs", "schedule", "shuffle", "split
 
 @dataclass(frozen=True)
 class ByShard:
-    """Delivery of a dataset shard by shard. Samples of all splits are delivered; whole captions are never dropped.
+    """Delivery of a dataset shard by shard. Samples of all splits are delivered, without caption dropout.
 
     source: config of the dataset, with an open Dataset as its URL.
-    options: VideoLoader's arguments, without those for plans, such as filters.
+    options: VideoLoader's arguments, except for those that affect only the plan, such as `where`.
     batch_sizes: bucket id → batch size, so that a shard's batches are the same for every reader.
     """
 
@@ -39,7 +39,7 @@ class ByShard:
 
     @staticmethod
     def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
-        """Return the delivery for VideoLoader's arguments; arguments for plans are ignored.
+        """Return the delivery for VideoLoader's arguments. Arguments that affect only the plan are ignored.
 
         Raises ConfigError for more than one dataset, a dataset of texts, and invalid batch sizes.
         """
@@ -47,7 +47,7 @@ class ByShard:
         dataset = source.url
         assert isinstance(dataset, Dataset)
         if len(sources) > 1:
-            raise ConfigError(f"dataset: got {len(sources)} datasets; encode one at a time, each to its own features")
+            raise ConfigError(f"dataset: got {len(sources)} datasets; encode each one separately")
         if dataset.manifest.clips == "text":
             raise ConfigError(f"dataset {dataset.url}: contains texts, which need no encoding; use a dataset of videos")
         tokens = kept.pop("max_tokens_per_batch", None)
@@ -64,14 +64,14 @@ class ByShard:
         return self.source.url
 
     def view_facts(self) -> Mapping[str, Any]:
-        """Return everything that the tensors of a visit depend on, as JSON; see `batch.features.view_facts`."""
+        """Return all values that determine the tensors of a visit, as JSON; see `batch.features.view_facts`."""
         with self._loader(self.dataset.shards[0], 0, 1) as loader:
             return loader.view_facts[0]
 
     def batches(self, shard: ShardInfo, num_visits: int) -> Iterator[tuple[list[str], list[Batch | None]]]:
         """Yield (keys, batches): the keys of consecutive samples, and one batch of these samples per visit.
 
-        Rows marked as repeats replace bad samples (BAD-1). A batch is None if its samples and all later ones are bad.
+        Samples with `is_repeat` replace bad samples (BAD-1). A batch is None if its samples and all later ones are bad.
         Raises SampleError if a shard has more bad samples than max_bad_fraction allows.
         """
         keys, first = self.dataset.samples(shard, ["key"]).column("key").to_pylist(), 0
@@ -85,8 +85,8 @@ class ByShard:
                 first = last
         if len(keys) - first > allowed:
             raise SampleError(
-                f"{self.dataset.url}: no sample of {shard.path} from {keys[first]} on is good: {len(keys) - first} "
-                "samples are bad, more than max_bad_fraction allows; copy the dataset again, or raise max_bad_fraction"
+                f"{self.dataset.url}: all samples of {shard.path} from {keys[first]} on are bad: {len(keys) - first} "
+                "samples, more than max_bad_fraction allows; copy the dataset again, or raise max_bad_fraction"
             )
         if first < len(keys):
             yield keys[first:], [None] * num_visits

@@ -98,8 +98,9 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
-        f"{len(ranks)} processes must form {num_ranks} ranks of {expected} each, but {', '.join(named)}{more}. Pass "
-        "world=World(rank, num_ranks) in each; processes that share a batch need the same rank and a shared_group"
+        f"{len(ranks)} processes must form {num_ranks} ranks of {expected} processes each, but "
+        f"{', '.join(named)}{more}. Pass world=World(rank, num_ranks) in each; "
+        "processes that share a batch need the same rank and a shared_group"
     )
 
 
@@ -133,7 +134,7 @@ class SharedBatchCheck:
         self._pending = self._start(epoch, step, digest, sample_keys)
 
     def end(self, epoch: int) -> None:
-        """Check the last step of an epoch, and that all members end the epoch here. Raises SharedBatchError if not."""
+        """Verify the last step of an epoch, and that all members end it here. Raises SharedBatchError otherwise."""
         self._examine()
         self._pending = self._start(epoch, _END_OF_EPOCH, 0, ())
         self._examine()
@@ -222,7 +223,7 @@ def _at(keys: Sequence[str], slot: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON; a long value is truncated and followed by a hash of the whole."""
+    """Return a value as JSON; a long value is truncated and followed by a hash of the full text."""
     text = json.dumps(value, sort_keys=True)
     if len(text) <= SHOWN_LENGTH:
         return text
@@ -289,7 +290,7 @@ def _start_gather(mine: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.T
 
 
 def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> list[bytes]:
-    """Return all members' payloads, in the order of the group. Raises LoaderError if one does not arrive in time."""
+    """Return all members' payloads, in group order. Raises LoaderError if a payload does not arrive in time."""
     import torch
 
     device, timeout = _device_of(group), timedelta(seconds=timeout_seconds)

@@ -49,11 +49,12 @@ class VideoLoader:
         these, whose samples are mixed.
     batch_size: samples per rank and step: one number, or a mapping from buckets (id, WxH@F, glob, "*" for all others),
         or a BucketConfig.
-    max_tokens_per_batch: token limit that replaces batch_size. Batches are filled up to it. Tokens are counted by
-        `preset`'s model, else by the model that the dataset was sealed for, else one per 4 x 16 x 16 (T, H, W) block.
+    max_tokens_per_batch: maximum number of tokens per batch, in place of batch_size. Tokens are counted by the
+        model of `preset`, else by the model of the sealed dataset, else as one per 4 x 16 x 16 (T, H, W) block.
     preset: model to train: a preset name such as "wan2.1-480p", a bucket configuration file, or a ModelRule. Datasets
         that do not fit the model are rejected.
-    world: data-parallel position. None: taken from torch.distributed, else from launcher variables, else a single rank.
+    world: data-parallel position of this process. None: taken from torch.distributed, else from launcher variables,
+        else a single rank.
     num_epochs: number of epochs per `for` loop; None: endless.
     seed: seed of all random choices.
     shuffle: "window" permutes shards, and samples within runs of `schedule.window` shards; "shards" permutes only
@@ -164,7 +165,7 @@ class VideoLoader:
 
     @property
     def options(self) -> PlanOptions:
-        """Plan options."""
+        """Options of the plan, such as the shuffle and the tail policy."""
         return self._selection.options
 
     @property
@@ -184,7 +185,7 @@ class VideoLoader:
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """Values that determine the view of a visit, for each dataset, as JSON. Features must have the same values."""
+        """Values that determine the view of a visit, for each dataset, as JSON. Features must match them."""
         return self._setup.view_facts
 
     @property
@@ -202,7 +203,7 @@ class VideoLoader:
 
     @property
     def epoch(self) -> int:
-        """Current epoch: that of the last batch handed out, or the one that begins next."""
+        """Current epoch: the epoch of the last batch handed out, or the epoch that begins next."""
         return self._plan.cursor.epoch
 
     @property
@@ -220,7 +221,7 @@ class VideoLoader:
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Id of each bucket, and shape of `batch.video` in its full batches, largest first, for a warm-up.
+        """(Bucket id, shape of `batch.video` in a full batch) of each bucket, largest first, for a warm-up.
 
         With tail="shrink" and tail="uneven", the last batches can be smaller.
         """
@@ -246,7 +247,7 @@ class VideoLoader:
 
     @property
     def substituted(self) -> list[Substitution]:
-        """The last 10000 bad samples that were substituted on this rank (BAD-1)."""
+        """The last 10,000 bad samples that were substituted on this rank (BAD-1)."""
         return self._pipeline.substituted
 
     # Iteration.
@@ -312,7 +313,7 @@ class VideoLoader:
 
         Raises StateError, and changes nothing, for a state of another dataset, split, filter, seed, shuffle or tail.
         With `force`, such a state is used as an approximate position: the same epoch, after about the same share of its
-        steps. Some samples of that epoch may then repeat, and others be missing. From the next epoch on, each sample is
+        steps. Some samples of that epoch may then be repeated or missing. From the next epoch on, each sample is
         delivered exactly once.
         After a resume within an accumulation group, loss weights count only the remaining batches of that group.
         """

@@ -50,9 +50,9 @@ class DatasetConfig:
     )
     where: str | None = option(None, help="Condition on columns of this dataset; other samples are left out.")
     name: str | None = option(
-        None, help="Name from which its random choices are derived.", shown_default="its position in the list"
+        None, help="Name from which random choices are derived.", shown_default="its position in the list"
     )
-    captions: TextOptions = option(default_factory=TextOptions, help="Options for the texts of its samples.")
+    captions: TextOptions = option(default_factory=TextOptions, help="Options for the texts of samples.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -89,7 +89,7 @@ class Subset:
 
     shards: bucket id → shards with such samples, in plan order.
     counts: bucket id → number of such samples in each of those shards.
-    draws: bucket id → draw sets that these shards are part of.
+    draws: bucket id → draw sets that contain these shards.
     """
 
     shards: Mapping[str, Sequence[ShardInfo]]
@@ -99,7 +99,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return shard `number` of a bucket. Recent ones are cached, because building one from the table takes time."""
+        """Return shard `number` of a bucket. Recent shards are cached, because building them takes time."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -121,7 +121,7 @@ class Subset:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest clip."""
+        """Size of the largest clip in bytes."""
         return max((largest_clip(shards) for shards in self.shards.values()), default=0)
 
 
@@ -129,7 +129,7 @@ class Subset:
 class MixPart:
     """One dataset of a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
-    seed: seed of its random choices (SAMPLE-1): the loader's, or with several datasets, one derived for this dataset.
+    seed: seed of its random choices (SAMPLE-1): the loader's seed or, with several datasets, a seed derived from it.
     columns: column name used by the caller → column name in this dataset's index.
     rate: rule for the frame rate at which its clips are read.
     media: conditioning inputs to deliver.
@@ -155,12 +155,12 @@ class MixPart:
 
     @property
     def is_remote(self) -> bool:
-        """True if its index, clips or features are in an object store."""
+        """True if the index, the clips or the features are in an object store."""
         return not (self.dataset.store.is_local and self.source.store.is_local)
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest clip, or of the largest features of a sample."""
+        """Size in bytes of the largest clip, or of the largest features of a sample."""
         return self.subset.max_clip_bytes if self.sidecar is None else self.sidecar.max_member_bytes
 
 
@@ -178,7 +178,7 @@ class Mix:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest clip, or of the largest features of a sample."""
+        """Size in bytes of the largest clip, or of the largest features of a sample."""
         return max(part.max_clip_bytes for part in self.parts)
 
     @property
@@ -196,7 +196,7 @@ class Mix:
         return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
 
     def identity(self) -> list[dict[str, str | None]]:
-        """Return the properties of each dataset that positions depend on, as plain JSON."""
+        """Return the properties of each dataset that determine the samples at its positions, as plain JSON."""
         found = []
         for part, repeats in zip(self.parts, self.repeats, strict=True):
             chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.samples
@@ -239,7 +239,7 @@ class SampleRequest:
 
     @property
     def shown_visit(self) -> int:
-        """Visit whose frames and caption are delivered; with a sidecar, one of the visits that it stores."""
+        """Visit whose frames and caption are delivered; with precomputed features, one of the stored visits."""
         sidecar = self.part.sidecar
         return self.visit if sidecar is None else self.visit % sidecar.manifest.num_visits
 
@@ -247,8 +247,8 @@ class SampleRequest:
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
     """Yield (shard, place) of all possible substitutes for a bad sample, in the order in which they are tried (BAD-1).
 
-    The other samples of its shard come first, in the order that begins after the bad sample and wraps around. Those of
-    the other shards of the bucket follow, in the order that begins after its shard and wraps around.
+    The other samples of its shard come first, in the order that begins after the bad sample and wraps around. The
+    samples of the bucket's other shards follow, in the order that begins after its shard and wraps around.
     """
     counts = sample.part.subset.counts[sample.bucket_id]
     for step in range(len(counts)):
@@ -263,7 +263,7 @@ def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
     """Return a config for each given dataset, with its URL replaced by the open dataset.
 
     datasets: a path, a URL, an open Dataset, a DatasetConfig or a mapping of its fields, or a list of these.
-    Raises ConfigError for invalid values, and the errors of `open_dataset`.
+    Raises ConfigError for invalid values, and the same errors as `open_dataset`.
     """
     several: Sequence[Any] = datasets if isinstance(datasets, list | tuple) else [datasets]
     if not several:
@@ -274,7 +274,7 @@ def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
         raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig its own name")
     weighted = sum(config.weight is not None for config in configs)
     if weighted not in (0, len(configs)):
-        raise ConfigError(f"dataset: {weighted} of {len(configs)} have a weight; give all of them a weight, or none")
+        raise ConfigError(f"dataset: {weighted} of {len(configs)} datasets have a weight; give all a weight, or none")
     return [
         config if isinstance(config.url, Dataset) else replace(config, url=stores.open(config.url))
         for config in configs
@@ -360,17 +360,17 @@ def _repeats(
         return repeats_of_weights(weights, [part.subset.num_samples for part in parts], tokens, samples_per_epoch, by)
     if samples_per_epoch is not None:
         raise ConfigError(
-            f"schedule.samples_per_epoch={samples_per_epoch}: needs weights; give each DatasetConfig one, or "
+            f"schedule.samples_per_epoch={samples_per_epoch}: requires weights; give each DatasetConfig a weight, or "
             "leave samples_per_epoch out"
         )
     return [exact_fraction("num_repeats", config.num_repeats) for config in configs]
 
 
 def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str) -> dict[str, str]:
-    """Return a mapping from a dataset's bucket ids to the loader's. Add new buckets to `buckets`, the loader's so far.
+    """Return a mapping from a dataset's bucket ids to the loader's bucket ids. Add new buckets to `buckets`.
 
     Buckets of different datasets with the same shape share an id, so that their samples mix within a batch. Buckets of
-    one dataset stay separate. An id that is already used for another shape is replaced by the size's explicit id.
+    one dataset stay separate. An id that another shape already uses is replaced by an explicit id, which names the size.
     """
     common = {
         bucket.id: bucket.id for bucket in own if bucket.id in buckets and buckets[bucket.id].shape == bucket.shape
@@ -408,8 +408,8 @@ def _draws(
     own = [name for name in names if name in OF_BUCKET or name.startswith(OF_BUCKET_PREFIXES)]
     if chosen is not None and own:
         raise ConfigError(
-            f"where={chosen.text!r}: column {own[0]} differs between the buckets that store a clip of {dataset.url}, "
-            "which draws one of these buckets in each epoch; use a property of the clip itself, such as source_width"
+            f"where={chosen.text!r}: {own[0]} differs between the buckets of a clip in {dataset.url}, and each epoch "
+            "draws one of these buckets; use a property of the clip itself, such as source_width"
         )
     numbers = {name: rows.table.number[rows.rows] for name, rows in shards.items()}
     return draw_sets(dataset.manifest.draws, numbers, counts)
@@ -418,7 +418,7 @@ def _draws(
 def _select(
     dataset: Dataset, split: str, where: str | None
 ) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
-    """Return the shards of a split by bucket in plan order, their numbers of matching samples, and the filter."""
+    """Return the shards of a split by bucket, in plan order, their counts of matching samples, and the filter."""
     table = dataset.shards
     mine = table.select(split)
     if not mine:

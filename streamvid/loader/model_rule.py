@@ -34,8 +34,8 @@ def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
 def check_dataset(rule: ModelRule, dataset: Dataset, buckets: Sequence[Bucket]) -> None:
     """Raise ConfigError, which names the allowed values, if a dataset does not fit the model.
 
-    This depends on the buckets of the samples and on the rate at which clips are read, but not on the model that the
-    dataset was sealed for, because one dataset may serve several models.
+    The check uses the buckets of the samples and the rate at which clips are read, but not the model that the dataset
+    was sealed for, because one dataset may serve several models.
     """
     try:
         rule.check_all(buckets, dataset.manifest.frame_rate)
@@ -48,13 +48,13 @@ def check_view(rule: ModelRule, view: ViewOptions) -> None:
     named = f"view.max_interval={view.max_interval}" if view.max_interval > 1 else f"view.temporal={view.temporal!r}"
     if rule.fps is not None and (view.max_interval > 1 or view.temporal == "uniform"):
         raise ConfigError(
-            f"{named} delivers frames at rates other than the {float(rule.fps):g} per second of {rule.name}; "
+            f"{named} delivers frames at rates that differ from the {float(rule.fps):g} fps of {rule.name}; "
             "use temporal='random', 'head', 'middle' or 'chunk' with max_interval=1, or leave preset out"
         )
 
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
-    """Return the rule that the datasets were sealed for, or None. Raises ConfigError if their token counts differ."""
+    """Return the rule that the datasets were sealed for, or None. Raises ConfigError if token counts differ."""
     rules = [manifest.model for manifest in manifests if manifest.model is not None]
     names = {rule.factors: rule.name for rule in rules}
     if len(names) > 1:

@@ -54,7 +54,7 @@ class OutputOptions:
             )
         if self.tokenizer is not None and not callable(self.tokenizer):
             raise ConfigError(
-                f"tokenizer={self.tokenizer!r}: must be a function that takes a list of texts, such as "
+                f"tokenizer={self.tokenizer!r}: must be a function that accepts a list of texts, such as "
                 "lambda texts: tokenizer(texts, padding=True)"
             )
 
@@ -100,7 +100,7 @@ class LimitOptions:
 
     prefetch_bytes: int = option(
         DEFAULT_PREFETCH_BYTES,
-        help="Memory for video decoded ahead of the caller. Raised if three of the largest batches need more.",
+        help="Bytes of memory for decoded video. Increased automatically if three of the largest batches need more.",
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(
@@ -108,8 +108,8 @@ class LimitOptions:
     )
     max_bad_fraction: float = option(
         0.01,
-        help="Maximum share of substituted samples, out of the samples delivered to this rank (counted as at least "
-        "1000). Above it, the run fails. A bucket without a good sample or a missing shard always ends the run.",
+        help="Maximum share of substituted samples among the samples delivered to this rank (assuming at least 1000). "
+        "If it is exceeded, the run fails. A missing shard, or a bucket without a good sample, always ends the run.",
         minimum=0.0,
         maximum=1.0,
     )

@@ -175,7 +175,7 @@ def _columns(columns: Sequence[str], output: OutputOptions) -> tuple[str, ...]:
         raise ConfigError(f"columns={columns!r}: must be a list of names, such as [{columns!r}]")
     for name in columns:
         if name in STANDARD_FIELDS:
-            raise ConfigError(f"columns: {name!r} is a field of every batch already; leave it out or rename the column")
+            raise ConfigError(f"columns: {name!r} is already a field of every batch; leave it out or rename the column")
     if output.tokenizer is not None:
         check_token_fields(columns)
     return tuple(columns)
@@ -237,7 +237,8 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     }
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
-            f"output.decode=False: cannot be combined with {', '.join(names)}, as nothing is decoded; omit either side"
+            f"output.decode=False: cannot be combined with {', '.join(names)}, because nothing is decoded; leave out "
+            "decode or the others"
         )
 
 
@@ -290,7 +291,7 @@ class LoaderMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Total size."""
+        """Total size in bytes."""
         return self.frame_bytes + self.clip_bytes + self.repair_bytes
 
 
@@ -302,7 +303,7 @@ def loader_memory(
     pixels: Pixels | None,
     media: Sequence[Medium] = (),
 ) -> LoaderMemory:
-    """Return the shared memory that a loader needs. pixels: format in the ring; None if the ring holds stored clips."""
+    """Return the sizes of a loader's memory. pixels: format in the ring; None if the ring holds stored clips."""
     largest = max(batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media) for bucket in buckets)
     if all(bucket.is_text for bucket in buckets):  # texts are cheap, and have no clips to read
         prefetch_bytes = min(prefetch_bytes, _TEXT_BATCHES * largest)

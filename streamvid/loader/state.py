@@ -21,7 +21,7 @@ _CURSOR = ("epoch", "positions", "phase", "step")
 def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
 
-    Its `progress`, 0..1, is the share of the epoch that is done. A forced load resumes there if positions do not apply.
+    Its `progress`, 0..1, is the share of the epoch that is done. A forced load resumes at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
@@ -59,7 +59,7 @@ def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, Mapping[str, An
     cursor = Cursor.from_json({name: value.pop(name) for name in _CURSOR if name in value})
     progress = value.pop("progress", None)
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
-        raise StateError(f"progress={progress!r} in the state: must be from 0 to 1; the state is damaged; use another")
+        raise StateError(f"progress={progress!r} in the state: must be from 0 to 1; use a state that is not damaged")
     checksum = _checksum({name: state[name] for name in state if name != "checksum"})
     if state.get("checksum") != checksum:
         raise StateError(
@@ -70,16 +70,16 @@ def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, Mapping[str, An
 
 
 def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) -> bool:
-    """Return whether a state belongs to this loader. If not, raise StateError, or with `force`, log a warning."""
+    """Return whether a state belongs to this loader. If not, raise StateError or, with `force`, log a warning."""
     differing = "; ".join(differences(found, expected))
     if differing and not force:
         raise StateError(
-            f"the loader state does not belong here: {differing}. Its positions refer to other samples; open the "
+            f"the state does not belong to this loader: {differing}. Its positions refer to other samples; open the "
             "loader as it was when the state was saved, start without the state, or use it as an approximate position "
             "with load_state_dict(state, force=True)"
         )
     if differing:
-        _log.warning("using a state that does not belong here as an approximate position: %s", differing)
+        _log.warning("using a state that does not belong to this loader as an approximate position: %s", differing)
     return not differing
 
 
@@ -106,7 +106,7 @@ def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return everything except the rank that a plan depends on, by name, for comparison between processes.
+    """Return all values that determine a plan, except for the rank, by name, for comparison between processes.
 
     Causes come before their effects, so that a comparison names them first. Values are plain JSON.
     """

@@ -11,7 +11,7 @@ from streamvid.storage import CacheStats, StoreStats
 
 @dataclass(slots=True)
 class BatchStats:
-    """Work on the samples of one or more batches.
+    """Statistics of the work on the samples of one or more batches.
 
     Seconds are summed over samples, which are read and decoded concurrently while the caller computes. They indicate
     why the caller waits, not how long a step takes.
@@ -24,7 +24,7 @@ class BatchStats:
     num_substituted: int = 0
 
     def plus(self, other: BatchStats, sign: int = 1) -> BatchStats:
-        """Return the sum, or with sign=-1 the difference."""
+        """Return the sum or, with sign=-1, the difference."""
         return BatchStats(*(getattr(self, name) + sign * getattr(other, name) for name in _BATCH_FIELDS))
 
 
@@ -60,7 +60,7 @@ class LoaderStats:
 
     @property
     def wait_share(self) -> float:
-        """Share of the time, from 0 to 1, during which the caller, and so its GPU, waited for data."""
+        """Share of the time, from 0 to 1, during which the caller waited for data."""
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     @property
@@ -69,7 +69,7 @@ class LoaderStats:
         return self.queue_depth_sum / self.num_steps if self.num_steps else 0.0
 
     def plus(self, other: LoaderStats, sign: int = 1) -> LoaderStats:
-        """Return these statistics with the sums of `other` added, or with sign=-1 subtracted."""
+        """Return these statistics with the sums of `other` added or, with sign=-1, subtracted."""
         sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _SUMS}
         return replace(self, **sums, work=self.work.plus(other.work, sign))
 
@@ -78,7 +78,7 @@ class LoaderStats:
         return self.plus(earlier, sign=-1)
 
     def figures(self) -> dict[str, float]:
-        """Return this rank's loader statistics for a training log, under the names data_*."""
+        """Return this rank's loader statistics for a training log, with names that begin with data_."""
         return {
             "data_batch_seconds": round(self.batch_seconds, 4),
             "data_fetch_seconds": round(self.work.fetch_seconds, 4),

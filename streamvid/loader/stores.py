@@ -28,7 +28,7 @@ _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 @dataclass(frozen=True)
 class Stores:
-    """Access of one rank to the stores. options: storage options, with limits divided by the machine's ranks."""
+    """Access of one rank to the stores. options: storage options, with limits divided by the number of local ranks."""
 
     options: StorageOptions
     cache: BlockCache | None
@@ -45,11 +45,11 @@ class Stores:
         return Stores(share, open_cache(options))
 
     def open(self, url: str | Path) -> Dataset:
-        """Open a dataset. Raises the errors of `open_dataset`."""
+        """Open a dataset. Raises the same errors as `open_dataset`."""
         return Dataset(open_store(url, self.options), self.cache)
 
     def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
-        """Return the number of threads to read these datasets: few for local ones, one per request for remote ones."""
+        """Return the number of threads for reading datasets: 4 if all are local, else one per concurrent request."""
         is_local = all(dataset.store.is_local for dataset in datasets)
         return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
 

@@ -24,7 +24,7 @@ _LAUNCHERS = (
 
 
 def detect_world(environ: Mapping[str, str] | None = None) -> World:
-    """Return the data-parallel position of this process; a single rank without a launcher, such as in a notebook.
+    """Return the data-parallel position of this process. Without a launcher, as in a notebook, it is the only rank.
 
     Raises ConfigError if a launcher's variables are not a valid rank and number of ranks.
     """
@@ -64,7 +64,7 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
     wrong = [name for name in data_dims if name not in names]
     if wrong or not data_dims or len(set(data_dims)) < len(data_dims):
         raise ConfigError(
-            f"data_dims={data_dims!r}: must name each dimension with different data once, out of {names!r}"
+            f"data_dims={data_dims!r}: must name each dimension along which data differs, once; allowed: {names!r}"
         )
     if mesh.get_coordinate() is None:
         raise ConfigError(f"this process is not part of {mesh}; create the loader only in processes of the mesh")
@@ -76,7 +76,7 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
 
 
 def default_num_workers() -> int:
-    """Return the number of decode workers per rank: its share of the usable cores, at most 8; 0 except on Linux."""
+    """Return the number of decode workers per rank: its share of the usable cores, 1 to 8; 0 on non-Linux systems."""
     if sys.platform != "linux":
         return 0
     return max(1, min(8, len(os.sched_getaffinity(0)) // num_local_ranks()))

@@ -122,9 +122,9 @@ def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
         ({"index_row_group": -1}, StreamvidError, "row group -1"),
         ({"max_clip_bytes": 1 << 60}, LoaderError, "memory"),
         ({"max_clip_bytes": 10 << 40}, LoaderError, "memory"),
-        ({"max_clip_bytes": 3}, SampleError, "bytes=.* but 1 to 3 is allowed;"),
-        ({"max_clip_bytes": -3}, SampleError, "bytes=.* but 1 to -3 is allowed;"),
-        ({"num_bytes": 10}, SampleError, "offset=.* for the clip, but 0 to -"),
+        ({"max_clip_bytes": 3}, SampleError, "bytes=.*; allowed: 1 to 3;"),
+        ({"max_clip_bytes": -3}, SampleError, "bytes=.*; allowed: 1 to -3;"),
+        ({"num_bytes": 10}, SampleError, "offset=.* for the clip; allowed: 0 to -"),
         ({"num_samples": 2}, StreamvidError, "disagree on samples: 2 and 3"),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_models_rule_travels_with_the_dataset_and_counts_its_tokens(sealed: 
 
 @pytest.mark.parametrize("view", [{"view": {"temporal": "uniform"}}, {"view": {"max_interval": 2}}])
 def test_frames_at_other_rates_than_the_models_are_refused(sealed: Path, view: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at rates other than the 12 per second"):
+    with pytest.raises(ConfigError, match="at rates that differ from the 12 fps"):
         delivered(sealed, batch_size=1, preset=RULE, **view)
     assert delivered(sealed, batch_size=1, preset=replace(RULE, fps=None), **view)
 

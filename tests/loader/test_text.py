@@ -472,10 +472,10 @@ def test_small_integers_are_padded_with_any(texts: Path) -> None:
         (lambda n: [[1]] * (n - 1), "returned 3 entries of text_tokens for 4 texts"),
         (lambda n: np.ones((2, 2), np.int64), r"returned text_tokens of shape \(2, 2\) for 4 texts"),
         (lambda n: None, "returned text_tokens as a NoneType for 4 texts"),
-        (lambda n: ["word"] * n, "returned text_tokens that is not a list of lists of integers"),
-        (lambda n: [["word"]] * n, "returned text_tokens that is not a list of lists of numbers"),
+        (lambda n: ["word"] * n, "returned text_tokens with an entry that is not a list of integers"),
+        (lambda n: [["word"]] * n, "returned text_tokens with an entry that is not a list of numbers"),
         (lambda n: {"input_ids": [[1, 2]] * n, "attention_mask": [[1]] * n}, r"a mask of shape \(4, 1\) for tokens of"),
-        (lambda n: {"input_ids": [[1, 2]] * n, "mask": [[1]] * n, "tokens": [[1]] * n}, "returned text_tokens twice"),
+        (lambda n: {"input_ids": [[1, 2]] * n, "mask": [[1]] * n, "tokens": [[1]] * n}, "returned text_tokens under two names"),
         (lambda n: {"x": np.ones(3)}, r"returned text_x of shape \(3,\) for 4 texts"),
         (lambda n: 1 // 0, "the tokenizer failed: ZeroDivisionError: .* \\(texts of .*, .* more|texts of"),
     ],
@@ -490,9 +490,9 @@ def test_what_a_tokenizer_may_not_give(texts: Path, result: Callable[[int], Any]
 
 
 def test_a_tokenizer_that_cannot_be_called_is_refused(texts: Path) -> None:
-    with pytest.raises(ConfigError, match="output.tokenizer='t5': must be a function that takes a list of texts"):
+    with pytest.raises(ConfigError, match="output.tokenizer='t5': must be a function that accepts a list of texts"):
         loader_of(texts, output={"tokenizer": "t5"})
-    with pytest.raises(ConfigError, match="'text_mask' is a field for the tokenizer's result"):
+    with pytest.raises(ConfigError, match="'text_mask' is reserved for the tokenizer's result"):
         loader_of(texts, output={"tokenizer": len}, columns=("text_mask",))
 
 

@@ -45,7 +45,7 @@ def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path) ->
 def test_a_dataset_that_grew_is_not_resumed_as_if_it_had_not(dataset: Path, tmp_path: Path) -> None:
     train(config_of(dataset, tmp_path / "run", 2))
     other = build_dataset(tmp_path / "other", {SMALL: [4, 4], TALL: [3]})
-    with pytest.raises(StateError, match="does not belong here"):
+    with pytest.raises(StateError, match="does not belong to this loader"):
         train(config_of(other, tmp_path / "run", 4))
 
 

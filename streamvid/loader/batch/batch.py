@@ -34,15 +34,15 @@ class Batch(Mapping[str, Any]):
     """Uniform batch: a read-only mapping whose fields are also attributes. `**batch` works.
 
     - `video`: uint8 RGB, 0..255, with dimensions in the order of `layout`: (B, C, T, H, W) by default. It is on the
-      loader's `device`, or without one, in the loader's ring, which is pinned if CUDA is available. Its memory is not
-      reused until the batch's last tensor is freed and the copies queued by `to` have finished. Decoded RGB has its
+      loader's `device` or, without a device, in the loader's ring, which is pinned if CUDA is available. Its memory is
+      not reused until the batch's last tensor is freed and the copies queued by `to` have finished. Decoded RGB has its
       channels last in memory in every layout. With pixels="yuv420p", `video` is contiguous instead: it is computed
       from the planes on first use, on the batch's device.
-    - with `features`, instead of `video` and `layout`: precomputed tensors by name, stacked as (B, …). Tensors whose
-      first size differs between samples are padded with zeros to (B, L, …), with `<name>_mask`, bool (B, L). Samples
-      with an empty `text` have the tensors that the sidecar stores for an empty text.
-    - `clips`, with decode=False, instead of `video` and `layout`: B StoredClips. A batch of a dataset of texts has
-      neither `video` nor `clips`, and its bucket is TEXT_BUCKET.
+    - with `features`, in place of `video` and `layout`: precomputed tensors by name, stacked as (B, …). Tensors whose
+      first dimension varies between samples are padded with zeros to (B, L, …), with `<name>_mask`, bool (B, L), False
+      for padding. Samples with an empty `text` have the tensors that the features store for an empty text.
+    - `clips`, with decode=False, in place of `video` and `layout`: B StoredClips. A batch of texts has neither `video`
+      nor `clips`, and its bucket is TEXT_BUCKET.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `media`, with media=(...): conditioning inputs by name, uint8, in the layout and on the device of the video, and
       cropped and scaled like it. A control video has the shape of `video`, with matching frames. A still picture has
@@ -61,7 +61,7 @@ class Batch(Mapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any], on_copy: Callable[[torch.device], None] | None = None) -> None:
-        """Create a batch. on_copy: called with a device when `to` has queued copies from the batch's memory to it."""
+        """Create a batch. on_copy: function that `to` calls with the target device after it has queued the copies."""
         object.__setattr__(self, "_fields", dict(fields))
         if "video" in self._fields:
             self._fields.setdefault("layout", "BCTHW")
@@ -144,11 +144,11 @@ class Batch(Mapping[str, Any]):
         return out
 
     def digest(self) -> int:
-        """Return a 64-bit hash, signed as in torch.int64, of `sample_keys`, `bucket` and 4096 pixel values per sample.
-        For batches without video, it is a hash of keys, texts and some bytes of each tensor.
+        """Return a signed 64-bit hash of `sample_keys`, `bucket` and up to 4096 pixel values per sample.
 
-        It is cheap enough to compare at every step between ranks that should have the same batch. Equal batches have
-        the same digest in any layout and on any device; batches with the same digest can differ in unsampled pixels.
+        For batches without video, it is a hash of keys, texts and some bytes of each tensor. It is cheap enough to
+        compare at every step between ranks that should have the same batch. Equal batches have the same digest in any
+        layout and on any device. Batches with the same digest can differ in pixels that are not sampled.
         """
         import torch
 
@@ -177,7 +177,7 @@ class Batch(Mapping[str, Any]):
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """Return the batch with its tensors on `device`. Pinned memory is copied asynchronously, on the current stream.
 
-        The loader does not reuse the memory before this copy is complete, on any stream (BATCH-1).
+        The loader does not reuse the memory until the copy is complete, whichever stream it runs on (BATCH-1).
         """
         import torch
 
@@ -204,7 +204,7 @@ class Batch(Mapping[str, Any]):
         return Batch(map_tensors(self._fields, function))
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all tensors as they are stored, those of the video first, without computing any."""
+        """Yield all tensors as they are stored, starting with the video, without converting yuv420p to RGB."""
         return tensors_of(self._fields)
 
 
@@ -236,7 +236,7 @@ def _chunks(video: torch.Tensor, out: torch.Tensor, axes: Sequence[int]) -> Iter
 
 
 def column_values(values: list[Any], is_numeric: bool) -> Any:
-    """Return a user column of one batch: float64 (B,) if numeric, with NaN for missing values; else the list."""
+    """Return a user column of a batch: float64 (B,) if numeric, with NaN for missing values; else `values`."""
     import torch
 
     if not is_numeric:

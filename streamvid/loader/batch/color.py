@@ -1,4 +1,4 @@
-"""Conversion of yuv420p, as stored in the ring, to RGB on the device of the planes, in exact integer arithmetic.
+"""Conversion of yuv420p planes to RGB in exact integer arithmetic, on the device that holds the planes.
 
 Integers give the same pixels on every device, in eager and compiled mode. float32 sums are contracted and ordered
 differently on each device, so that values near a half would be rounded differently between ranks.
@@ -60,7 +60,7 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
 
 
 def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
-    """Return [black, Y to RGB, V to R, U to G, V to G, U to B, siting x, siting y]; products in 2**-_SHIFT levels."""
+    """Return [black, Y to RGB, V to R, U to G, V to G, U to B, siting x, siting y], with gains scaled for _SHIFT."""
     for field, name, known in (
         ("matrix", matrix, LUMA_SHARES),
         ("range", color_range, RANGES),
@@ -68,7 +68,7 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
     ):
         if name not in known:
             raise ConfigError(
-                f"{field} {name!r} cannot be converted from yuv420p to RGB; allowed are {', '.join(known)}"
+                f"{field}={name!r}: not supported in the conversion of yuv420p to RGB; allowed: {', '.join(known)}"
             )
     (red, blue), (black, luma, chroma) = LUMA_SHARES[matrix], RANGES[color_range]
     green = 1 - red - blue
@@ -133,7 +133,7 @@ def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int
 
 
 def _doubled(samples: torch.Tensor, siting: torch.Tensor, dim: int) -> torch.Tensor:
-    """Double the size along `dim` by linear interpolation, with values times 4. siting: 0 to 2 half pixels."""
+    """Double the size along `dim` by linear interpolation, and multiply values by 4. siting: 0 to 2 half pixels."""
     import torch
 
     count, edge = samples.shape[dim], torch.zeros_like(samples.narrow(dim, 0, 1))  # no slope beyond an edge

@@ -19,7 +19,7 @@ RING_LAYOUT: Layout = "BTHWC"  # layout of decoded frames; every other layout is
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """Return a span of torch's profiler if it runs, else a null context, as a span can cost as much as a batch."""
+    """Return a profiler span if torch's profiler is active. Otherwise avoid its cost and return a null context."""
     from torch.autograd import profiler
 
     # A torch version without this flag always gets the span.
@@ -28,7 +28,7 @@ def profiled(name: str) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Planes:
-    """yuv420p video that is converted to RGB on request: the arguments of `yuv420p_to_rgb`."""
+    """yuv420p video that is converted to RGB on request. The fields are the arguments of `yuv420p_to_rgb`."""
 
     planes: torch.Tensor
     table: torch.Tensor
@@ -46,16 +46,16 @@ class Planes:
 class StoredClip:
     """Stored video of one sample, verified against its checksum, for the caller's own decoder.
 
-    - data: uint8 (n,), in the loader's ring. With `packets`, the range of the clip's bytes that the wanted frames need;
-      without, the whole clip, as a file in its container format.
+    - data: uint8 (n,), in the loader's ring. If `packets` is given, the part of the clip that the wanted frames need;
+      otherwise the whole clip, as a file in its container format.
     - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and index among the wanted frames, or -1 for a
       packet that only other frames need. Packets are in decode order, beginning with a key frame, which has the first
       timestamp. None for a whole clip.
     - stream_json: parameters for a decoder, see `stream`; "" for a whole clip.
     - start, num_frames: index of the first wanted frame in the clip, and number of wanted frames.
     - numbers: indices of all wanted frames in the clip, ascending. Frames repeat if the requested frame rate exceeds
-      the clip's. A repeated frame has one packet, with its first index among the wanted frames; an index without a
-      packet shows the frame of the index before.
+      the clip's. A repeated frame has one packet, which has the first of the frame's indices among the wanted frames.
+      An index without a packet repeats the frame of the previous index.
     """
 
     data: torch.Tensor
@@ -78,7 +78,7 @@ class StoredClip:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MediaPictures:
-    """Pictures of a conditioning input, one row per item: (B x N, T, H, W, C) viewed in `layout`, or planes."""
+    """Pictures of a conditioning input, one row per item: (B x N, T, H, W, C) viewed in `layout`, or yuv420p planes."""
 
     medium: Medium
     value: torch.Tensor | Planes
@@ -132,7 +132,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a batch field as they are stored, without computing any."""
+    """Yield all tensors of a batch field as they are stored, without converting yuv420p to RGB."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -28,7 +28,7 @@ class DeviceStage:
     """Stage that moves a loader's batches to a device.
 
     device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the pinned ring.
-    On a device, all tensors of a batch have their own memory. On CUDA, the stage needs memory for two batches in
+    Batches on a device do not use the memory of the ring. On CUDA, the stage needs memory for two batches in
     addition to those that the caller keeps. Raises ConfigError for a device that is not available.
     """
 

@@ -1,6 +1,6 @@
-"""Precomputed features instead of clips: checks of sidecars, and their tensors as fields of a batch.
+"""Precomputed features in place of clips: compatibility checks, and tensors as fields of a batch.
 
-Legend: B samples, L the largest first size in a batch, for tensors whose first size differs between samples.
+Legend: B samples, L the largest first dimension in a batch, for tensors whose first dimension varies between samples.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DTYPES = {
 
 
 def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:
-    """Return one sample's tensor in the form that sidecars store. Raises ConfigError for an unsupported dtype."""
+    """Return one sample's tensor in the format of stored features. Raises ConfigError for an unsupported dtype."""
     import torch
 
     names = {getattr(torch, name): dtype for dtype, name in _DTYPES.items()}
@@ -69,9 +69,9 @@ def torch_tensor(raw: RawTensor) -> torch.Tensor:
 
 
 def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[str] = ()) -> dict[str, torch.Tensor]:
-    """Return one tensor per name, combined from those of B samples by stacking them: (B, …).
+    """Return one tensor (B, …) per name, stacked from the tensors of B samples.
 
-    The tensors (L_i, …) of a `ragged` name differ in their first size: they are padded with zeros to (B, L, …), and
+    The tensors of a `ragged` name may differ in their first dimension. They are padded with zeros to (B, L, …), and
     `<name>_mask`, bool (B, L), is False for padding. Raises ConfigError, which names the tensor and its shapes, if
     tensors cannot be combined.
     """
@@ -85,7 +85,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
             shapes = ", ".join(dict.fromkeys(f"{one.dtype} {tuple(one.shape)}" for one in several))
             raise ConfigError(
                 f"tensor {name!r}: the tensors of a batch are {shapes}; they must have the same dtype and shape, "
-                "except for the first size of tensors given as a list"
+                "except that tensors given as a list may differ in their first dimension"
             )
         if name not in ragged:
             fields[name] = _joined(several, first.shape)
@@ -118,8 +118,8 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
 def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.Tensor]:
     """Return the tensors of a complete batch, copied from its `memory`.
 
-    Samples with an empty text have the tensors that the sidecar stores for an empty text.
-    Raises SampleError, which names the sample, if a file of features is invalid.
+    Samples with an empty text have the tensors that the features store for an empty text.
+    Raises SampleError, which names the sample, if a features file is invalid.
     """
     found: list[dict[str, torch.Tensor]] = []
     for index, delivery in enumerate(pending.deliveries):
@@ -146,7 +146,7 @@ def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.
 def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
     """Return the values that determine the view and the texts of a visit, as JSON. Caption dropout is not included.
 
-    Encoders store them in the sidecar's `made_with` under "view"; readers compare them.
+    The encoder stores them with the features, in `made_with` under "view". The loader compares them with its own.
     """
     view, options = part.view, part.text.options
     return {
@@ -172,8 +172,8 @@ def with_features(
 ) -> Mix:
     """Return the mix with features instead of clips. facts: result of `view_facts` for each part.
 
-    Raises ConfigError, which names all differences, if a sidecar belongs to another dataset or differs in options, and
-    DatasetError or StorageError if it cannot be read.
+    Raises ConfigError, which names all differences, if features were created from another dataset or with other
+    options, and DatasetError or StorageError if they cannot be read.
     """
     if features is None:
         return mix
@@ -184,12 +184,12 @@ def with_features(
     several: list[Any] = [features] if isinstance(features, str | Path | Sidecar) else list(features)
     if len(several) != len(mix.parts):
         raise ConfigError(
-            f"features has length {len(several)}, but there are {len(mix.parts)} datasets; give one per dataset"
+            f"features has length {len(several)}, but there are {len(mix.parts)} datasets; give one entry per dataset"
         )
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:
-        raise ConfigError("features: no dataset has any; leave the argument out")
+        raise ConfigError("features has no entry for any dataset; leave features out")
     for other in found:
         _check_alike(found[0], other)
     _check_names(found[0], columns)
@@ -202,16 +202,16 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
         return part
     if is_text or not isinstance(given, str | Path | Sidecar):
         why = (
-            "a dataset of texts has no features"
+            "a dataset of texts has no features, so its entry must be None"
             if is_text
-            else "give a path, a URL or an open Sidecar for each dataset of clips"
+            else "a dataset of clips needs a path, a URL or an open Sidecar"
         )
-        raise ConfigError(f"features: {given!r} for {dataset.url}: {why}")
+        raise ConfigError(f"features={given!r} cannot be used with {dataset.url}: {why}")
     sidecar = given if isinstance(given, Sidecar) else Sidecar(open_store(given, stores.options), stores.cache)
     sidecar.check_base(dataset)
     if problems := differences(sidecar.manifest.made_with.get("view", {}), facts):
         raise ConfigError(
-            f"features={sidecar.url!r} were made from views of {dataset.url} that differ from this loader's: "
+            f"features={sidecar.url!r} were computed from views of {dataset.url} that differ from this loader's: "
             f"{'; '.join(problems)}; {REMEDY}"
         )
     _ = sidecar.null  # read and verified before the first batch
@@ -225,8 +225,8 @@ def _check_alike(first: Sidecar, other: Sidecar) -> None:
     problems = differences(mine, theirs, "tensors") + differences(sorted(first.null), sorted(other.null), "null")
     if problems:
         raise ConfigError(
-            f"features {first.url} and {other.url} hold different tensors, which a batch cannot combine: "
-            f"{'; '.join(problems)}"
+            f"features {first.url} and {other.url} contain different tensors, which a batch cannot combine: "
+            f"{'; '.join(problems)}; encode both datasets with the same encoder"
         )
 
 
@@ -236,6 +236,6 @@ def _check_names(sidecar: Sidecar, columns: Collection[str]) -> None:
     taken = {*STANDARD_FIELDS, *columns, TOKENS, MASK}
     if both := sorted(name for name in names if name in taken or names.count(name) > 1):
         raise ConfigError(
-            f"features={sidecar.url!r} contain {', '.join(both)}, which are already fields of a batch; use other names "
-            "in the encoder"
+            f"features={sidecar.url!r} contain {', '.join(both)}, which are already fields of a batch; rename the "
+            "tensors in the encoder"
         )

@@ -1,4 +1,4 @@
-"""The ring as torch uses it: pinned memory, and batches over it that release their memory when they are freed."""
+"""Batches in ring memory, which they release when they are freed, and pinning of the ring for CUDA."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 def pin(ring: Arena, device: torch.device | None = None) -> bool:
     """Page-lock the ring for copies to a CUDA device (None: the current one). Return whether this succeeded.
 
-    Copies are then direct and asynchronous. Every device may copy from the pages; `device` only selects the device
-    whose memory is used for pinning.
+    Copies to every CUDA device are then direct and asynchronous. `device` only selects the device whose memory is used
+    for pinning.
     """
     import numpy as np
 
@@ -63,9 +63,9 @@ def _unpin(device: int, address: int) -> None:
 class RingSlot:
     """A batch's memory in the ring, and the CUDA streams that may still copy from it (BATCH-1).
 
-    The memory is reused only after the copies that `Batch.to` queued on any stream. If CUDA was initialized when the
-    batch was created, the ring also waits for all work on the streams that were current then and when the batch was
-    freed. Holds no tensor of the batch.
+    The memory is reused only after all copies that `Batch.to` queued, on any stream, are complete. If CUDA was
+    initialized when the batch was created, the ring also waits for all work on the streams that were current then and
+    when the batch was freed. The slot holds no tensor of the batch.
     """
 
     def __init__(self, block: Block) -> None:
@@ -147,7 +147,7 @@ def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Mapping[str, Any
     found = tokenize(tokenizer, fields["text"], fields["sample_keys"])
     if taken := [name for name in found if name in fields]:
         raise LoaderError(
-            f"the tokenizer returned {', '.join(taken)}, which is already a field of the batch; rename it"
+            f"the tokenizer returned names that are already fields of the batch: {', '.join(taken)}; rename them"
         )
     return found
 
@@ -182,7 +182,7 @@ def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tenso
 def _pictures(
     memory: torch.Tensor, num_frames: int, picture: PictureFormat, colors: Sequence[PictureColors], layout: Layout
 ) -> torch.Tensor | Planes:
-    """Return consecutive pictures in `memory`, with `num_frames` of them and one entry of `colors` per sample."""
+    """Return the pictures in `memory`, with `num_frames` pictures and one entry of `colors` per sample."""
     if picture.pixels == "yuv420p":
         matrices, ranges, sitings = zip(*(color or ABSENT_COLORS for color in colors), strict=True)
         table = color_table(matrices, ranges, sitings)

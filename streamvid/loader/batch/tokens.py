@@ -1,4 +1,4 @@
-"""Result of the caller's tokenizer for the texts of a batch, as fields of the batch. Legend: B samples, L tokens."""
+"""Conversion of a tokenizer's result for the texts of a batch to fields of the batch. Legend: B samples, L tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_token_fields(columns: Sequence[str]) -> None:
     """Raise ConfigError if a column has the name of a field for the tokenizer's result."""
     for name in columns:
         if name in (TOKENS, MASK):
-            raise ConfigError(f"columns: {name!r} is a field for the tokenizer's result; rename the column")
+            raise ConfigError(f"columns: {name!r} is reserved for the tokenizer's result; rename the column")
 
 
 def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> Mapping[str, Any]:
@@ -32,12 +32,12 @@ def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> Map
     tokenizer's pad_token_id if there is one, all others with 0. Without a mask in the result, text_mask is False for
     this padding.
 
-    Raises LoaderError, which names the samples, if the tokenizer raises or returns anything else.
+    Raises LoaderError, which names the samples, if the tokenizer raises an error or returns any other result.
     """
     try:
         result = tokenizer(list(texts))
     except Exception as error:
-        raise LoaderError(_about(keys, f"failed: {type(error).__name__}: {error}")) from error
+        raise LoaderError(_about(keys, f"the tokenizer failed: {type(error).__name__}: {error}")) from error
     try:
         fields = _fields(result, len(texts), getattr(tokenizer, "pad_token_id", None))
     except ValueError as error:
@@ -57,7 +57,9 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
         named = {_NAMES.get(name, f"text_{name}"): value for name, value in given.items()}
         if len(named) < len(given):
             twice = next(name for name in (TOKENS, MASK) if name.removeprefix("text_") in given)
-            raise ValueError(f"returned {twice} twice, in {', '.join(map(str, given))}; leave one of them out")
+            raise ValueError(
+                f"the tokenizer returned {twice} under two names, in {', '.join(map(str, given))}; leave one out"
+            )
     elif isinstance(result, list | tuple) and result and all(hasattr(one, "ids") for one in result):
         named = {TOKENS: [one.ids for one in result]}
         if all(hasattr(one, "attention_mask") for one in result):
@@ -73,20 +75,25 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
     for name, allowed in ((TOKENS, "int"), (MASK, "bool|int")):
         if name in fields and not re.search(allowed, str(fields[name].dtype)):
             raise ValueError(
-                f"returned {name} of type {fields[name].dtype}; return integers, and other values by name in a dict"
+                f"the tokenizer returned {name} with dtype {fields[name].dtype}; return integers, and values of other "
+                "dtypes under another name in a dict"
             )
     if TOKENS in fields and tuple(fields[MASK].shape) != tuple(fields[TOKENS].shape):
         raise ValueError(
-            f"returned a mask of shape {tuple(fields[MASK].shape)} for tokens of shape {tuple(fields[TOKENS].shape)}"
+            f"the tokenizer returned a mask of shape {tuple(fields[MASK].shape)} for tokens of shape "
+            f"{tuple(fields[TOKENS].shape)}; return equal shapes"
         )
     return fields
 
 
 def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, Any]:
-    """Return (values, mask). values: array, tensor or list of B. mask: False for padding; None for a list."""
+    """Return (values, mask). values: array or tensor, or list of B values. mask: False for padding; None for a list."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not value.shape or value.shape[0] != num_samples:
-            raise ValueError(f"returned {name} of shape {tuple(value.shape)} for {num_samples} texts")
+            raise ValueError(
+                f"the tokenizer returned {name} of shape {tuple(value.shape)} for {num_samples} texts; return one row "
+                "per text"
+            )
         return value, np.ones(tuple(value.shape), np.bool_)
     if not isinstance(value, list | tuple) or len(value) != num_samples:
         said = (
@@ -94,14 +101,14 @@ def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, 
             if isinstance(value, list | tuple)
             else f"{name} as a {type(value).__name__}"
         )
-        raise ValueError(f"returned {said} for {num_samples} texts; return one entry per text")
+        raise ValueError(f"the tokenizer returned {said} for {num_samples} texts; return one entry per text")
     if not all(isinstance(one, list | tuple | np.ndarray) for one in value):
         if name in (TOKENS, MASK):
-            raise ValueError(f"returned {name} that is not a list of lists of integers")
+            raise ValueError(f"the tokenizer returned {name} with an entry that is not a list of integers")
         return list(value), None
     rows: list[npt.NDArray[Any]] = [np.asarray(one) if len(one) else np.zeros(0, np.int64) for one in value]
     if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
-        raise ValueError(f"returned {name} that is not a list of lists of numbers")
+        raise ValueError(f"the tokenizer returned {name} with an entry that is not a list of numbers")
     length, kind = max(map(len, rows)), np.result_type(*rows)
     if name == TOKENS and kind.kind in "iu":
         kind = np.dtype(np.int64)  # the dtype of the tokens may not fit the padding, such as -100
@@ -115,4 +122,4 @@ def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, 
 
 def _about(keys: Sequence[str], what: str) -> str:
     named = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-    return f"the tokenizer {what} (texts of {named})"
+    return f"{what} (texts of {named})"

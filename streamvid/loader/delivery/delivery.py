@@ -1,4 +1,4 @@
-"""One sample on its way to a batch: the central value of the loader."""
+"""Delivery of one sample to a batch, the central data structure of the loader."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Delivery:
 
     @property
     def block_bytes(self) -> int:
-        """Number of bytes of memory to read into: the clip's part, followed by the conditioning inputs."""
+        """Size in bytes of the memory for the clip's part, followed by the conditioning inputs."""
         return self.part.block_bytes + sum(one.file.num_bytes for one in self.media)
 
     @property

@@ -1,4 +1,4 @@
-"""Reading of samples into shared memory by dedicated threads, with one request for neighbors in a shard."""
+"""Reading of samples into shared memory by dedicated threads, with one request for neighboring samples of a shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClipRead:
-    """Result of one read: its duration, the number of bytes, and the problem with the stored file, or None."""
+    """Result of one read: its duration, number of bytes, and problem with the stored file (None if there is none)."""
 
     seconds: float
     num_bytes: int
@@ -40,9 +40,9 @@ def read_parts(
 ) -> ClipRead:
     """Read parts of clips of one shard: fill each block with the part's packet table and byte range.
 
-    wanted: (offset of the clip in the tar, part, block) per part. is_again: True if the previous read was wrong.
-    The bytes are not verified here (FETCH-1). Raises StorageError if the store fails, which does not prove the bytes
-    to be bad.
+    wanted: (offset of the clip in the tar, part, block) per part. is_again: True if the previous read returned
+    wrong bytes. The bytes are not verified here (FETCH-1). Raises StorageError if the store fails; the stored bytes may
+    still be good.
     """
     since = time.monotonic()
     ranges = []
@@ -56,7 +56,7 @@ def read_parts(
 
 
 def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
-    """Yield groups of indices of deliveries that one request can read. For local stores, each group has one member."""
+    """Yield indices of deliveries in groups that one request can read. For local stores, a group is one delivery."""
     shards: dict[tuple[int, str], list[int]] = {}
     for place, delivery in enumerate(deliveries):
         part = delivery.sample.part

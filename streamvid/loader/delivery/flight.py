@@ -43,7 +43,7 @@ class Kind(Protocol):
     reads_ahead: bool
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
-        """Return the bytes of a clip to read, all of them if `is_whole`.
+        """Return the part of a clip to read, or the whole clip if `is_whole`.
 
         Raises IntegrityError if the index is damaged, ConfigError if the options do not fit the clip.
         """
@@ -159,7 +159,7 @@ class Flight:
             self.finish(slot)
 
     def fail(self, slot: Slot, error: object) -> None:
-        """Finish a slot whose sample cannot be delivered, for a reason that may lie outside the sample."""
+        """Finish a slot with an error, because its sample cannot be delivered. The sample itself may be good."""
         self.finish(slot, sample_error(slot.sample, slot.key, error))
 
     def finish(self, slot: Slot, error: StreamvidError | None = None) -> None:

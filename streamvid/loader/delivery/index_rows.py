@@ -127,7 +127,7 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests; meanwhile, read the rows of the following requests ahead from object stores.
+        """Yield the requests, while the index rows of later requests are read ahead from object stores.
 
         submit: function that runs a read in another thread. is_wanted: function that returns True while the run
         continues.
@@ -185,7 +185,9 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
     wanted = list(dict.fromkeys([*kept, *of_packets, *(chosen.columns if chosen else ())]))
     table = part.dataset.samples(shard, wanted)
     if missing := [name for name in wanted if name not in table.column_names]:
-        raise IntegrityError(f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
+        raise IntegrityError(
+            f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}; copy the dataset again"
+        )
     numbers = None
     if chosen is not None:
         numbers = chosen.matching(table)

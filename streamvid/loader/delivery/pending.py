@@ -31,8 +31,8 @@ TEXT_ROW_BYTES = 4096
 class ClipPlace:
     """Location of an undecoded clip: its packet table at `offset` in the batch, followed by its data.
 
-    numbers: indices of the wanted frames; None if not known yet. stream: StreamInfo as JSON. own: the whole clip in
-    separate memory instead, for a substitute.
+    numbers: indices of the wanted frames; None if not known yet. stream: StreamInfo as JSON. own: for a substitute, the
+    whole clip, in separate memory.
     """
 
     numbers: Sequence[int] | None
@@ -120,7 +120,7 @@ class Slot:
 
     @property
     def key(self) -> str | None:
-        """Key of the sample currently tried; None if not known yet."""
+        """Key of the sample currently tried; None if it is not known yet."""
         return self.delivery.key if self.delivery.sample is self.sample else None
 
     @property

@@ -8,9 +8,9 @@
 
 The two arenas bound memory: a batch begins when the ring has room, and a clip is read when the clip arena has room.
 Substitution needs no further memory, because repairs use one block of the clip arena that is reserved at the start.
-The caller takes no lock that a thread also takes, because a signal may end the caller anywhere, and a lock that it held
-would block everything. For the same reason, and because a destructor may run in any thread, the keeper opens and closes
-all resources.
+The caller shares no lock with the threads, because a signal may end the caller anywhere, and a lock that it still held
+would block every thread. For the same reason, and because a destructor may run in any thread, the keeper opens and
+closes all resources.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ class Pipeline:
         return None
 
     def _deliveries(self, request: BatchRequest) -> tuple[list[Delivery], StreamvidError | None]:
-        """Return a batch's deliveries and None or, if a sample fails, the deliveries before it and the error."""
+        """Return (deliveries, None) of a batch or, if a sample fails, (the deliveries before it, its error)."""
         found: list[Delivery] = []
         for sample in request.samples:
             self._clock.index_read = (sample, time.monotonic())
@@ -397,7 +397,7 @@ class Pipeline:
             raise fresh(self._signals.failure)
 
     def _check_ring(self, since: float) -> None:
-        """Raise RingFullError if the feeder (for memory) and the caller (for a batch, from `since`) wait too long."""
+        """Raise RingFullError if the feeder waits too long for memory while the caller, since `since`, waits too."""
         feeder_since = self._ring_wait_since
         if feeder_since is None:
             return

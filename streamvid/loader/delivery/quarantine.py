@@ -48,8 +48,8 @@ class Substitution:
 class Quarantine:
     """Counter of substitutions as batches are handed over, so that the count does not depend on prefetching.
 
-    If a quarantine folder is given, each substitution is a line of its file `quarantine-rank00000.jsonl`, which is
-    created on first use. Raises ConfigError if the folder is inside a dataset of the loader.
+    If a quarantine folder is given, each substitution is appended as a line to its file `quarantine-rank00000.jsonl`,
+    which is created on first use. Raises ConfigError if the folder is inside a dataset of the loader.
     """
 
     def __init__(self, limits: LimitOptions, rank: int, datasets: Sequence[Dataset]) -> None:
@@ -86,7 +86,7 @@ class Quarantine:
             raise SampleError(
                 f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be substituted "
                 f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
-                f"max_bad_fraction={self._max_bad_fraction} allows (of at least {_LEAST_DELIVERED} samples). The last "
+                f"max_bad_fraction={self._max_bad_fraction} allows (for at least {_LEAST_DELIVERED} samples). The last "
                 f"was {substitutions[-1].key} of {substitutions[-1].shard} in {substitutions[-1].dataset}. "
                 f"{self._where()} Verify the dataset or copy it again, or raise max_bad_fraction"
             )

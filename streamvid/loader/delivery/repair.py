@@ -49,7 +49,7 @@ class Repairs:
         self._known: dict[_Name, str] = {}
 
     def reason(self, delivery: Delivery, *, is_whole: bool) -> str | None:
-        """Return the reason if a delivery is already known to be bad, else None.
+        """Return the reason why a delivery is already known to be bad, or None if it is not.
 
         is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are missing,
         because the bad bytes may be outside the part. Clips that do not decode are not remembered, because another
@@ -75,7 +75,7 @@ class Repairs:
             return True
 
     def end(self, slot: Slot) -> Slot | None:
-        """Record that `slot` is finished. Return the next slot to call `find` for; None if there is none."""
+        """Record that `slot` is finished. Return the next slot, for which the caller must call `find`, or None."""
         with self._lock:
             if self._active is not slot:
                 return None
@@ -107,7 +107,7 @@ class Repairs:
         raise sample_error(
             planned,
             bad.delivery.key,
-            f"{bad.reason}. No other sample of its bucket can replace it: all are bad. Copy the dataset again",
+            f"{bad.reason}. No other sample of its bucket can replace it, because all are bad. Copy the dataset again",
         )
 
 

@@ -19,7 +19,7 @@ _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first 
 class BatchRequest:
     """Request for one batch of this rank. `position` records the loader's position in the run.
 
-    loss_weight: the batch's share of all samples of its optimizer step, times num_ranks and the accumulated steps.
+    loss_weight: share of the optimizer step's samples in this batch, times num_ranks and the number of its steps.
     """
 
     bucket: Bucket
@@ -68,7 +68,7 @@ class Selection:
                 )
 
     def at_share(self, epoch: int, progress: float) -> Cursor:
-        """Return the cursor at which the share `progress` of the epoch's steps is done, rounded to a whole step."""
+        """Return the cursor after the share `progress`, from 0 to 1, of the epoch's steps, rounded to a whole step."""
         plan = self.plan(Cursor(epoch))
         return plan.cursor_after(round(progress * plan.num_steps_left))
 

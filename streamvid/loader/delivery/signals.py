@@ -33,7 +33,7 @@ class Signals:
             self._news.get(timeout=timeout_seconds)
 
     def fail(self, error: StreamvidError) -> None:
-        """Record a failure. Every later call raises the first recorded failure."""
+        """Record a failure. Every later call of the pipeline raises the first recorded failure."""
         self.failure = self.failure or error
         self.tell()
 

@@ -1,4 +1,4 @@
-"""Delivery of stored bytes: clips that the caller decodes, and features. Each task reads a few of them."""
+"""Delivery of stored bytes: clips that the caller decodes, and features. Each task reads several files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_TIMES = (
 
 
 class StoredDelivery:
-    """Delivery that reads clips into the ring as they are stored. A task has the number of its first slot as its id."""
+    """Delivery that reads clips into the ring as they are stored. A task's id is the number of its first slot."""
 
     reads_ahead = False
 
@@ -94,7 +94,7 @@ class StoredDelivery:
         return True
 
     def _groups(self, slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-        """Yield groups of slots for one thread each; for object stores, one request per group, so no clip waits."""
+        """Yield groups of slots, one per thread. For object stores, one request reads a group, so no clip waits."""
         if self._is_remote:
             for near in near_each_other([slot.delivery for slot in slots]):
                 yield [slots[place] for place in near]
@@ -175,7 +175,7 @@ class FeatureDelivery(StoredDelivery):
 
 
 def _room(delivery: Delivery) -> int:
-    """Return the ring bytes for a clip and, if it has a packet index, a table of about two packets per frame."""
+    """Return the ring bytes to reserve for a clip, with a table of about two packets per frame if it has an index."""
     clip, has_packets = delivery.row.clip, delivery.row.packets is not None
     table = min(TABLE_BYTES, _PACKET_BYTES * (2 * clip.num_frames + 64)) if has_packets else 0
     return -(-(clip.num_bytes + table) // _ALIGN) * _ALIGN

@@ -30,8 +30,8 @@ class ClipPart:
     - pick: frames to deliver. numbers: their indices in the clip; None if they depend on timestamps that only the
       container holds.
     - first_byte, num_bytes: byte range to read, relative to the start of the clip.
-    - checks: (start, end, checksum) of each piece of the range, relative to its start. A checksum is a prefix of a
-      SHA-256.
+    - checks: (start, end, checksum) of each piece of the range, as offsets in the range. A checksum is a prefix of a
+      SHA-256 digest.
     - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
       is decoded through its container.
     """
@@ -46,12 +46,12 @@ class ClipPart:
 
     @property
     def table_bytes(self) -> int:
-        """Size of the packet table, which is stored before the range."""
+        """Size in bytes of the packet table, which precedes the range in memory."""
         return 0 if self.window is None else self.window.packets.nbytes
 
     @property
     def block_bytes(self) -> int:
-        """Size of the memory for the packet table and the range."""
+        """Size in bytes of the memory for the packet table and the range."""
         return self.table_bytes + self.num_bytes
 
 
@@ -62,7 +62,7 @@ def clip_part(
 
     packets: the clip's packet index, if it has one. max_pieces: maximum number of pieces of a smaller part.
     room: size of the memory for a smaller part; by default, the clip's size plus TABLE_BYTES.
-    Raises IntegrityError if the packet index is invalid, and ConfigError if the clip does not have the frames.
+    Raises IntegrityError if the packet index is invalid, and ConfigError if the clip lacks requested frames.
     """
     if packets is None:
         return whole_clip(clip, pick, None if pick.needs_times else pick.numbers(clip.num_frames))
@@ -87,14 +87,14 @@ def clip_part(
 
 
 def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> ClipPart:
-    """Return the part that is the whole clip. numbers: indices of the frames to deliver, or None."""
+    """Return the part that covers the whole clip. numbers: indices of the frames to deliver, or None."""
     return ClipPart(pick, numbers, 0, clip.num_bytes, ((0, clip.num_bytes, clip.sha256),))
 
 
 def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Ranges, *, is_again: bool) -> str | None:
     """Fill buffers like `storage.read_content`. Return the problem if the stored file is too short, else None.
 
-    Raises StorageError if the bytes cannot be read for another reason, which does not prove that they are bad.
+    Raises StorageError if the bytes cannot be read for another reason; they may still be good.
     """
     try:
         read_content(store, path, content, ranges, is_again=is_again)

@@ -67,9 +67,9 @@ def sample_file(
     num_frames: tuple[int, int],
     least_bytes: int = 1,
 ) -> SampleFile:
-    """Return a file from its index values (offset, size in bytes, SHA-256, number of frames).
+    """Return the SampleFile for index values (offset, size in bytes, SHA-256, number of frames).
 
-    name: name of the file in messages. num_frames: allowed minimum and maximum.
+    name: name of the file in messages. num_frames: minimum and maximum number of frames.
     Raises IntegrityError for invalid values.
     """
     offset, num_bytes, sha256, count = values
@@ -82,12 +82,12 @@ def sample_file(
         raise _wrong(name, "frames", count, *num_frames)
     if not isinstance(sha256, bytes) or len(sha256) != _SHA256_BYTES:
         raise IntegrityError(
-            f"the index has {sha256!r} as the checksum of {name}, which is not a SHA-256; copy the dataset again"
+            f"the index lists the checksum {sha256!r} for {name}, which is not a SHA-256 digest; copy the dataset again"
         )
     return SampleFile(offset, num_bytes, sha256, count)
 
 
 def _wrong(name: str, what: str, value: object, least: int, most: int) -> IntegrityError:
     return IntegrityError(
-        f"the index has {what}={value!r} for {name}, but {least} to {most} is allowed; copy the dataset again"
+        f"the index lists {what}={value!r} for {name}; allowed: {least} to {most}; copy the dataset again"
     )

@@ -1,6 +1,6 @@
 """Conditioning inputs of a sample: control videos, reference images and masks (see dataset/README.md).
 
-In the ring they follow the batch's video, input by input, sample by sample, item by item:
+In the ring, they follow the batch's video, ordered by input, then by sample, then by item:
 
     video (B, T pictures) | control (B, T pictures) | reference (B, N, 1 picture) | …
 """
@@ -40,7 +40,7 @@ class Medium:
 
     @property
     def column(self) -> str:
-        """Column of the samples index that lists its files."""
+        """Column of the samples index that lists the files of this input."""
         return MEDIA_PREFIX + self.name
 
     def num_pictures(self, bucket: Bucket) -> int:
@@ -49,7 +49,7 @@ class Medium:
 
 
 def find_media(names: Sequence[str], datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
-    """Return the conditioning inputs with these names. Raises ConfigError if a dataset lacks or redefines one."""
+    """Return the conditioning inputs with these names. Raises ConfigError if a dataset lacks one or differs."""
     if isinstance(names, str):
         raise ConfigError(f"media={names!r} is a string; give a list of names: [{names!r}]")
     if len(set(names)) < len(names):
@@ -102,7 +102,7 @@ class MediaPart:
 
     @property
     def label(self) -> str:
-        """Prefix for messages."""
+        """Prefix of messages about this file."""
         return f"its {self.medium.name}, number {self.item}: " if self.medium.is_list else f"its {self.medium.name}: "
 
 
@@ -128,7 +128,7 @@ def media_files(
 
 
 def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: ClipPart) -> tuple[MediaPart, ...]:
-    """Return the parts to read of a sample's conditioning inputs, with the same frames as `clip`.
+    """Return the parts to read for a sample's conditioning inputs, with the same frames as `clip`.
 
     Raises IntegrityError if their sizes contradict the manifest (SAFE-1).
     """
@@ -140,7 +140,7 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
     total = sum(one.file.num_bytes for one in found) + row.clip.num_bytes
     if found and total > shard.max_clip_bytes:
         raise IntegrityError(
-            f"the index lists {total} bytes for the clip and its conditioning inputs, but its shard allows "
+            f"the index lists {total} bytes for the clip and its conditioning inputs, but the shard allows "
             f"{shard.max_clip_bytes}; copy the dataset again"
         )
     return tuple(found)
@@ -157,11 +157,11 @@ class PictureRoom:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the video and all conditioning inputs."""
+        """Size in bytes of the video and all conditioning inputs."""
         return self.start(len(self.media))
 
     def start(self, number: int) -> int:
-        """Return the byte offset of conditioning input `number`; for `len(media)`, the end."""
+        """Return the byte offset of conditioning input `number`, or the end for `len(media)`."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
         return self.num_samples * (self.bucket.num_frames * self.picture.num_bytes + before)
 

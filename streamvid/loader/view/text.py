@@ -1,6 +1,6 @@
 """Text of a delivery: one of the sample's captions, formatted by a template, or an empty text (SAMPLE-1).
 
-A template is a text that contains values of columns. No part of a template is ever executed (SAFE-1).
+A template is a text with placeholders for column values. No part of a template is ever executed (SAFE-1).
 
     "{text} {fps:.0f} FPS{?, {motion:.0f} motion score}."
 
@@ -67,7 +67,7 @@ class TemplateField:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePart:
-    """Sequence of texts, fields and nested parts.
+    """Part of a template: a sequence of texts, fields and nested parts.
 
     number: index among the parts of a template, in the order in which they begin; the template itself is 0.
     """
@@ -76,7 +76,7 @@ class TemplatePart:
     nodes: tuple[Node, ...]
 
     def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
-        """Return the formatted part; None if a value in it is missing. is_kept: predicate on the number of a part."""
+        """Return the formatted part; None if a value in it is missing. is_kept: returns True for parts to keep."""
         texts: list[str] = []
         for node in self.nodes:
             if isinstance(node, TemplatePart):
@@ -104,12 +104,12 @@ class TextOptions:
     column: str | Mapping[str, float] = option(
         "text",
         help="Column for `batch.text`, or columns with weights, such as {'short': 1, 'long': 3}; each delivery draws "
-        "one of those that are not empty for the sample.",
+        "one of the columns that the sample has.",
     )
     choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
     template: str | None = option(
         None,
-        help="Text with values of columns, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'. {fps} is the "
+        help="Text with column values, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'. {fps} is the "
         "delivered frame rate; :d rounds down. A part {? ...} is left out if it names a missing value.",
     )
     prefix: str = option("", help="Text before the caption.")
@@ -142,7 +142,7 @@ class TextOptions:
 class TextRule:
     """Rule for the texts of one dataset's deliveries.
 
-    columns: (index column, weight) of each caption column; in place of `text`, samples may have several captions.
+    columns: (index column, weight) of each caption column; for `text`, samples may have several captions.
     template: parsed template, or None.
     template_columns: (name, index column) of each column in the template; {text} and {fps} are not columns.
     """
@@ -154,7 +154,7 @@ class TextRule:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Index columns that a row needs in `texts`."""
+        """Index columns that `texts` of a row must contain."""
         names = [name for name, _ in self.columns] + [name for _, name in self.template_columns]
         return tuple(dict.fromkeys([*names, _CAPTIONS] if _TEXT in dict(self.columns) else names))
 
@@ -262,7 +262,7 @@ def _drawn(options: Sequence[tuple[str, float]], share: float) -> str:
 
 
 def parse_template(text: object) -> TemplatePart:
-    """Parse a template. Raises ConfigError, which names the position."""
+    """Parse a template. Raises ConfigError, which names the position, if it is invalid."""
     if not isinstance(text, str) or len(text) > MAX_TEMPLATE_CHARS:
         shown = repr(text) if len(repr(text)) <= 80 else f"{repr(text)[:80]}…"
         raise ConfigError(f"template={shown}: must be a text of at most {MAX_TEMPLATE_CHARS} characters")

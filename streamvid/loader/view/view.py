@@ -48,7 +48,7 @@ class ViewOptions:
         "(adjacent windows, one per visit), full (the whole clip), or opensora.",
     )
     max_interval: int = option(
-        1, help="Maximum distance between frames; each delivery draws its distance.", minimum=1, maximum=MAX_INTERVAL
+        1, help="Maximum distance between frames. Each delivery draws a distance.", minimum=1, maximum=MAX_INTERVAL
     )
     spatial: Spatial = option(
         "resize_crop",
@@ -56,7 +56,7 @@ class ViewOptions:
         "position (random_crop), or a random position and size (rand_size_crop).",
     )
     spatial_scale: tuple[float, float] | None = option(
-        None, help="Range of the sides for spatial=rand_size_crop, as shares of the largest crop, such as (0.5, 1.0)."
+        None, help="Side lengths for spatial=rand_size_crop, as shares of the largest crop, such as (0.5, 1.0)."
     )
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class RandomChoices:
         return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
 
     def crop(self, least: int, most: int) -> Crop:
-        """Draw the position and the scale of a crop: `least` to `most`, in 1/65536 of the largest crop's scale."""
+        """Draw a crop's position, and its scale, from `least` to `most` in 1/65536 of the largest crop's scale."""
         left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
 
@@ -144,7 +144,7 @@ class RandomChoices:
 
 
 def substitute_visit(key: str, visit: int) -> int:
-    """Return the visit for every sample that may replace this bad one (BAD-1).
+    """Return the visit at which substitutes for a bad sample are delivered (BAD-1).
 
     It is below -2**62, outside the range of visits that passes and repeats of tail="pad" use (plan/step.py).
     """
@@ -153,7 +153,7 @@ def substitute_visit(key: str, visit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Frames and crop of a delivery. crop: part of each picture; None: the largest part, centered."""
+    """Frames and crop of a delivery. crop: part of each picture; None for the largest part, centered."""
 
     pick: Pick
     crop: Crop | None = None
@@ -209,7 +209,7 @@ def _first_place(temporal: Temporal, length: int, there: int, count: int, stride
 
 
 def _spread_fps(num_frames: int, count: int, fps: float) -> float:
-    """Return the frame rate of `count` evenly spaced frames, which have `count` - 1 distances between them."""
+    """Return the frame rate of `count` frames that are evenly spaced from the first to the last frame of a clip."""
     return fps * (count - 1) / (num_frames - 1) if min(num_frames, count) > 1 else fps
 
 
@@ -240,5 +240,5 @@ def _check_range(scale: tuple[float, float]) -> None:
         is_right = False
     if not is_right:
         raise ConfigError(
-            f"spatial_scale={scale!r}: must be two shares of the largest crop's sides, such as (0.5, 1.0)"
+            f"spatial_scale={scale!r}: must be two increasing shares of the largest crop's sides, such as (0.5, 1.0)"
         )

@@ -55,7 +55,7 @@ class Arena:
         try:
             usable = usable_bytes()
             if self.num_bytes > usable:  # the kernel grants the addresses, but kills processes as they fill them
-                raise OSError(f"this machine, or the container or job of this process, has only {usable} bytes")
+                raise OSError(f"only {usable} bytes are available on this machine, or in this container or job")
             if sys.platform == "linux":
                 self.fd = os.memfd_create(f"streamvid-{name}", os.MFD_CLOEXEC)
                 os.ftruncate(self.fd, self.num_bytes)
@@ -91,7 +91,7 @@ class Arena:
         return offset
 
     def release(self, offset: int, when: Callable[[], None] | None = None) -> None:
-        """Release a block. `when` is called before the block is used again, and may wait."""
+        """Release a block. `when` is called before the block is reused, and may block."""
         self._held.discard(offset)  # first, because the block may be allocated again once it is in the queue
         self._released.put((offset, when))
 
@@ -102,7 +102,7 @@ class Arena:
     def close(self) -> None:
         """Release the memory. It stays mapped until the last array that uses it is freed.
 
-        Another thread may be about to write its first page through `view`; such writes after the close are lost.
+        Another thread may still write the run number to the first page of `view`. Such a write then has no effect.
         """
         if self.fd >= 0:
             os.close(self.fd)

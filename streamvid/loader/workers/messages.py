@@ -89,7 +89,7 @@ class DecodeTask(NamedTuple):
 
 
 class TarFile(NamedTuple):
-    """Tar in a store. sha256, num_bytes: content that identifies the tar in a cache; "" and 0 for local stores."""
+    """Tar in a store. sha256, num_bytes: checksum and size that identify it in a cache; "" and 0 for local stores."""
 
     url: str
     path: str
@@ -147,7 +147,7 @@ def open_message(message: bytes) -> tuple[str, list[Any]]:
 
 
 def parse_task(kind: str, value: list[Any]) -> Task:
-    """Return the task in an opened message."""
+    """Return the task of a message that was opened by `open_message`."""
     return ReadTask.from_json(value) if kind == "read" else DecodeTask.from_json(value)
 
 

@@ -128,9 +128,9 @@ class DecodePool:
             heard(answer)
 
     def kill(self, task_id: int) -> None:
-        """Kill the stuck worker that runs a task, or all workers if none does. Takes no lock and raises nothing.
+        """Kill the stuck worker that runs a task, or all workers if none does. Acquires no lock and never raises.
 
-        First, workers that run a task print their stacks to the error stream.
+        First, workers that run a task print their stacks to standard error.
         """
         stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
         # A worker that has not started yet does not handle this signal, and would leave a core file.

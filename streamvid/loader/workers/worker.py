@@ -37,7 +37,7 @@ _SPARE_BYTES = 256 * 2**20  # never touched, so it costs nothing; a 4K decoder h
 
 
 class TaskRunner:
-    """Runner of tasks from `clips` to `ring` (any writable buffer) that keeps decoders open. Not thread-safe."""
+    """Runner of tasks that read `clips` and write to `ring` (any writable buffer). Not thread-safe."""
 
     def __init__(self, clips: memoryview, ring: Any) -> None:
         from streamvid.video.decode.stored import StoredDecoder
