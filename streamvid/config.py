@@ -1,6 +1,6 @@
 """Loading of YAML into frozen dataclasses, with strict keys and types, and dotted overrides.
 
-One error lists all mistakes.
+A single error reports all mistakes.
 
     optimizer: {lr: 1e-4}          optimizer.lr=3e-4
           │                              │
@@ -191,7 +191,9 @@ def _check_size(tree: Any, source: str) -> None:
         value, depth = pending.pop()
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
-            raise ConfigError(f"{source} expands to more than {MAX_VALUES} values or {MAX_DEPTH} levels; simplify it")
+            raise ConfigError(
+                f"{source} expands to more than {MAX_VALUES} values or {MAX_DEPTH} nested levels; simplify it"
+            )
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         pending.extend((child, depth + 1) for child in children)
 
@@ -371,7 +373,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    Raises ConfigError if the value is not an object or lacks a required field. `name` names the value in the message.
+    Raises ConfigError if the value is not an object or lacks a required field. The message calls it `name`.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
@@ -383,7 +385,7 @@ def from_fields(cls: type[T], value: object, name: str) -> T:
 def _refuse_missing(cls: type, value: Mapping[Any, Any], name: str) -> None:
     required = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
     if missing := [field for field in required if field not in value]:
-        raise ConfigError(f"{name} lacks {', '.join(missing)}, which cannot be omitted")
+        raise ConfigError(f"{name} lacks required fields: {', '.join(missing)}")
 
 
 def exact(name: str, value: object) -> Fraction:

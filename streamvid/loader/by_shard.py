@@ -30,7 +30,7 @@ class ByShard:
 
     source: config of the dataset, with an open Dataset as its URL.
     options: VideoLoader's arguments, except for those that affect only the plan, such as `where`.
-    batch_sizes: bucket id → batch size, so that a shard's batches are the same for every reader.
+    batch_sizes: bucket id → batch size, which is fixed so that every reader gets the same batches of a shard.
     """
 
     source: DatasetConfig

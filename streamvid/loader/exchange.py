@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 
 
 def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGroups) -> None:
-    """Compare the plan identities of all processes. A collective: all processes raise ConfigError if they differ."""
+    """Compare the plan identities of all processes in a collective. All processes raise ConfigError if they differ."""
     processes_per_rank = None if groups.process_group is not None else 1
     if groups.shared_group is not None:
         processes_per_rank = groups.shared_group.size()
@@ -47,11 +47,11 @@ def check_equal_on_all_ranks(
     processes_per_rank: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Compare `identity` across the processes of `group` (None: all processes). A collective: all of them must call it.
+    """Compare `identity` across the processes of `group` (None: all processes), which must all call this function.
 
-    The values of `identity` are plain JSON. Also compares num_ranks, and verifies that the same number of processes has
-    each rank from 0 to num_ranks - 1: `processes_per_rank` of them if that is given. Does nothing if torch.distributed
-    is not initialized.
+    The values of `identity` are plain JSON. Also compares num_ranks, and verifies that each rank from 0 to
+    num_ranks - 1 has the same number of processes, which is `processes_per_rank` if that is given. Does nothing if
+    torch.distributed is not initialized.
 
     Raises the same ConfigError in every process, naming the components that differ, their values and their processes.
     Raises LoaderError if a process does not arrive within `timeout_seconds`; `group` is unusable after that.

@@ -70,20 +70,20 @@ class VideoLoader:
     media: conditioning inputs (control videos, reference images, masks) that are delivered as `batch.media`, by name.
     features: precomputed features that `streamvid encode` created from the dataset, delivered instead of video: a path,
         URL or open Sidecar, or a list with one of these per dataset. Features of another view or seed are rejected.
-    view: ViewOptions: frames and crop of each delivered clip.
-    output: OutputOptions: layout, pixel format and decoding of the delivered samples.
-    schedule: ScheduleOptions: order of samples, and their number per epoch.
-    limits: LimitOptions: limits on memory, time and bad samples.
-    storage: StorageOptions: access to object stores, and a local cache.
-    groups: ProcessGroups: processes that compare their plans and batches.
+    view: frames and crop of each delivered clip; see ViewOptions.
+    output: layout, pixel format and decoding of the delivered samples; see OutputOptions.
+    schedule: order of samples, and their number per epoch; see ScheduleOptions.
+    limits: limits on memory, time and bad samples; see LimitOptions.
+    storage: access to object stores, and a local cache; see StorageOptions.
+    groups: processes that compare their plans and batches; see ProcessGroups.
     device: device to which batches are copied, one batch ahead. None: batches stay in the ring, pinned if CUDA is
         available.
     num_workers: number of decode processes; 0 decodes in a thread of this process. None: this rank's share of the
         cores, at most 8.
 
-    A plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching. `accelerator.prepare`
-    leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader moves to the next epoch.
-    Calling `iter()` after a `break` starts the epoch again.
+    The loader is a plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching.
+    `accelerator.prepare` leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader
+    moves to the next epoch. Calling `iter()` after a `break` starts the epoch again.
 
     Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
     delivered. Iteration raises SampleError, WorkerError or RingFullError.
@@ -221,7 +221,7 @@ class VideoLoader:
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(Bucket id, shape of `batch.video` in a full batch) of each bucket, largest first, for a warm-up.
+        """Pairs of a bucket id and the shape of `batch.video` in its full batches, largest first, for a warm-up.
 
         With tail="shrink" and tail="uneven", the last batches can be smaller.
         """

@@ -370,7 +370,7 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
     """Return a mapping from a dataset's bucket ids to the loader's bucket ids. Add new buckets to `buckets`.
 
     Buckets of different datasets with the same shape share an id, so that their samples mix within a batch. Buckets of
-    one dataset stay separate. An id that another shape already uses is replaced by an explicit id, which names the size.
+    one dataset stay separate. An id that another shape already uses is replaced by an explicit id that names the size.
     """
     common = {
         bucket.id: bucket.id for bucket in own if bucket.id in buckets and buckets[bucket.id].shape == bucket.shape
@@ -434,7 +434,8 @@ def _select(
     if not kept:
         everything = sum(int(table.num_samples[rows].sum()) for rows in mine.values())
         raise ConfigError(
-            f"where={where!r} matches none of the {everything} samples of split {split!r} in {dataset.url}; relax it"
+            f"where={where!r} matches none of the {everything} samples of split {split!r} in {dataset.url}; "
+            "relax the condition"
         )
     return (
         {bucket_id: ShardRows(table, rows) for bucket_id, rows in kept.items()},

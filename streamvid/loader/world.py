@@ -64,7 +64,7 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
     wrong = [name for name in data_dims if name not in names]
     if wrong or not data_dims or len(set(data_dims)) < len(data_dims):
         raise ConfigError(
-            f"data_dims={data_dims!r}: must name each dimension along which data differs, once; allowed: {names!r}"
+            f"data_dims={data_dims!r}: must list the dimensions along which data differs, each once; allowed: {names!r}"
         )
     if mesh.get_coordinate() is None:
         raise ConfigError(f"this process is not part of {mesh}; create the loader only in processes of the mesh")

@@ -353,7 +353,7 @@ def test_arguments_that_do_not_go_together(dataset: Path, sidecar: Path, options
 def test_tensors_are_called_like_no_field_of_batches(dataset: Path, tmp_path: Path) -> None:
     one = {"text": RawTensor("U8", (1,), b"1"), "score": RawTensor("U8", (1,), b"1")}
     root = make_sidecar(tmp_path / "s", dataset, encode=lambda key, visit: one, null=None, num_visits=1)
-    with pytest.raises(ConfigError, match="contain text, which are already fields of a batch"):
+    with pytest.raises(ConfigError, match="contain tensors with the names of other batch fields: text"):
         streamvid.VideoLoader(dataset, features=root, batch_size=1)
     with pytest.raises(ConfigError, match="contain score, text, which"):
         streamvid.VideoLoader(dataset, features=root, batch_size=1, columns=["score"])

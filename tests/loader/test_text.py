@@ -475,7 +475,10 @@ def test_small_integers_are_padded_with_any(texts: Path) -> None:
         (lambda n: ["word"] * n, "returned text_tokens with an entry that is not a list of integers"),
         (lambda n: [["word"]] * n, "returned text_tokens with an entry that is not a list of numbers"),
         (lambda n: {"input_ids": [[1, 2]] * n, "attention_mask": [[1]] * n}, r"a mask of shape \(4, 1\) for tokens of"),
-        (lambda n: {"input_ids": [[1, 2]] * n, "mask": [[1]] * n, "tokens": [[1]] * n}, "returned text_tokens under two names"),
+        (
+            lambda n: {"input_ids": [[1, 2]] * n, "mask": [[1]] * n, "tokens": [[1]] * n},
+            "returned text_tokens under two names",
+        ),
         (lambda n: {"x": np.ones(3)}, r"returned text_x of shape \(3,\) for 4 texts"),
         (lambda n: 1 // 0, "the tokenizer failed: ZeroDivisionError: .* \\(texts of .*, .* more|texts of"),
     ],

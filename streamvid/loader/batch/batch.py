@@ -31,7 +31,7 @@ _DIGEST_STEP = 2654435761  # a prime near 2**32 / golden ratio: its multiples sp
 
 
 class Batch(Mapping[str, Any]):
-    """Uniform batch: a read-only mapping whose fields are also attributes. `**batch` works.
+    """Uniform batch: a read-only mapping whose fields are also attributes. It can be unpacked with `**batch`.
 
     - `video`: uint8 RGB, 0..255, with dimensions in the order of `layout`: (B, C, T, H, W) by default. It is on the
       loader's `device` or, without a device, in the loader's ring, which is pinned if CUDA is available. Its memory is
@@ -146,9 +146,9 @@ class Batch(Mapping[str, Any]):
     def digest(self) -> int:
         """Return a signed 64-bit hash of `sample_keys`, `bucket` and up to 4096 pixel values per sample.
 
-        For batches without video, it is a hash of keys, texts and some bytes of each tensor. It is cheap enough to
-        compare at every step between ranks that should have the same batch. Equal batches have the same digest in any
-        layout and on any device. Batches with the same digest can differ in pixels that are not sampled.
+        For batches without video, it is a hash of keys, texts and some bytes of each tensor. The hash is cheap enough
+        to compare at every step between ranks that should have the same batch. Equal batches have the same digest in
+        any layout and on any device. Batches with the same digest can differ in pixels that are not sampled.
         """
         import torch
 

@@ -49,8 +49,8 @@ _CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
 def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequence[str]) -> torch.Tensor:
     """Return the parameters of `yuv420p_to_rgb` for B samples: int32 (B, 8), on the host, to be sent with the batch.
 
-    matrices, ranges, sitings: one name per sample from LUMA_SHARES, RANGES and SITINGS. Sitings are FFmpeg's
-    AVChromaLocation; the default is "left" in H.264, HEVC and MPEG-2, and "center" in JPEG.
+    matrices, ranges, sitings: one name per sample from LUMA_SHARES, RANGES and SITINGS. Sitings are named as in
+    FFmpeg's AVChromaLocation; the default is "left" in H.264, HEVC and MPEG-2, and "center" in JPEG.
     Raises ConfigError for an unknown name.
     """
     import torch
@@ -60,7 +60,7 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
 
 
 def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
-    """Return [black, Y to RGB, V to R, U to G, V to G, U to B, siting x, siting y], with gains scaled for _SHIFT."""
+    """Return [black, Y to RGB, V to R, U to G, V to G, U to B, siting x, siting y], with fixed-point coefficients."""
     for field, name, known in (
         ("matrix", matrix, LUMA_SHARES),
         ("range", color_range, RANGES),

@@ -236,6 +236,6 @@ def _check_names(sidecar: Sidecar, columns: Collection[str]) -> None:
     taken = {*STANDARD_FIELDS, *columns, TOKENS, MASK}
     if both := sorted(name for name in names if name in taken or names.count(name) > 1):
         raise ConfigError(
-            f"features={sidecar.url!r} contain {', '.join(both)}, which are already fields of a batch; rename the "
-            "tensors in the encoder"
+            f"features={sidecar.url!r} contain tensors with the names of other batch fields: "
+            f"{', '.join(both)}; rename the tensors in the encoder"
         )

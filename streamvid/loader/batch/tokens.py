@@ -81,7 +81,7 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
     if TOKENS in fields and tuple(fields[MASK].shape) != tuple(fields[TOKENS].shape):
         raise ValueError(
             f"the tokenizer returned a mask of shape {tuple(fields[MASK].shape)} for tokens of shape "
-            f"{tuple(fields[TOKENS].shape)}; return equal shapes"
+            f"{tuple(fields[TOKENS].shape)}; the shapes must be equal"
         )
     return fields
 

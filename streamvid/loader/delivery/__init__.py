@@ -1,5 +1,5 @@
 """Pipeline from plan steps to complete batches in the ring, ahead of the caller; bad samples are replaced (BAD-1).
 
-May import `loader/view`, `loader/workers`, mix.py and options.py; never torch. Read delivery.py, requests.py,
+It may import `loader/view`, `loader/workers`, mix.py and options.py, but never torch. Read delivery.py, requests.py,
 pipeline.py, flight.py, then decoded.py or stored.py (the kinds of delivery), and repair.py.
 """

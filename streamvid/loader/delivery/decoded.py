@@ -170,7 +170,7 @@ class DecodedDelivery:
         return _format(bucket.height, bucket.width, self._pixels, self._accuracy or ("exact" if is_scaled else "fast"))
 
     def _num_threads(self, part: ClipPart) -> int:
-        """Return the number of threads for a decoder: several if the sample is large and workers would be idle."""
+        """Return the number of threads for a decoder: several for a large sample if workers would otherwise be idle."""
         if part.window is None or part.stream is None or len(part.window.packets) < _THREADED_FRAMES:
             return 1
         if part.stream.coded_width * part.stream.coded_height < _THREADED_PIXELS:

@@ -163,7 +163,7 @@ class Flight:
         self.finish(slot, sample_error(slot.sample, slot.key, error))
 
     def finish(self, slot: Slot, error: StreamvidError | None = None) -> None:
-        """Finish a slot: its sample is in place, its run is over, or its batch has failed."""
+        """Finish a slot, because its sample is in place, its run is over, or its batch has failed."""
         with self._lock:
             del self.slots[slot.number]
             batch = slot.batch

@@ -64,7 +64,7 @@ class PipelineOptions:
     clip_bytes: bytes of memory for clips read ahead; the pipeline allocates `repair_bytes(parts)` in addition.
     frame_bytes: size of the ring in bytes.
     pixels, accuracy: format of the pictures in the ring; see PictureFormat and DecodedDelivery.
-    decode: True delivers pictures, False delivers clips as they are stored.
+    decode: True to deliver pictures, False to deliver clips as they are stored.
     """
 
     num_workers: int
@@ -186,7 +186,7 @@ class Pipeline:
             raise fresh(error) from None
 
     def has_batch(self, run: int) -> bool:
-        """Return True if `next_batch` would not wait, also at the end. Raises the error that ended the run."""
+        """Return True if `next_batch` would not wait, even at the end of a run. Raises the error that ended the run."""
         self._check(run)
         try:
             batch = self._ready[0]
@@ -397,7 +397,7 @@ class Pipeline:
             raise fresh(self._signals.failure)
 
     def _check_ring(self, since: float) -> None:
-        """Raise RingFullError if the feeder waits too long for memory while the caller, since `since`, waits too."""
+        """Raise RingFullError if feeder and caller have both waited too long. since: start of the caller's wait."""
         feeder_since = self._ring_wait_since
         if feeder_since is None:
             return

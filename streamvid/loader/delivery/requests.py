@@ -19,7 +19,7 @@ _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first 
 class BatchRequest:
     """Request for one batch of this rank. `position` records the loader's position in the run.
 
-    loss_weight: share of the optimizer step's samples in this batch, times num_ranks and the number of its steps.
+    loss_weight: the batch's share of the samples in its optimizer step, times the number of batches in that step.
     """
 
     bucket: Bucket

@@ -94,7 +94,7 @@ class StoredDelivery:
         return True
 
     def _groups(self, slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-        """Yield groups of slots, one per thread. For object stores, one request reads a group, so no clip waits."""
+        """Yield groups of slots, one per thread. For object stores, each group needs only one request."""
         if self._is_remote:
             for near in near_each_other([slot.delivery for slot in slots]):
                 yield [slots[place] for place in near]
@@ -175,7 +175,7 @@ class FeatureDelivery(StoredDelivery):
 
 
 def _room(delivery: Delivery) -> int:
-    """Return the ring bytes to reserve for a clip, with a table of about two packets per frame if it has an index."""
+    """Return the ring bytes for a clip, including space for about two packets per frame if it has a packet index."""
     clip, has_packets = delivery.row.clip, delivery.row.packets is not None
     table = min(TABLE_BYTES, _PACKET_BYTES * (2 * clip.num_frames + 64)) if has_packets else 0
     return -(-(clip.num_bytes + table) // _ALIGN) * _ALIGN

@@ -49,7 +49,7 @@ class Medium:
 
 
 def find_media(names: Sequence[str], datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
-    """Return the conditioning inputs with these names. Raises ConfigError if a dataset lacks one or differs."""
+    """Return the named conditioning inputs. Raises ConfigError if a dataset lacks one or defines it differently."""
     if isinstance(names, str):
         raise ConfigError(f"media={names!r} is a string; give a list of names: [{names!r}]")
     if len(set(names)) < len(names):

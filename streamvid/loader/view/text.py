@@ -76,7 +76,7 @@ class TemplatePart:
     nodes: tuple[Node, ...]
 
     def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
-        """Return the formatted part; None if a value in it is missing. is_kept: returns True for parts to keep."""
+        """Return the formatted part; None if a value is missing. is_kept: True for the number of each part to keep."""
         texts: list[str] = []
         for node in self.nodes:
             if isinstance(node, TemplatePart):
@@ -104,7 +104,7 @@ class TextOptions:
     column: str | Mapping[str, float] = option(
         "text",
         help="Column for `batch.text`, or columns with weights, such as {'short': 1, 'long': 3}; each delivery draws "
-        "one of the columns that the sample has.",
+        "one of the columns that are not empty for the sample.",
     )
     choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
     template: str | None = option(

@@ -48,7 +48,10 @@ class ViewOptions:
         "(adjacent windows, one per visit), full (the whole clip), or opensora.",
     )
     max_interval: int = option(
-        1, help="Maximum distance between frames. Each delivery draws a distance.", minimum=1, maximum=MAX_INTERVAL
+        1,
+        help="Maximum distance between consecutive frames. Each delivery draws a distance up to this one.",
+        minimum=1,
+        maximum=MAX_INTERVAL,
     )
     spatial: Spatial = option(
         "resize_crop",
@@ -56,7 +59,7 @@ class ViewOptions:
         "position (random_crop), or a random position and size (rand_size_crop).",
     )
     spatial_scale: tuple[float, float] | None = option(
-        None, help="Side lengths for spatial=rand_size_crop, as shares of the largest crop, such as (0.5, 1.0)."
+        None, help="Range of sides for spatial=rand_size_crop, as shares of the largest crop, such as (0.5, 1.0)."
     )
 
     def __post_init__(self) -> None:
@@ -134,7 +137,7 @@ class RandomChoices:
         return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
 
     def crop(self, least: int, most: int) -> Crop:
-        """Draw a crop's position, and its scale, from `least` to `most` in 1/65536 of the largest crop's scale."""
+        """Draw the position and scale of a crop. least, most: range of the scale, in 1/65536 of the largest crop's."""
         left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
 

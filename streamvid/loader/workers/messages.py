@@ -69,7 +69,7 @@ class DecodeTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
-        """Return the task from the JSON of `to_json`, without its first element."""
+        """Build a task from the parsed JSON of `to_json`, without the first element, which is the kind."""
         from streamvid.buckets.pick import Pick  # a worker imports these with its first task
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
@@ -126,7 +126,7 @@ class ReadTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
-        """Return the task from the JSON of `to_json`, without its first element."""
+        """Build a task from the parsed JSON of `to_json`, without the first element, which is the kind."""
         from streamvid.buckets.pick import Pick
 
         task_id, generation, tables, slots = value

@@ -1,4 +1,4 @@
-"""Decode workers of one loader, seen from the loader's process.
+"""Decode workers of one loader, as seen from the loader's process.
 
 All workers receive tasks from one socket and answer on another: the kernel passes each task to a free worker. A worker
 is a fresh interpreter that inherits no state from the caller. It ends when the loader closes its ends of the sockets,
@@ -89,7 +89,7 @@ class DecodePool:
             self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
     def submit_heard(self, task: Task) -> None:
-        """Submit a task from the serving thread. Never wait, because workers may be waiting for this thread."""
+        """Submit a task from the serving thread without waiting, because workers may be waiting for this thread."""
         self._left.append(task.to_json())
 
     def _send_left(self) -> None:
