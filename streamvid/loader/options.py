@@ -100,7 +100,7 @@ class LimitOptions:
 
     prefetch_bytes: int = option(
         DEFAULT_PREFETCH_BYTES,
-        help="Bytes of memory for decoded video. Increased automatically if three of the largest batches need more.",
+        help="Bytes of memory for decoded video, increased automatically if three of the largest batches need more.",
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(

@@ -86,9 +86,10 @@ class Quarantine:
             raise SampleError(
                 f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be substituted "
                 f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
-                f"max_bad_fraction={self._max_bad_fraction} allows (calculated over at least {_LEAST_DELIVERED}). "
-                f"The last was {substitutions[-1].key} of {substitutions[-1].shard} in {substitutions[-1].dataset}. "
-                f"{self._where()} Verify the dataset or copy it again, or raise max_bad_fraction"
+                f"max_bad_fraction={self._max_bad_fraction} allows (the share is calculated over at least "
+                f"{_LEAST_DELIVERED} samples). The last was {substitutions[-1].key} of {substitutions[-1].shard} in "
+                f"{substitutions[-1].dataset}. {self._where()} Verify the dataset or copy it again, "
+                "or raise max_bad_fraction"
             )
 
     def _where(self) -> str:

@@ -49,7 +49,7 @@ class ViewOptions:
     )
     max_interval: int = option(
         1,
-        help="Maximum distance between consecutive frames. Each delivery draws a distance up to this one.",
+        help="Maximum distance between consecutive frames. Each delivery draws a distance from 1 to this value.",
         minimum=1,
         maximum=MAX_INTERVAL,
     )
@@ -137,7 +137,7 @@ class RandomChoices:
         return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
 
     def crop(self, least: int, most: int) -> Crop:
-        """Draw the position and scale of a crop. least, most: range of the scale, in 1/65536 of the largest crop's."""
+        """Draw the position and scale of a crop. least, most: scale limits, in 1/65536 of the largest crop's scale."""
         left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
 
