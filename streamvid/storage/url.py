@@ -25,13 +25,18 @@ _REFUSED = {
     *("http", "https", "ftp", "sftp", "ssh", "smb", "git", "data"),  # these are not object stores
     *("zip", "tar", "reference", "local"),  # these wrap another store
 }
+#: A mistyped URL with keys: `s3:/KEY:SECRET@bucket`, `//KEY:SECRET@bucket`, `s3//KEY:SECRET@bucket`.
+_MISTYPED = re.compile(r"(?:(?:s3a?|gs|gcs|az|abfs|hf|https?)[:;.]?[/\\]*|[/\\]{2,})(?=[^/\\:@]+:.*@)", re.IGNORECASE)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 
 def redact(url: str) -> str:
     """Return a URL without user name, password, query and fragment, safe for logs, errors and manifests."""
     scheme, colon, rest = url.partition("://")
-    if not colon:
+    if mistyped := _MISTYPED.match(url):
+        if not colon or rest.startswith("/"):
+            return mistyped[0] + url.rpartition("@")[2]
+    elif not colon:
         return url
     host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
     # A secret may contain a slash: without a host, the user part extends to the last "@". Only http(s) URLs have ports.
@@ -52,7 +57,7 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
         return LocalStore(url)
     match = _SCHEME.match(url)
     if match is None:
-        _check_slashes(url)
+        _check_local(url)
         return LocalStore(Path(url).expanduser())
     scheme = match[1].lower()
     if scheme == "file":
@@ -63,12 +68,18 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
     return _open_remote(scheme, url, options or StorageOptions())
 
 
-def _check_slashes(path: str) -> None:
+def _check_local(path: str) -> None:
+    """Raise StorageError if a local path is probably a mistyped URL."""
     scheme, _, rest = path.partition(":/")
     if scheme in _BUCKETS and not rest.startswith("/"):
         raise StorageError(
             f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? For a folder with that "
             "name, prefix it with ./"
+        )
+    if redact(path) != path:
+        raise StorageError(
+            f"{redact(path)!r} looks like a mistyped URL with keys; write s3://BUCKET/PATH. Keys come from "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
         )
 
 

@@ -105,6 +105,11 @@ def test_other_urls_are_refused_without_their_secrets(url: str) -> None:
         ("s3://key:secret@bucket/a?X-Amz-Signature=1#f", "s3://bucket/a"),
         ("http://user:pw@host:8080/x?y", "http://host:8080/x"),
         ("/plain/path?x", "/plain/path?x"),
+        ("s3:/key:secret/more@bucket/a", "s3:/bucket/a"),
+        ("//key:secret@bucket/a", "//bucket/a"),
+        ("./s3:/folder:1/a@2x", "./s3:/folder:1/a@2x"),
+        ("clips:1/a@2x", "clips:1/a@2x"),
+        ("//server/share/a@2x", "//server/share/a@2x"),
     ],
 )
 def test_redact(url: str, shown: str) -> None:

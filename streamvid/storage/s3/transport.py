@@ -58,6 +58,8 @@ class S3Transport(Transport):
                 return FileState(key, int(total), _version(headers))
             if status == 200:  # an empty object, or a server without ranges
                 return FileState(key, int(headers.get("Content-Length", 0)), _version(headers))
+            if status == 206:
+                raise RequestError("the server sent a part of the object without its size", "transient")
             refused = self._refused(response)
         finally:
             _let_go(response, is_whole)
@@ -246,6 +248,11 @@ class _Signer:
 
         known = "streamvid"
         parts = urlsplit(filesystem.url(f"{bucket}/{known}", expires=60))
+        if "@" in parts.netloc:
+            raise RequestError(
+                "the endpoint URL contains a user name or a password",
+                hint="Remove them from AWS_ENDPOINT_URL or the AWS config files; S3 servers need signed requests",
+            )
         base = f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix(known)}"
         extra = {"x-amz-request-payer": "requester"} if options.requester_pays else {}
         if options.anon:
