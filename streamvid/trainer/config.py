@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,9 @@ from streamvid.config import Options, option, require
 from streamvid.errors import ConfigError
 from streamvid.modules.config import ModelConfig
 from streamvid.modules.optimizer import OptimizerConfig
-from streamvid.storage import StorageOptions
+from streamvid.storage import StorageOptions, redact
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")  # a path has only one of the slashes
 
 DatasetValue = str | dict[str, Any] | tuple[str | dict[str, Any], ...]
 """A URL, the fields of a `streamvid.DatasetConfig`, or several of either."""
@@ -111,6 +114,8 @@ class TrainConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_one_of(self, "max_steps", "num_epochs")
+        url = str(self.output)
+        require(not _URL.match(url), "output", redact(url), "a local folder; copy the run to a store afterwards")
         needs_features = self.task in ("sft:data_process", "sft:train")
         require(
             self.data.features.url is not None or not needs_features,
