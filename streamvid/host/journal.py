@@ -21,9 +21,9 @@ _DIGEST_LETTERS = 16
 class Journal:
     """Journal of findings by key. Each line has a checksum; incomplete and damaged lines are ignored. Thread-safe.
 
-    header: rules that the findings depend on; a file with a different header is overwritten. The constructor reads the
-    findings of the file. New ones are written to it inside a `with` block, unless `writable` is False. The file is not
-    locked. Methods raise OSError if the file cannot be read or written.
+    header: settings on which the findings depend; a file with a different header is overwritten. The constructor reads
+    the findings in the file. New findings are written only inside a `with` block, unless `writable` is False. The file
+    is not locked. Methods raise OSError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], writable: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Exclusive file locks between the processes of one machine.
 
-The kernel holds the locks (flock): a lock ends with the last process that holds its descriptor, however that process
-ends. Forked children close their copies, so that a lock never outlives the process that took it. On NFS, locks apply
-only between the processes of one machine, and only if the mount supports them (not `nolock`).
+The kernel holds the locks (flock) and releases a lock when the last process that holds its descriptor ends for any
+reason. Forked children close their copies of the descriptor, so that a lock never outlives the process that acquired
+it. On NFS, locks apply only between the processes of one machine, and only if the mount supports them (not `nolock`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.2
 
 
 class FileLock:
-    """Held lock, released by `release` or at the end of a `with` block. descriptor: descriptor of the open file."""
+    """Lock held until `release` or the end of a `with` block. descriptor: file descriptor of the locked file."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -37,7 +37,7 @@ class FileLock:
         self.release()  # an interrupt may come between locking and `with`
 
     def release(self) -> None:
-        """Release the lock. Idempotent."""
+        """Release the lock. Further calls have no effect."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             # Closing is not enough: a process that was forked outside Python may hold a copy of the descriptor.
@@ -75,7 +75,7 @@ def wait_for_lock(
 ) -> FileLock:
     """Lock a file, creating it if necessary. Symbolic links are not followed.
 
-    on_wait: function that is called before each pause. Raises TimeoutError if another process still holds the lock
+    on_wait: function that is called before each pause. Raise TimeoutError if another process still holds the lock
     after `wait_seconds`, and OSError if the file cannot be opened or locked.
     """
     since, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
@@ -102,7 +102,7 @@ def wait_for_lock(
 
 
 def try_lock(path: str | Path, mode: int = 0o666) -> FileLock | None:
-    """Lock a file as `wait_for_lock` does; return None if another process holds the lock."""
+    """Lock a file without waiting, creating it if necessary. Return None if another process holds the lock."""
     try:
         return wait_for_lock(path, 0.0, mode=mode)
     except TimeoutError:

@@ -1,7 +1,7 @@
-"""Start and end of worker processes, without leaving anything behind.
+"""Starting and ending of worker processes without leftover processes.
 
-A worker is a fresh interpreter, never a fork: it inherits no threads, locks, CUDA state or unguarded `__main__`. It
-ends with its parent, however the parent dies, because it watches the parent and its socket (host/worker.py).
+A worker is a new interpreter, never a fork, so it inherits no threads, locks, CUDA state or unguarded `__main__`. It
+watches its parent and its socket (host/worker.py), so it ends whenever the parent ends.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def start_worker(
     All arguments are passed as text. The first descriptor is a socket; closing its other end ends the worker.
     environment: defaults for environment variables that this process does not set.
 
-    Raises OSError if the process cannot be started, ConfigError if there is no Python interpreter to run.
+    Raise OSError if the process cannot be started, and ConfigError if no Python interpreter is available.
     """
     if not sys.executable or getattr(sys, "frozen", False):
         raise ConfigError(
-            f"worker processes need a Python interpreter, and sys.executable={sys.executable!r} is not one; set it, or "
+            f"sys.executable={sys.executable!r} is not a Python interpreter, which workers need; set it to one, or "
             "use no workers (num_workers=0)"
         )
     with contextlib.ExitStack() as opened:
@@ -79,7 +79,7 @@ def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float
 
 
 def describe_exit(code: int) -> str:
-    """Describe a return code of `Popen`, as the predicate of a sentence about the process."""
+    """Describe a return code of `Popen` as a predicate, such as "was killed by SIGKILL"."""
     if code >= 0:
         return f"ended with exit code {code}"
     known = {number.value: number.name for number in signal.Signals}

@@ -12,7 +12,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return the memory limit in bytes, shared memory included: the machine's, or the tightest control group's."""
+    """Return the memory limit of the machine or its tightest control group, in bytes and including shared memory."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for controllers, path in _groups(groups):
         if not controllers:
@@ -26,7 +26,7 @@ def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
 
 
 def usable_cores(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return the number of cores this process may use, at least 1, from its CPU affinity and control group quotas."""
+    """Return the number of cores (at least 1) that CPU affinity and control group quotas allow this process to use."""
     cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     for controllers, path in _groups(groups):
         if not controllers:
@@ -45,7 +45,7 @@ def user_cache(name: str) -> Path:
 
 
 def _groups(groups: Path) -> Iterator[tuple[list[str], Path]]:
-    """Yield (controllers, path) of the control groups of this process; no controllers means version 2."""
+    """Yield (controllers, path) for each control group of this process. Version 2 groups have no controllers."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:  # not Linux, or no /proc
