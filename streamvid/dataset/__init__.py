@@ -1,6 +1,7 @@
-"""On-disk dataset format, the contract between sharder and loader. README.md in this folder specifies it.
+"""On-disk dataset format, the contract between the sharder and the loader. README.md in this folder specifies it.
 
-This package never imports sharder or loader. Read manifest.py and index.py first, then reader.py with integrity.py and
-shard_table.py, then packets.py and tar.py. The subpackages are filter (`where=`), features (precomputed features),
-annotate (later columns), tabular (metadata files) and upkeep (verify and copy). The modules here import none of them.
+This package imports neither the sharder nor the loader. Read manifest.py and index.py first, then reader.py with
+integrity.py and shard_table.py, then packets.py and tar.py. The subpackages are filter (`where=`), features
+(precomputed features), annotate (later columns), tabular (metadata files) and upkeep (verify and copy). Modules in this
+folder do not import the subpackages.
 """

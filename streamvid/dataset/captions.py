@@ -57,14 +57,14 @@ def _pair(item: object) -> tuple[str | None, object]:
         unknown = [str(name) for name in item if name not in (*_TEXTS, "weight")]
         if len(names) == 1 and not unknown:
             return _pair(item[names[0]])[0], item.get("weight")
-    raise Rejected(f'the caption has type {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
+    raise Rejected(f'a caption has type {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
 
 
 def _weight(weight: object) -> float:
     if weight is None:
         return 1.0
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1e12:
-        raise Rejected(f"the weight {weight!r} of a caption is not a number from 0 to 1e12")
+        raise Rejected(f"a caption has weight {weight!r}; it must be a number from 0 to 1e12")
     return float(weight)
 
 
@@ -77,7 +77,7 @@ def captions_from_json(stored: str) -> Captions:
     """Parse the output of `captions_to_json`. Raise ValueError for anything else."""
     value: Any = json.loads(stored)
     if not isinstance(value, list) or not value:
-        raise ValueError("not a list of captions")
+        raise ValueError("the value is not a list of captions")
     for pair in value:
         if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], str):
             raise ValueError("a caption is not a [text, weight] pair")
@@ -90,9 +90,9 @@ def captions_from_json(stored: str) -> Captions:
 
 
 def listed_captions(value: object) -> object:
-    """Return `value`, or the list of captions that it encodes as JSON text, as in CSV cells and indexes.
+    """Decode captions stored as a JSON list in text, as in CSV cells and the index. Return other values unchanged.
 
-    [text, weight] pairs in a list become objects.
+    [text, weight] pairs in a list become {"text": ..., "weight": ...} objects.
     """
     found: Any = value
     if isinstance(value, str):

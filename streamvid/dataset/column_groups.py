@@ -1,4 +1,4 @@
-"""Columns added to a sealed samples index: which file holds each column, and how rows are joined."""
+"""Lookup and joining of columns that were added to a sealed samples index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ColumnGroups:
     """Column groups of a dataset. If several groups contain the same column, the last group takes precedence.
 
-    places: path of a samples file → its index, which is also the index of the matching file in each group.
+    places: path of a samples file → its position, which is also the position of the matching file in each group.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -47,7 +47,7 @@ class ColumnGroups:
         return next(numbers, -1)
 
     def schema(self, base: pa.Schema) -> pa.Schema:
-        """Return the schema of all columns, including later ones. base: schema of the samples files."""
+        """Return the schema of all columns, including those added later. base: schema of the samples files."""
         for group in self.groups:
             for field in schema(group.columns):
                 number = base.get_field_index(field.name)
@@ -55,7 +55,7 @@ class ColumnGroups:
         return base
 
     def digest(self, columns: Iterable[str]) -> str | None:
-        """Return a digest of the later values of `columns`, or None if no group contains any of them."""
+        """Return a digest of the values that groups add to `columns`, or None if no group contains these columns."""
         files = [
             f"{name} {file.sha256}\n"
             for name in sorted(set(columns))
@@ -66,7 +66,7 @@ class ColumnGroups:
 
 
 def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Join tables of the same rows. Columns follow the order of `names`, and later tables take precedence."""
+    """Join tables that hold the same rows. Columns follow the order of `names`, and later tables take precedence."""
     import pyarrow as pa
 
     columns = {name: table.column(name) for table in parts for name in table.column_names}

@@ -23,7 +23,7 @@ OF_BUCKET_PREFIXES = ("clip_", "window_", "packets_")
 
 @dataclass(frozen=True, slots=True)
 class StoredSet:
-    """One draw set. buckets: (bucket id, probability in millionths, number of the set's first shard in that bucket)."""
+    """One draw set. buckets: (bucket id, probability in millionths, number of the first shard) tuples."""
 
     buckets: tuple[tuple[str, int, int], ...]
     num_shards: int
@@ -33,13 +33,13 @@ class StoredSet:
         ids = {bucket_id for bucket_id, _, _ in self.buckets}
         if not weights or min(weights) < 1 or sum(weights) > UNIT or len(ids) < len(weights) or self.num_shards < 1:
             raise DatasetError(
-                f"draws: {self} is not a valid draw set; num_shards must be at least 1, bucket ids must differ, and "
+                f"draws: {self} is not a valid draw set; num_shards must be at least 1, bucket ids must be unique, and "
                 f"probabilities must be at least 1 and add up to at most {UNIT}; copy the dataset again"
             )
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> StoredSet:
-        """Return the draw set that an entry of the manifest's field `draws` describes."""
+        """Parse an entry of the manifest field `draws`."""
         buckets = ((str(name), int(weight), int(first)) for name, weight, first in value["buckets"])
         return StoredSet(tuple(buckets), int(value["num_shards"]))
 

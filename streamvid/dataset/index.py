@@ -44,7 +44,7 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True)
 class ClipEntry:
-    """Stored clip of a sample: location in the tar and properties. psnr_y: luma PSNR in dB, None for copies."""
+    """Stored clip of a sample: location in the tar and properties. psnr_y: luma PSNR in dB, or None for copies."""
 
     extension: str
     offset: int
@@ -107,7 +107,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one shard, stored as one row group of a samples file. packets: None if no clip has a packet index."""
+    """Rows of one shard, stored as one row group. packets: packet table, or None if no clip has a packet index."""
 
     bucket_id: str
     number: int
@@ -252,6 +252,6 @@ def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str])
 
 
 def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
-    """Return the description of an index file, whose name contains its checksum and is never reused (SHARD-2)."""
+    """Describe an index file. Its name contains its checksum and is never reused (SHARD-2)."""
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

@@ -62,7 +62,7 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Return a range of a file, reading it again if its checksum is wrong. The caller must verify the result."""
+    """Read a byte range of a file, and read it again if its checksum is wrong. The caller must verify the result."""
     data = bytearray(num_bytes)
 
     def read() -> bytes:
@@ -97,7 +97,7 @@ def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 
 def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
-    """Read and verify the shard table in batches, so that it is never in memory as text (PLAN-6)."""
+    """Read and verify the shard table in batches, to avoid holding all its text in memory (PLAN-6)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -127,7 +127,7 @@ def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None
 
 
 def read_verified(store: Store, file: FileInfo) -> memoryview:
-    """Return the verified bytes of a file, whose size the caller has checked. Raise IntegrityError on a mismatch."""
+    """Read a file and verify its checksum. Raise IntegrityError on a mismatch. The caller must check its size."""
     data, is_again = bytearray(file.num_bytes), False
 
     def read() -> bytes:
@@ -168,7 +168,7 @@ def naming_arrow_errors(where: str) -> Iterator[None]:
 
 
 class StoreFile(RangeFile):
-    """Seekable stream over a stored file, for pyarrow. Each read is one ranged read unless `read_near` has the data."""
+    """Seekable stream over a stored file, for pyarrow. Each read needs one request, unless `read_near` has the data."""
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__(num_bytes)
@@ -193,8 +193,8 @@ class StoreFile(RangeFile):
 class SamplesFile:
     """One samples file, verified on first use. Safe to use from several threads.
 
-    The footer is kept in memory, but the file is not kept open. The footer has no checksum of its own, so its checksum
-    is computed from verified bytes and compared at later reads. Page checksums detect damage after the verification.
+    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of
+    the footer, so it is computed from verified bytes and compared at later reads. Page checksums detect later damage.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:
@@ -206,7 +206,7 @@ class SamplesFile:
         self._failed: tuple[float, StreamvidError] | None = None
 
     def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
-        """Return one row group, using one small read. Columns that the file lacks are omitted; None selects all."""
+        """Return one row group with one small read, without columns that the file lacks. None selects all columns."""
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
@@ -234,7 +234,7 @@ class SamplesFile:
             return self._get_footer().schema.to_arrow_schema()
 
     def forget(self) -> None:
-        """Drop the footer, which is then read again on next use."""
+        """Drop the footer. The next use reads it again."""
         self._footer = None
 
     def _get_footer(self) -> Any:

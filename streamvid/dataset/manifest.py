@@ -58,7 +58,7 @@ class FileInfo:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> FileInfo:
-        """Return the file that an entry of a manifest describes."""
+        """Parse the description of a file in a manifest."""
         return FileInfo(str(value["path"]), int(value["num_bytes"]), str(value["sha256"]))
 
 
@@ -114,7 +114,7 @@ class ColumnGroup:
     source_sha256: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON-serializable values with the paths of the files, which `ManifestFiles.other` describes."""
+        """Return JSON-serializable values, with only the paths of the files, which `ManifestFiles.other` describes."""
         return {**asdict(self), "files": [file.path for file in self.files]}
 
     @staticmethod
@@ -149,7 +149,7 @@ class MediaInfo:
 
     @staticmethod
     def from_json(name: str, value: Mapping[str, Any]) -> MediaInfo:
-        """Return the conditioning input that a manifest describes. Raise IntegrityError for invalid values."""
+        """Parse a conditioning input in a manifest. Raise IntegrityError for invalid values."""
         info = MediaInfo(**value)
         flags = (info.is_still, info.is_mask, info.is_optional, info.is_list)
         is_known = all(isinstance(flag, bool) for flag in flags) and isinstance(info.column, str)
@@ -166,7 +166,7 @@ class ManifestFiles:
     """All files that the manifest names. The shard table names the tars and their offsets files.
 
     packets: one file per samples file, in the same order, or an empty tuple. other: files for other readers, and files
-    of later columns.
+    of columns added later.
     """
 
     shards: tuple[FileInfo, ...]
@@ -190,14 +190,14 @@ class ManifestFiles:
         return sum(1 for _ in self)
 
     def packets_of(self, samples_path: str) -> FileInfo | None:
-        """Return the packets file that belongs to a samples file, or None if the dataset has no packet index."""
+        """Return the packets file that matches a samples file, or None if the dataset has no packet index."""
         if not self.packets:
             return None
         return self.packets[[file.path for file in self.samples].index(samples_path)]
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ManifestFiles:
-        """Return the files that a manifest names."""
+        """Parse the field `files` of a manifest."""
         groups = [group.name for group in fields(ManifestFiles)]
         return ManifestFiles(**{name: tuple(map(FileInfo.from_json, value[name])) for name in groups})
 
@@ -218,7 +218,7 @@ class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
     plan: digest of everything that a plan depends on. base: digest of the tars and the samples index. content: digest
-    of `base` and the later columns; equal to `base` if there are none.
+    of `base` and of columns added later; equal to `base` if there are none.
     """
 
     plan: str
@@ -237,36 +237,36 @@ class Fingerprints:
         sample_files: Iterable[FileInfo],
         draws: Sequence[StoredSet] = (),
     ) -> Fingerprints:
-        """Return the fingerprints of a dataset without later columns."""
+        """Return the fingerprints of a dataset to which no columns were added."""
         plan_lines = (plan_line(s.bucket_id, s.number, s.split, s.num_samples) for s in shards)
         base = base_digest((content_line(shard.path, shard.sha256) for shard in shards), sample_files)
         return Fingerprints(plan_digest(buckets, plan_lines, draws), base, base)
 
 
 def plan_line(bucket_id: str, number: int, split: str, num_samples: int) -> bytes:
-    """Return the line of a shard that `Fingerprints.plan` hashes."""
+    """Return the bytes that a shard contributes to `Fingerprints.plan`."""
     return f"shard {bucket_id} {number} {split} {num_samples}\n".encode()
 
 
 def content_line(path: str, sha256: str) -> bytes:
-    """Return the line of a file that `Fingerprints.base` hashes."""
+    """Return the bytes that a file contributes to `Fingerprints.base` or `Fingerprints.content`."""
     return f"{path} {sha256}\n".encode()
 
 
 def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Sequence[StoredSet] = ()) -> str:
-    """Return `Fingerprints.plan`. shard_lines: the lines of all shards, in chunks of any size."""
+    """Compute `Fingerprints.plan`. shard_lines: output of `plan_line` for all shards, in chunks of any size."""
     of_buckets = [f"bucket {bucket.id} {bucket.shape}\n".encode() for bucket in buckets]
     of_draws = f"draws {json.dumps(list(map(asdict, draws)), sort_keys=True, separators=(',', ':'))}\n".encode()
     return _digest(chain(of_buckets, shard_lines, [of_draws] if draws else []))
 
 
 def base_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo]) -> str:
-    """Return `Fingerprints.base`. shard_lines: the lines of all shards, in chunks of any size."""
+    """Compute `Fingerprints.base`. shard_lines: output of `content_line` for all tars, in chunks of any size."""
     return _digest(chain(shard_lines, (content_line(file.path, file.sha256) for file in sample_files)))
 
 
 def content_digest(base: str, groups: Sequence[ColumnGroup]) -> str:
-    """Return `Fingerprints.content` of a dataset with these groups of later columns."""
+    """Compute `Fingerprints.content` from `Fingerprints.base` and the groups of columns added later."""
     if not groups:
         return base
     lines = [content_line(file.path, file.sha256) for group in groups for file in group.files]
@@ -292,10 +292,10 @@ class NativeClips:
 class Manifest:
     """Description of a sealed dataset.
 
-    clips: "copy", "native" or "text". build: inputs of the build, only informative for readers. native: encoding of
-    native clips, else None. frame_rate: rate at which clips are read. model: rule of the model that the buckets are
-    for, if any. media: conditioning inputs by name. draws: sets of clips that several buckets store. columns: groups of
-    later columns; if several groups contain the same column, the last one takes precedence.
+    clips: "copy", "native" or "text". build: inputs of the build, for information only. native: encoding of native
+    clips, else None. frame_rate: frame rate at which clips are read. model: rule of the model that the buckets fit, or
+    None. media: conditioning inputs by name. draws: sets of clips that several buckets store. columns: groups of
+    columns added later; if several groups contain the same column, the last group takes precedence.
     """
 
     buckets: tuple[Bucket, ...]
@@ -317,7 +317,7 @@ class Manifest:
             if bucket.id == bucket_id:
                 return bucket
         known = ", ".join(bucket.id for bucket in self.buckets)
-        raise DatasetError(f"bucket {bucket_id!r} is not in the manifest; it lists {known}; copy the dataset again")
+        raise DatasetError(f"bucket {bucket_id!r} is not in the manifest, which lists {known}; copy the dataset again")
 
     def with_columns(self, group: ColumnGroup) -> Manifest:
         """Return the manifest of the same dataset with one more group of columns."""
@@ -333,7 +333,7 @@ class Manifest:
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
-    """Return the bytes of manifest.json. They contain no time, no host name and no path of this machine."""
+    """Return the bytes of manifest.json. They contain no timestamp, host name or local path."""
     native = manifest.native
     return sealed_json(
         {
@@ -359,16 +359,16 @@ _FIELDS = {"format", "format_version", _CHECKSUM, *(one.name for one in fields(M
 
 
 def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
-    """Parse and verify manifest.json. Raise DatasetError, or IntegrityError if it was damaged or edited."""
+    """Parse and verify manifest.json. Raise DatasetError if it is invalid, or IntegrityError if it is damaged."""
     with naming(where):
         value = unsealed_json(data, FORMAT, FORMAT_VERSION)
         if unknown := sorted(set(value) - _FIELDS):
-            raise DatasetError(f"unknown field {unknown[0]!r}; update streamvid (pip install -U streamvid)")
+            raise DatasetError(f"field {unknown[0]!r} is unknown; update streamvid (pip install -U streamvid)")
         files, native, model = ManifestFiles.from_json(value["files"]), value["native"], value["model"]
         fingerprints = Fingerprints(**{name: str(digest) for name, digest in value["fingerprints"].items()})
         columns = tuple(ColumnGroup.from_json(group, files) for group in value["columns"])
         if fingerprints.content != content_digest(fingerprints.base, columns):
-            raise IntegrityError("fingerprints.content does not match the later columns; copy the dataset again")
+            raise IntegrityError("fingerprints.content does not match the columns; copy the dataset again")
         return Manifest(
             buckets=tuple(map(Bucket.from_json, value["buckets"])),
             clips=str(value["clips"]),
@@ -408,16 +408,17 @@ def manifest_checksum(value: Mapping[str, Any]) -> str:
 
 
 def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]:
-    """Parse a manifest. Raise DatasetError unless its format, version and checksum are right."""
+    """Parse a manifest. Raise DatasetError unless its format, version and checksum are valid."""
     value: dict[str, Any] = json.loads(data)
     if value.get("format") != format_name:
         raise DatasetError(
-            f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; this is not a dataset of that format"
+            f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; choose a dataset of that format"
         )
     found = value["format_version"]
     if type(found) is int and found > version:
         raise DatasetError(
-            f"format_version {found} is newer than {version}; update streamvid (pip install -U streamvid)"
+            f"format_version {found} is newer than the supported version {version}; "
+            "update streamvid (pip install -U streamvid)"
         )
     if value.get(_CHECKSUM) != manifest_checksum(value):
         raise IntegrityError(
@@ -446,7 +447,7 @@ def naming(where: str) -> Iterator[None]:
 def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str) -> T:
     """Read a manifest and return `parse(data, name)`. Data that cannot be parsed is read again (FETCH-1).
 
-    Raises the DatasetError that `parse` raises. If the manifest is missing, its text is `nothing` and `remedy`.
+    Raise the same errors as `parse`, and DatasetError with the texts `nothing` and `remedy` if the manifest is missing.
     """
     size = store.size(MANIFEST)
     if size is None:

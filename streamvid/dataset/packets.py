@@ -44,7 +44,7 @@ def _schema() -> pa.Schema:
 
 
 def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
-    """Return the packet table of a shard, with one row per clip; None becomes a row of nulls.
+    """Return the encoded packet table of a shard. Each clip is one row; a clip that is None becomes a row of nulls.
 
     Times are stored as differences from the previous packet, and offsets as gaps after the end of the previous packet.
     """
@@ -76,7 +76,7 @@ def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
 
 
 def pack_stream(stream: bytes) -> bytes:
-    """Return the stored form of a table, given its Arrow stream."""
+    """Compress the Arrow stream of a table, and prepend its uncompressed length."""
     import pyarrow as pa
 
     packed: bytes = pa.compress(stream, codec="zstd", asbytes=True)
@@ -84,7 +84,7 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """Reader of the packet table of one shard. Raises IntegrityError, naming `where`, for invalid data."""
+    """Reader of the packet table of one shard. Raises IntegrityError for invalid data, with `where` as its name."""
 
     def __init__(self, data: bytes, sha256: bytes, num_clips: int, where: str) -> None:
         import pyarrow as pa
@@ -130,7 +130,7 @@ class PacketTables:
         self.num_bytes: int = len(self._sizes) * 33 + self._checksums.nbytes + self._texts.nbytes
 
     def clip(self, row: int) -> ClipIndex | None:
-        """Return the packet index of the clip in `row`, or None if the clip is decoded through its container."""
+        """Return the packet index of the clip in `row`, or None if it has none and is decoded through its container."""
         import numpy as np
 
         text = self._texts[row].as_py()
@@ -140,7 +140,7 @@ class PacketTables:
             info = StreamInfo.from_json(text)
             facts = self._facts[row]
             if facts is None:
-                raise DecodeError("no clip can have its packets")
+                raise DecodeError("its packets have impossible values")
             mine = slice(self._edges[row], self._edges[row + 1])
             checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
@@ -163,12 +163,12 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
         while True:
             message = messages.read_next_message()
             if message.type not in ("schema", "record batch") or _is_compressed(message):
-                raise ValueError("it contains messages other than uncompressed rows")
+                raise ValueError("it contains messages other than a schema and uncompressed rows")
     return stream
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Return whether the buffers of a record batch are compressed; pyarrow decompresses them without a limit.
+    """Return whether a record batch is compressed, because pyarrow would decompress it without a size limit.
 
     The metadata is a flatbuffer: field 2 of a Message is the header, and field 3 of a RecordBatch is the compression.
     """
@@ -186,4 +186,4 @@ def _is_compressed(message: pa.Message) -> bool:
         batch = header + struct.unpack_from("<I", data, header)[0]
         return message.type == "record batch" and field(batch, 3) > 0
     except struct.error as error:
-        raise ValueError("its messages are damaged") from error
+        raise ValueError("one of its messages is damaged") from error

@@ -24,15 +24,15 @@ _Answer: TypeAlias = SimpleQueue[tuple[_Result | None, BaseException | None]]
 
 
 class Stopped(Exception):
-    """Exception that a reader raises if the pass ends before it has read its file."""
+    """Exception that a reader raises if the pass ends while the reader is still reading its file."""
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """Ignore a progress report."""
 
 
 def shard_files(shard: ShardInfo) -> tuple[FileInfo, FileInfo]:
-    """Return the descriptions of the tar of a shard and of its offsets file."""
+    """Return descriptions of a shard's tar and its offsets file."""
     return (
         FileInfo(shard.path, shard.num_bytes, shard.sha256),
         FileInfo(offsets_path(shard.path), shard.offsets_num_bytes, shard.offsets_sha256),
@@ -73,8 +73,8 @@ def in_parallel(
     """Yield the results of `job(item, stop)` in the order of `items`, processing `workers` items at a time.
 
     The pass ends at the first error, or when the caller stops iterating. `stop` is then set, and all threads have ended
-    when this generator returns. Unlike in concurrent.futures, the caller shares no lock with the threads: an interrupt
-    can end the caller anywhere, and threads would wait forever for a lock that it still holds.
+    when this generator returns. Unlike in concurrent.futures, the caller shares no lock with the threads: if an
+    interrupt ended the caller while it held a lock, the threads would wait for this lock forever.
     """
     stop = threading.Event()
     tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None] = SimpleQueue()  # None ends a thread

@@ -76,13 +76,13 @@ class Dataset:
         ):
             if said != found:
                 raise IntegrityError(
-                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but its tables have {found}; "
+                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but its tables give {found}; "
                     "copy manifest.json and index/ again, or rebuild the dataset"
                 )
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """Return a view of this dataset with only one shard, all of whose samples are in every pass.
+        """Return a view of this dataset with only one shard. Each pass delivers all samples of this shard.
 
         Fingerprints stay the same. Operations on the whole dataset, such as filters and `samples_table`, are not
         available.
@@ -109,7 +109,7 @@ class Dataset:
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the index rows of one shard, in the order of its tar. This takes one small read.
 
-        columns: index columns; None selects all. Columns added later (`annotate`) take one more read for each file.
+        columns: index columns; None selects all. Columns that `annotate` added require one more read per file.
         """
         if not self._groups.groups:
             return self._rows(shard, shard.index_path, columns)
@@ -129,24 +129,24 @@ class Dataset:
         return table
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
-        """Return the paths of the files that hold later columns for this shard."""
+        """Return the paths of the files that hold columns added later to this shard."""
         place = self._groups.places[shard.index_path]
         return [group.files[place].path for group in self.manifest.columns]
 
     def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str]) -> pa.Table:
-        """Return the shard's rows from one of `column_paths`. Files later in that list can replace their values."""
+        """Return a shard's rows from one file of `column_paths`. Later files in that list take precedence."""
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the later values of these index columns, or None if there are no later values."""
+        """Return a digest of the values that were added later to these index columns, or None if there are none."""
         return self._groups.digest(columns)
 
     def check_place(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
     ) -> tuple[str, int, int, bytes]:
-        """Return (path, offset, num_bytes, sha256) of a shard's packet table.
+        """Verify the location of a shard's packet table, and return it as (path, offset, num_bytes, sha256).
 
-        offset, num_bytes, sha256: values from the samples index. Raise IntegrityError if they are impossible (SAFE-1).
+        offset, num_bytes, sha256: values from the samples index. Raise IntegrityError if they are invalid (SAFE-1).
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
@@ -186,7 +186,7 @@ class Dataset:
 
     @property
     def samples_schema(self) -> pa.Schema:
-        """Schema of the samples index, including later columns; empty for a dataset without samples."""
+        """Schema of the samples index, including columns added later; empty for a dataset without samples."""
         import pyarrow as pa
 
         files = self.manifest.files.samples
@@ -206,9 +206,9 @@ class Dataset:
         return tuple(name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX))
 
     def column(self, name: str, option: str = "columns") -> str:
-        """Return the index column for `name`: the user's own column of that name or, failing that, the format's.
+        """Return the index column for `name`. A user column takes precedence over a column of the format.
 
-        Raise ConfigError, naming `option`, if neither exists.
+        Raise ConfigError if neither exists. option: name of the option in the error message.
         """
         names = self.samples_schema.names
         for candidate in (USER_PREFIX + name, name):
@@ -245,15 +245,15 @@ def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any]
 
     storage: options for access to object stores and for the cache.
 
-    Raise ConfigError for invalid options, DatasetError if there is no sealed dataset, and StorageError if it cannot be
-    read.
+    Raise ConfigError for invalid options, DatasetError if there is no sealed dataset, and StorageError if the store
+    cannot be read.
     """
     options = StorageOptions.of(storage)
     return Dataset(open_store(url, options), open_cache(options))
 
 
 def open_cache(options: StorageOptions) -> BlockCache | None:
-    """Return the cache that the options describe, or None if they describe none."""
+    """Open the cache that the options configure, or return None if they configure none."""
     if options.cache_dir is None or options.cache_bytes is None:
         return None
     return BlockCache(Path(options.cache_dir), options.cache_bytes)

@@ -106,7 +106,7 @@ class ShardTable(Sequence[ShardInfo]):
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
-        """Return the shards of a split as bucket id → ascending int64 row numbers, in order of appearance.
+        """Return a split's shards as bucket id → ascending int64 row numbers, with buckets in order of appearance.
 
         The mapping is empty if the split has no shards.
         """
@@ -174,7 +174,7 @@ class ShardRows(Sequence[ShardInfo]):
 
 
 def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
-    """Return the int64 row numbers of `shards` in `table`, or None if it is neither the table nor a view of it."""
+    """Return the int64 row numbers of `shards` in `table`, or None unless `shards` is the table or a view of it."""
     if shards is table:
         return np.arange(len(table), dtype=np.int64)
     return shards.rows if isinstance(shards, ShardRows) and shards.table is table else None
@@ -208,7 +208,7 @@ def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
 
 
 def largest_clip(shards: Sequence[ShardInfo]) -> int:
-    """Return the size of the largest clip in `shards` in bytes, or 0 if `shards` is empty."""
+    """Return the size in bytes of the largest clip in `shards`, or 0 if `shards` is empty."""
     if isinstance(shards, ShardRows):
         return int(shards.table.max_clip_bytes[shards.rows].max(initial=0))
     return max((shard.max_clip_bytes for shard in shards), default=0)
@@ -232,14 +232,14 @@ class ShardTableBuilder:
         self._num_rows = 0
 
     def expect(self, num_rows: int) -> None:
-        """Reserve memory for more rows, because joining parts at the end would need twice the memory of the table."""
+        """Reserve memory for more rows. Joining parts at the end would need twice the memory of the table."""
         for name, kind in _KINDS.items():
             column = np.empty(self._num_rows + num_rows, kind)
             column[: self._num_rows] = self._columns[name][: self._num_rows]
             self._columns[name] = column
 
     def add(self, batch: pa.RecordBatch, where: str) -> None:
-        """Append rows. Raise IntegrityError, naming `where`, if a row does not describe a valid shard."""
+        """Append rows. Raise IntegrityError if a row is not a valid shard; `where` names the file in the message."""
         stop = self._num_rows + len(batch)
         if stop > len(self._columns["number"]):
             self.expect(max(len(batch), self._num_rows))

@@ -49,17 +49,17 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
     """Raise ConfigError for a member that some readers of WebDataset tars would lose or would merge with another."""
     name = f"{key}.{extension}"
     if not _KEY.fullmatch(key):
-        raise ConfigError(f"key {key!r} is not allowed; use only letters, digits, '_' and '-' (readers cut at a dot)")
+        raise ConfigError(f"key {key!r} is not allowed; use only letters, digits, '_' and '-' (readers split at a dot)")
     if not _EXTENSION.fullmatch(extension):
         raise ConfigError(f"extension {extension!r} is not allowed; use only lowercase letters and digits")
     if len(name) > MAX_NAME_BYTES:
-        raise ConfigError(f"member name {name!r} has {len(name)} bytes; a tar header holds up to {MAX_NAME_BYTES}")
+        raise ConfigError(f"member name {name!r} has {len(name)} bytes; at most {MAX_NAME_BYTES} fit in a tar header")
     if num_bytes > MAX_MEMBER_BYTES:
-        raise ConfigError(f"member {name!r} has {num_bytes} bytes; a tar header holds up to {MAX_MEMBER_BYTES}")
+        raise ConfigError(f"member {name!r} has {num_bytes} bytes; at most {MAX_MEMBER_BYTES} are allowed in a tar")
 
 
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
-    """Write samples, given as (key, {extension: data}), as an uncompressed USTAR tar with reproducible bytes.
+    """Write an uncompressed USTAR tar with reproducible bytes. samples: (key, {extension: data}) tuples.
 
     The members of a sample are adjacent, in the order of their extensions. Raise ConfigError for a key, an extension or
     a size that some readers do not support.
@@ -123,7 +123,7 @@ def tar_index(members: Sequence[Member]) -> bytes:
 
 
 def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
-    """Return the three files in `.nv-meta/` as path → content."""
+    """Return the three files in `.nv-meta/` as a mapping from path to content."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for shard in shards:

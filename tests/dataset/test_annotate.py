@@ -137,7 +137,7 @@ def test_values_that_are_there_change_only_when_that_is_asked_for(root: Path, tm
     rows = rows_of(root)
     assert [rows[key]["user.score"] for key in KEYS[:3]] == [7.0, 1.0, 1.0]
     assert streamvid.open_dataset(root).samples_schema.names.count("user.score") == 1
-    with pytest.raises(ConfigError, match="'score' is double.*and string in"):
+    with pytest.raises(ConfigError, match="'score' has type double.*and type string in"):
         streamvid.annotate(root, write_rows(tmp_path / "b.csv", [{"key": KEYS[0], "score": "high"}]), overwrite=True)
 
 
@@ -165,13 +165,13 @@ def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> 
     ("text", "options", "error", "says"),
     [
         ("key,motion\nx,1\n", {}, SourceError, "no row matches a sample.*'x'.*'s0-0'"),
-        ("kye,motion\ns0-0,1\n", {}, ConfigError, "no column key.*did you mean 'kye'"),
+        ("kye,motion\ns0-0,1\n", {}, ConfigError, "no key column.*did you mean 'kye'"),
         ("key,motion\ns0-0,1\n", {"columns": ["moton"]}, ConfigError, "columns: 'moton'.*did you mean 'motion'"),
         ("key,caption\ns0-0,1\n", {"caption_column": "captoin"}, ConfigError, "did you mean 'caption'"),
         ("key,motion\ns0-0,1\n", {"key_column": "keys"}, ConfigError, "key_column='keys'.*did you mean 'key'"),
         ("key,motion\ns0-0,1\ns0-0,2\n", {}, SourceError, "more than one row for 's0-0'"),
-        ("key\ns0-0\n", {}, ConfigError, "only keys"),
-        ("key,a,a\ns0-0,1,2\n", {}, SourceError, "a column twice"),
+        ("key\ns0-0\n", {}, ConfigError, "no columns to add"),
+        ("key,a,a\ns0-0,1,2\n", {}, SourceError, "duplicate column names"),
         ("key,a\ns0-0\n", {}, SourceError, "row 0: line 2 has 1 fields"),
         ("key,t\ns0-0,a\0b\n", {"caption_column": "t"}, SourceError, "NUL"),
         ('key,t\ns0-0,"[""\\ud800"", ""b""]"\n', {"caption_column": "t"}, SourceError, "not valid UTF-8"),

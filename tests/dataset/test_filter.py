@@ -111,7 +111,7 @@ def test_equal_conditions_have_one_text(dataset: Dataset) -> None:
         ("good > False", "no order"),
         ("score == None", "write 'score is None'"),
         ("score is 5", "'is' is only allowed before None"),
-        ("clip_sha256 == 'a'", r"of type fixed_size_binary\[32\], which conditions do not support"),
+        ("clip_sha256 == 'a'", r"has type fixed_size_binary\[32\], which conditions do not support"),
         ("1 < 2", "does not name a column"),
         ("", "is empty"),
         ("score >", "not a condition: invalid syntax"),

@@ -328,7 +328,7 @@ def test_later_columns_make_a_sidecar_stale_if_captions_are_made_of_them(tmp_pat
 def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     other = build_dataset(tmp_path / "other", {SMALL: [5, 4, 3], TALL: [6, 5]}, variants=1)
     with pytest.raises(
-        ConfigError, match="were created from another dataset .*fingerprints.content is .* there and .* here"
+        ConfigError, match="were created from a different dataset .*fingerprints.content is .* there and .* here"
     ):
         streamvid.VideoLoader(other, features=sidecar, batch_size=1)
 

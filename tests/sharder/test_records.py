@@ -130,7 +130,7 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert found[1].startswith("line 2 is not valid JSON")
     assert found[2] == "is a str, not an object"
     assert found[3] == "the path is missing"
-    assert found[5].startswith("the caption has type int; it must be text")
+    assert found[5].startswith("a caption has type int; it must be text")
     assert "70000 bytes" in found[6]
 
 
@@ -204,7 +204,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
         ("m.json", b"3", "holds a int"),
         ("m.jsonl", "{}".encode("utf-16"), "UTF-16"),
         ("m.parquet", b"PAR1 or not", "not a readable Parquet file"),
-        ("m.csv", b"path,path\na,b\n", "a column twice"),
+        ("m.csv", b"path,path\na,b\n", "duplicate column names"),
         ("m.csv", b"path,caption\n", "has no rows"),
         ("m.csv", b'path,caption\na,x\nb,"never closed\nc,y\n', "the row on line 3 opens a quote"),
         ("m.csv", b"", "has no rows"),

@@ -1,1 +1,1 @@
-"""Columns added to a sealed dataset. Read annotate.py, then file.py (the annotation) and join.py (rows to samples)."""
+"""Columns added to a sealed dataset. Read annotate.py, then file.py (annotation file) and join.py (row matching)."""

@@ -1,4 +1,4 @@
-"""Annotation of sealed datasets: write new column files beside the index, then replace the manifest."""
+"""Annotation of sealed datasets, which adds column files next to the index and then replaces the manifest."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class AnnotateReport:
 
     state: "annotated", or "already annotated" if the last annotation was the same. num_samples: number of samples in
     the dataset. num_annotated: number of samples that have a row in the file. num_rows: number of rows in the file.
-    num_unmatched: number of rows that match no sample. unmatched: first keys of these rows. columns: user columns that
-    were stored. has_captions: True if captions were stored. num_bytes: total size of the new files.
+    num_unmatched: number of rows that match no sample. unmatched: keys of the first ten of these rows. columns: user
+    columns that were stored. has_captions: True if captions were stored. num_bytes: total size of the new files.
     """
 
     dataset: str
@@ -54,7 +54,7 @@ class AnnotateReport:
     content_fingerprint: str
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON-serializable values."""
+        """Return the report as a JSON-serializable dictionary."""
         return asdict(self)
 
 
@@ -75,15 +75,16 @@ def annotate(
     replaced last. Plans and saved states remain valid. The operation is idempotent: a killed annotation can be run
     again. Memory holds the selected columns and the keys of a million samples.
 
-    key_column: index column that the keys in the file refer to: "key" (one sample), or "record_key" or "source" (all
-    samples of a source file); None uses the first of these that the file contains. columns: columns to add; None adds
-    all except keys and captions. caption_column: column of captions, each a text or a list of texts; "" adds no
-    captions; None uses the first column with a usual name (caption, text, prompt, …), if `columns` is None too.
-    overwrite: allow replacing values of existing columns. A sample keeps its values if the file has no row or no value
-    for it.
+    key_column: index column that identifies the samples of a row. "key" identifies one sample; "record_key" and
+    "source" identify all samples of a source file. None uses the first of these columns that the file contains.
+    columns: columns to add; None adds all except keys and captions. caption_column: column with a caption or a list of
+    captions per row; "" adds no captions; None uses the first column with a usual name (caption, text, prompt, …), but
+    only if `columns` is also None. overwrite: allow replacing values of existing columns. A sample keeps its values if
+    the file has no row or no value for it.
 
-    Raise ConfigError for missing or existing columns; SourceError for an unreadable file, a repeated key, or keys that
-    match no sample; DatasetError if another process annotates the dataset; StorageError if the store fails.
+    Raise ConfigError if a column is missing from the file or already in the dataset; SourceError for an unreadable
+    file, a repeated key, or keys that match no sample; DatasetError if another process annotates the dataset;
+    StorageError if the store fails.
     """
     store = open_store(dataset, StorageOptions.of(storage))
     found = read_annotation(Path(file).expanduser(), key_column, columns, caption_column)
@@ -135,7 +136,7 @@ def _put(store: Store, path: str, data: bytes) -> None:
 
 
 def _seal(store: Store, old: Manifest, new: Manifest) -> None:
-    """Replace the manifest, and remove leftovers of killed annotations."""
+    """Replace the manifest, and remove files that killed annotations left."""
     data = manifest_to_json(new)
     with _locked(store, hashlib.sha256(data).hexdigest().encode()):
         now = read_manifest(store)
@@ -144,29 +145,29 @@ def _seal(store: Store, old: Manifest, new: Manifest) -> None:
             _remove(store, now, {file.path for file in mine})
             raise DatasetError(f"{store.url}: {_CHANGED}")
         if any(store.size(file.path) != file.num_bytes for file in mine):
-            raise DatasetError(f"{store.url}: another process has removed files of this annotation; run it again")
+            raise DatasetError(f"{store.url}: another process removed files of this annotation; run the command again")
         store.put(MANIFEST, data)
         _remove(store, new, {state.path for state in store.files("index") if _OURS.fullmatch(state.path)})
         store.abort_uploads("index")
 
 
 def _remove(store: Store, manifest: Manifest, paths: set[str]) -> None:
-    """Remove those of `paths` that the manifest does not name."""
+    """Remove the files in `paths` that the manifest does not list."""
     for path in paths - {file.path for file in manifest.files.other}:
         store.remove(path)
 
 
 @contextmanager
 def _locked(store: Store, token: bytes) -> Iterator[None]:
-    """Hold the lock on the manifest. If an annotation was killed while holding it, a rerun takes the lock over."""
+    """Hold the lock on the manifest. A rerun of a killed annotation takes over its lock."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while not store.create(LOCK, token):
         if _is_mine(store, token):
             break
         if time.monotonic() > deadline:
             raise DatasetError(
-                f"{store.url}: another annotation is running, or was killed at its end; run that one again, or, if "
-                f"none is running, remove {LOCK} there and run this command again"
+                f"{store.url}: another annotation holds the lock; wait until it ends. If it was killed, run it again, "
+                f"or remove {LOCK} from the dataset. Then run this command again"
             )
         time.sleep(0.05)
     try:

@@ -1,4 +1,4 @@
-"""Annotation file as index columns, read and typed in the same way as the sharder's metadata."""
+"""Reader of annotation files, which follows the same rules for column types as the sharder."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _SOURCE_NAMES = ("source", "path", "video", "file_name")
 class Annotation:
     """Rows of an annotation file as Arrow columns. Memory holds only the selected columns.
 
-    key_column: index column that the keys refer to. keys: one text per row, null if a row has no key. columns: user
-    columns, each int64, double, bool or large string. text, captions: first caption of each row, and JSON of all its
-    captions if it has several, else null; both None without a caption column. sha256: digest of the file and the
-    selected columns.
+    key_column: index column that the keys refer to. keys: one string per row, or null if the row has no key. columns:
+    user columns of type int64, double, bool or large string. text: first caption of each row. captions: JSON list of
+    all captions of each row that has several, else null. Both are None without a caption column. sha256: digest of the
+    file and of the names of the selected columns.
     """
 
     key_column: str
@@ -49,7 +49,7 @@ class Annotation:
 def read_annotation(
     path: Path, key_column: str | None, columns: Sequence[str] | None, caption_column: str | None
 ) -> Annotation:
-    """Read an annotation file. Raise ConfigError if columns are missing, and SourceError if it cannot be read."""
+    """Read an annotation file. Raise ConfigError if a column is missing, and SourceError if the file cannot be read."""
     names = column_names(path)
     if not names:
         raise SourceError(f"annotation {path} has no rows")
@@ -81,20 +81,21 @@ def _whole_blocks(path: Path, columns: Iterable[str]) -> Iterable[RowBlock]:
 
 
 def _key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
-    """Return (index column, file column) whose values identify the sample of a row."""
+    """Return the (index column, file column) pair whose values identify the samples of each row."""
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
-            f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; it names a "
-            "column of the dataset, and the column of the file must have the same name"
+            f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; rename "
+            "the column in the file that identifies the samples"
         )
     for key in KEY_COLUMNS if asked is None else (asked,):
         for name in _SOURCE_NAMES if key == "source" else (key,):
             if name in names:
                 return key, name
     raise ConfigError(
-        f"annotation {path} has no column {asked or ', '.join(KEY_COLUMNS)} that identifies the sample of each row; "
-        f"it has {', '.join(names)}{nearest(asked or 'key', names)}; rename one: key identifies a sample, record_key a "
-        "source, and source (or path, video, file_name) is the name of the source in the index"
+        f"annotation {path} has no key column ({asked or ', '.join(KEY_COLUMNS)}); "
+        f"its columns are {', '.join(names)}{nearest(asked or 'key', names)}; rename the column that identifies the "
+        "samples: key for sample keys, record_key for source keys, or source for source names as in the index (path, "
+        "video and file_name are also accepted)"
     )
 
 
@@ -112,7 +113,7 @@ def _wanted(
     if columns is None:
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:
-        raise ConfigError(f"annotation {path} has only keys, or columns=() selects no column; name columns to add")
+        raise ConfigError(f"annotation {path}: no columns to add; add columns to the file, or name columns in columns=")
     return list(dict.fromkeys(columns))
 
 
@@ -127,7 +128,7 @@ def _user_column(path: Path, name: str, parts: Sequence[Column]) -> pa.Array:
 
 
 def _captions(path: Path, blocks: Iterable[RowBlock], name: str) -> tuple[pa.Array, pa.Array]:
-    """Return two arrays: the first caption of each row, and the JSON of all its captions if there are several."""
+    """Return two arrays: the first caption of each row, and a JSON list of all captions for rows that have several."""
     first: list[pa.Array] = []
     several: list[pa.Array] = []
     row = 0
@@ -159,7 +160,7 @@ def _checked(texts: pa.Array, path: Path, what: str, most: int = MAX_TEXT_BYTES)
     row = pc.index(wrong, True).as_py()
     if row >= 0:
         raise SourceError(
-            f"annotation {path}, row {row}: {what} contains a NUL character or more than {most} bytes; fix the row"
+            f"annotation {path}, row {row}: {what} contains a NUL character or more than {most} bytes; fix the text"
         )
     return texts
 

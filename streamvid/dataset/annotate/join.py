@@ -1,4 +1,4 @@
-"""Join of an annotation with a dataset: match its rows with samples, and encode the new column files."""
+"""Join of an annotation with a dataset, which matches rows with samples and encodes the new column files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Join:
     """
 
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
-        """Match the rows. Raise ConfigError for invalid columns and SourceError for invalid keys, naming `name`."""
+        """Match rows with samples. Raise ConfigError for invalid columns, and SourceError for invalid keys."""
         self._dataset, self._annotation, self._name = dataset, annotation, name
         if dataset.manifest.draws and annotation.key_column == "key":
             # If copies of a clip had different values, a filter could select a second copy of it for an epoch.
@@ -53,7 +53,7 @@ class Join:
             raise SourceError(self._no_match())
 
     def _type(self, column: str, overwrite: bool) -> str:
-        """Return the index type of a user column. Raise ConfigError if an existing column prevents adding it."""
+        """Return the index type of a user column. Raise ConfigError if it conflicts with an existing column."""
         own = _KINDS[str(self._annotation.columns[column].type)]
         there = self._dataset.samples_schema
         place = there.get_field_index(USER_PREFIX + column)
@@ -68,8 +68,8 @@ class Join:
         if own == old or {own, old} == {"int64", "double"}:
             return own if own == old else "double"
         raise ConfigError(
-            f"columns: {column!r} is {old} in the dataset at {self._dataset.url} and {own} in {self._name}; rename the "
-            "column, or fix the values of the wrong type"
+            f"columns: {column!r} has type {old} in the dataset at {self._dataset.url} and type {own} in {self._name}; "
+            "rename the column, or fix the values of the wrong type"
         )
 
     def _check_keys(self) -> None:
@@ -80,7 +80,7 @@ class Join:
             counts = pc.value_counts(keys)
             twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).slice(0, _SHOWN).to_pylist()
             raise SourceError(
-                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; keep one of each"
+                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; keep one row per key"
             )
 
     def _match(self) -> list[npt.NDArray[np.int32]]:
@@ -127,7 +127,7 @@ class Join:
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
-        """Yield the Parquet bytes of one file per samples file, in the same order and with the same row groups."""
+        """Yield the Parquet bytes of the new column files. Their order and row groups match the samples files."""
         import pyarrow.parquet as pq
 
         manifest, shards = self._dataset.manifest, self._dataset.shards
@@ -143,7 +143,7 @@ class Join:
         progress("annotate", len(manifest.files.samples), len(manifest.files.samples))
 
     def _shards_of(self, path: str) -> list[int]:
-        """Return the rows of a samples file's shards in the shard table, in the order of the row groups."""
+        """Return the shard table rows of the shards in a samples file, in the order of its row groups."""
         shards = self._dataset.shards
         rows = np.flatnonzero(shards.index_path.codes == shards.index_path.names.index(path))
         rows = rows[np.argsort(shards.index_row_group[rows])]
@@ -154,7 +154,7 @@ class Join:
         return [int(row) for row in rows]
 
     def _table(self, shard: ShardInfo, rows: npt.NDArray[np.int32], target: pa.Schema) -> pa.Table:
-        """Return the rows of a shard, with the old values where the annotation has no value."""
+        """Return the new columns of a shard. Samples without a value in the annotation keep their old values."""
         import pyarrow as pa
 
         there = [name for name in ("key", *self.types) if name in self._dataset.samples_schema.names]

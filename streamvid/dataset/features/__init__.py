@@ -1,1 +1,1 @@
-"""Precomputed features: tensors encoded from each sample, in separate shards. Read sidecar.py, then writer.py."""
+"""Precomputed features: tensors of each sample, stored in separate shards. Read sidecar.py, then writer.py."""

@@ -1,7 +1,7 @@
-"""Precomputed features: tensors encoded from each sample of a dataset, in separate shards.
+"""Precomputed features: tensors encoded from each sample of a dataset and stored in separate shards.
 
 dataset/README.md specifies the format. Features have `num_visits` entries per sample, in the order of the dataset.
-Their manifest identifies the dataset and the encoder, so that readers refuse stale features.
+Their manifest identifies the dataset and the encoder, so that readers can refuse stale features.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TensorInfo:
         if self.dtype not in DTYPES or not isinstance(self.is_ragged, bool):
             raise DatasetError(
                 f"a tensor has dtype={self.dtype!r}, is_ragged={self.is_ragged!r}; dtype must be one of "
-                f"{', '.join(DTYPES)}, and is_ragged true or false; copy the features again"
+                f"{', '.join(DTYPES)}, and is_ragged must be true or false; copy the features again"
             )
 
 
@@ -59,8 +59,8 @@ class SidecarManifest:
     """Manifest of sealed features.
 
     base_plan, base_content: fingerprints `plan` and `base` of the dataset. made_with: description of the encoder, as
-    JSON. shard_file: table of shards. null_file: tensors that replace those with the same names in a delivery without a
-    text. num_missing: number of visits that could not be encoded.
+    JSON. shard_file: file of the table of shards. null_file: file of tensors that replace the tensors of the same names
+    when a sample is delivered without text. num_missing: number of visits that could not be encoded.
     """
 
     base_plan: str
@@ -90,7 +90,7 @@ class SidecarManifest:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
-        """Parse and verify manifest.json. Raise DatasetError, or IntegrityError if it was damaged or edited."""
+        """Parse and verify manifest.json. Raise DatasetError if it is invalid, or IntegrityError if it is damaged."""
         with naming(where):
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
@@ -111,7 +111,7 @@ class SidecarManifest:
 class Sidecar:
     """Sealed features in a store. Safe to use from several threads.
 
-    The constructor reads only the manifest. A loader reads members in the same way as the clips of a dataset.
+    The constructor reads only the manifest. A loader reads their members in the same way as it reads clips.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -124,21 +124,21 @@ class Sidecar:
         return self.store.url
 
     def check_base(self, dataset: Dataset) -> None:
-        """Verify that the features belong to a dataset.
+        """Verify that the features were created from this dataset.
 
-        Raise ConfigError, naming what differs, if they were created from another dataset, and IntegrityError if their
+        Raise ConfigError with the differences if they were created from another dataset, and IntegrityError if their
         table of shards does not match the dataset.
         """
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
         problems = differences(of_it, base_facts(dataset), "fingerprints")
         if problems:
             raise ConfigError(
-                f"features={self.url!r} were created from another dataset than {dataset.url}: "
+                f"features={self.url!r} were created from a different dataset than {dataset.url}: "
                 f"{'; '.join(problems)}; {REMEDY}"
             )
         if not np.array_equal(self._shards.base_sha256, dataset.shards.sha256):
             raise IntegrityError(
-                f"{self.url}: its table of {len(self._shards)} shards does not match the {len(dataset.shards)} shards "
+                f"{self.url}: the table of {len(self._shards)} shards does not match the {len(dataset.shards)} shards "
                 f"of {dataset.url}; copy the features again"
             )
 
@@ -154,22 +154,22 @@ class Sidecar:
         return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
-        """Return the shard of features for a shard of the dataset. Raise IntegrityError if there is none."""
+        """Return the feature shard that matches a shard of the dataset. Raise IntegrityError if there is none."""
         name = (base.bucket_id, base.number, base.sha256)
         found = self._recent.get(name)  # building it from the table is slow
         if found is None:
             found = self._shards.shard(base)
             if found is None:
-                raise IntegrityError(f"{self.url}: its table has no shard for {base.path}; copy the features again")
+                raise IntegrityError(f"{self.url}: the shard table lacks {base.path}; copy the features again")
             if len(self._recent) >= _KEPT_SHARDS:
                 self._recent.clear()
             self._recent[name] = found
         return found
 
     def members(self, base: ShardInfo) -> MemberTable:
-        """Read the locations of the members for a shard of the dataset, with one small read.
+        """Return the locations of the features for a shard of the dataset, using one small read.
 
-        Raise IntegrityError if the table is damaged, and StorageError if it cannot be read.
+        Raise IntegrityError if their table is damaged, and StorageError if it cannot be read.
         """
         shard, num_visits = self.shard(base), self.manifest.num_visits
         file = shard.index_file
@@ -189,7 +189,7 @@ class Sidecar:
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Tensors that replace those of deliveries without a text; empty if the features define none."""
+        """Tensors that replace those of a sample delivered without text; empty if the features have none."""
         file = self.manifest.null_file
         if file is None:
             return {}
@@ -207,7 +207,7 @@ class Sidecar:
 def check_kinds(
     found: Mapping[str, RawTensor], kinds: Mapping[str, TensorInfo], where: str, *, is_part: bool = False
 ) -> None:
-    """Raise IntegrityError unless `found` are the tensors of the manifest or, with `is_part`, some of them."""
+    """Raise IntegrityError unless `found` holds all tensors in the manifest or, with `is_part`, some of them."""
     if not is_part and set(found) != set(kinds):
         raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the features again")
     for name, one in found.items():

@@ -38,7 +38,7 @@ _MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_byte
 
 @dataclass(frozen=True, slots=True)
 class SidecarShard:
-    """A shard of features, which belongs to the dataset's shard with the same bucket and number.
+    """Shard of features, encoded from the dataset's shard with the same bucket and number.
 
     base_sha256: checksum of the dataset's tar. num_missing: number of visits that could not be encoded.
     """
@@ -75,7 +75,7 @@ def index_path(bucket_id: str, number: int) -> str:
 
 
 def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
-    """Return the Parquet bytes of the table of shards, which must be in the dataset's order."""
+    """Return the Parquet bytes of the table of shards. `shards` must be in the dataset's order."""
     columns: dict[str, list[Any]] = {name: [getattr(one, name) for one in shards] for name in _SHARD_TYPES}
     digests = {name: list(map(bytes.fromhex, columns[name])) for name, kind in _SHARD_TYPES.items() if kind == "sha256"}
     return encode_table(columns | digests, _SHARD_TYPES)
@@ -91,7 +91,7 @@ class SidecarShards:
 
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
-        """Read a table of shards. Raise IntegrityError, naming `where`, for invalid data."""
+        """Read a table of shards. Raise IntegrityError if it is invalid; `where` is its name in the message."""
         # Checksums do not compress, so a small file with many rows is hostile: it would fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
         numbers, names = numbers_of(chunk_of(table, "number")), chunk_of(table, "bucket_id")
@@ -105,7 +105,7 @@ class SidecarShards:
         return int(self.table.num_rows)
 
     def shard(self, base: ShardInfo) -> SidecarShard | None:
-        """Return the shard of features for a shard of the dataset, or None if there is no matching one."""
+        """Return the feature shard that matches a shard of the dataset, or None if there is none."""
         row = self.first_rows.get(base.bucket_id, -1 - base.number) + base.number
         if not 0 <= row < len(self):
             return None
@@ -117,7 +117,7 @@ class SidecarShards:
 
     @property
     def max_member_bytes(self) -> int:
-        """Size of the largest member in bytes, or 0 without shards."""
+        """Size of the largest member in bytes, or 0 if there are no shards."""
         return int(numbers_of(chunk_of(self.table, "max_member_bytes")).max(initial=0))
 
     @property
@@ -130,8 +130,8 @@ class SidecarShards:
 class MemberTable:
     """Locations of a shard's members in its tar, as arrays of num_samples * num_visits rows.
 
-    Rows are ordered by sample and visit. offsets: in bytes; -1 for a visit that could not be encoded. sizes: in bytes.
-    sha256: uint8 (rows, 32).
+    Rows are ordered by sample and visit. offsets: byte offsets, or -1 for a visit that could not be encoded. sizes:
+    sizes in bytes. sha256: digests, uint8 (rows, 32).
     """
 
     num_visits: int
@@ -143,7 +143,7 @@ class MemberTable:
     def read(
         data: bytes | memoryview, shard: SidecarShard, num_samples: int, num_visits: int, where: str
     ) -> MemberTable:
-        """Read the table of a shard with `num_samples` samples. Raise IntegrityError, naming `where`, if invalid."""
+        """Read a table of members. Raise IntegrityError if it is invalid; `where` is its name in the message."""
         count = num_samples * num_visits
         # The keys are for other readers; the other columns have a fixed size per row.
         types = {name: kind for name, kind in _MEMBER_TYPES.items() if name != "key"}
@@ -156,7 +156,7 @@ class MemberTable:
         is_wrong |= offsets < BLOCK_BYTES
         in_order = np.array_equal(visits.reshape(-1, num_visits), np.tile(np.arange(num_visits), (num_samples, 1)))
         if not in_order or (is_wrong & is_there).any():
-            raise IntegrityError(f"{where} names members that its tar cannot contain; copy the features again")
+            raise IntegrityError(f"{where} lists impossible members or misplaced visits; copy the features again")
         return MemberTable(
             num_visits, offsets, sizes, _digests(chunk_of(table, "sha256").fill_null(bytes(_SHA256_BYTES)))
         )
@@ -182,7 +182,7 @@ def most_index_bytes(num_samples: int, num_visits: int) -> int:
 def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes | None]]) -> bytes:
     """Return the Parquet bytes of a table of members.
 
-    rows: (key, visit, offset, size, SHA-256), where the last three are None if there is no member.
+    rows: (key, visit, offset, size, SHA-256) tuples, in which the last three are None if there is no member.
     """
     return encode_table(
         {name: [row[column] for row in rows] for column, name in enumerate(_MEMBER_TYPES)}, _MEMBER_TYPES
@@ -190,7 +190,7 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read a table with these column types and (min, max) `num_rows` rows. Raise IntegrityError if it differs."""
+    """Read a table. Raise IntegrityError unless it has these column types and `num_rows` (min, max) rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -199,12 +199,12 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
     with naming_arrow_errors(where):
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
         if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
-            raise ValueError(f"it has {file.metadata.num_rows} rows; {num_rows[0]} to {num_rows[1]} are possible")
+            raise ValueError(f"the table has {file.metadata.num_rows} rows, not {num_rows[0]} to {num_rows[1]}")
         for field in schema(types):
             found = file.schema_arrow.field(field.name).type
             kind = pa.dictionary(pa.int32(), field.type) if field.name in texts else field.type
             if found != kind:
-                raise ValueError(f"column {field.name} is {found}, not {kind}")
+                raise ValueError(f"column {field.name} has type {found}, not {kind}")
         table = file.read(list(types), use_threads=False).combine_chunks()
         table.validate(full=True)
         if holes := [name for name in types if name not in may_miss and table.column(name).null_count]:

@@ -1,7 +1,7 @@
 """Tensors in the safetensors format, written and read without torch.
 
-The layout is implemented here because the safetensors library's API for raw bytes differs between versions, and stored
-bytes must not. They equal the bytes that `safetensors.torch.save` writes.
+This module implements the layout because the safetensors library's API for raw bytes differs between versions, whereas
+the stored bytes must stay the same. They are identical to the output of `safetensors.torch.save`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ORDER = list(DTYPES)
 class RawTensor:
     """A tensor as little-endian bytes in C order.
 
-    dtype: one of DTYPES. is_ragged: True if the first size can differ between samples. Raise ConfigError for a tensor
-    that cannot be stored.
+    dtype: one of DTYPES. is_ragged: True if the size of the first dimension can differ between samples. Raise
+    ConfigError for a tensor that cannot be stored.
     """
 
     dtype: str
@@ -54,14 +54,14 @@ class RawTensor:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r} cannot be stored; allowed are {', '.join(DTYPES)}")
+            raise ConfigError(f"dtype={self.dtype!r} cannot be stored; use one of {', '.join(DTYPES)}")
         if problem := _wrong_shape(self.shape):
             raise ConfigError(f"shape={self.shape!r}: {problem}")
         if self.is_ragged and not self.shape:
-            raise ConfigError("a ragged tensor needs a first dimension; shape=() has none")
+            raise ConfigError("a tensor with shape=() cannot be ragged; add a dimension")
         if len(memoryview(self.data).cast("B")) != self.num_bytes:
             raise ConfigError(
-                f"the data has {len(self.data)} bytes; {self.dtype} of shape {self.shape} needs {self.num_bytes}"
+                f"the data has {len(self.data)} bytes, but {self.dtype} of shape {self.shape} needs {self.num_bytes}"
             )
 
     @property
@@ -77,21 +77,21 @@ def _wrong_shape(shape: object) -> str | None:
     if any(isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 48 for size in shape):
         return "sizes must be integers of at least 0"
     if 0 in shape[1:] or (shape and shape[0] == 0 and math.prod(shape[1:]) > 1 << 40):
-        return "only the first size may be 0"
+        return "only the first dimension may have size 0"
     return None
 
 
 def check_name(name: str) -> str:
     """Return `name`, which becomes a field of batches. Raise ConfigError if it is not a valid tensor name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"tensor {name!r}: must be at most 63 letters, digits and '_', starting with a letter")
+        raise ConfigError(f"tensor {name!r}: a name is a letter, followed by at most 62 letters, digits and '_'")
     return name
 
 
 def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
-    """Return the bytes of a safetensors file with its tensors sorted. Raise ConfigError if one is invalid."""
+    """Return the bytes of a safetensors file. Raise ConfigError for an invalid name or number of tensors."""
     if not 1 <= len(tensors) <= _MAX_TENSORS:
-        raise ConfigError(f"{len(tensors)} tensors given; 1 to {_MAX_TENSORS} are allowed")
+        raise ConfigError(f"cannot store {len(tensors)} tensors; 1 to {_MAX_TENSORS} are allowed")
     order = sorted(tensors, key=lambda name: (_ORDER.index(tensors[name].dtype), check_name(name)))
     header: dict[str, Any] = {}
     end = 0
@@ -107,18 +107,18 @@ def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
 def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
     """Return the tensors of a safetensors file as views of `data`.
 
-    Raise IntegrityError, naming `where`, for an invalid file (SAFE-1).
+    Raise IntegrityError if the file is invalid (SAFE-1); `where` is its name in the message.
     """
     view = memoryview(data).cast("B")
     try:
         size = int.from_bytes(view[:_LENGTH_BYTES], "little")
         if not 2 <= size <= min(MAX_HEADER_BYTES, len(view) - _LENGTH_BYTES):
-            raise ValueError(f"its header has {size} bytes, the file {len(view)}")
+            raise ValueError(f"the header has {size} bytes, but the file has {len(view)}")
         header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + size]))
         body = view[_LENGTH_BYTES + size :]
         header.pop("__metadata__", None)
         if not 1 <= len(header) <= _MAX_TENSORS:
-            raise ValueError(f"it has {len(header)} tensors")
+            raise ValueError(f"it has an invalid number of tensors ({len(header)})")
         return _cut(header, body)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IntegrityError(
@@ -132,11 +132,11 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
     for name, told in header.items():
         start, end = told["data_offsets"]
         if type(start) is not int or type(end) is not int or not 0 <= start <= end <= len(body):
-            raise ValueError(f"{name[:40]!r} spans bytes {start} to {end} of {len(body)}")
+            raise ValueError(f"tensor {name[:40]!r} spans bytes {start} to {end}, but the data has {len(body)}")
         tensors[check_name(name)] = RawTensor(str(told["dtype"]), tuple(told["shape"]), body[start:end])
         places.append((start, end))
     ends = [0, *(end for _, end in sorted(places))]
     # Files that we write have neither gaps nor overlaps.
     if [start for start, _ in sorted(places)] != ends[:-1] or ends[-1] != len(body):
-        raise ValueError("its tensors are not stored end to end")
+        raise ValueError("its tensors overlap, or have gaps between them")
     return tensors

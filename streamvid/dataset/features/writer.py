@@ -1,7 +1,7 @@
-"""Writer of features: any number of processes each write one shard at a time, and one of them seals the features.
+"""Writer of features. Any number of processes can write different shards, and one process then seals the features.
 
-Until then, `.staging/` holds a description of the encoder and a record of each finished shard, so that a killed run can
-resume and ends with the same bytes.
+Before that, `.staging/` holds a description of the encoder and a record of each finished shard, so that a killed run
+can resume and produce the same bytes.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class FinishedShard:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> FinishedShard:
-        """Parse a record. Raise DatasetError, naming `where`, if it is damaged."""
+        """Parse a record. Raise DatasetError if it is damaged; `where` is its name in the message."""
         try:
             value = json.loads(data)
             tensors = {name: TensorInfo(**one) for name, one in value["tensors"].items()}
             return FinishedShard(SidecarShard(**value["shard"]), tensors, value["shapes"])
         except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(f"{where} is damaged ({error}); remove it to write the shard again") from error
+            raise DatasetError(f"{where} is damaged ({error}); remove it, and run the same command again") from error
 
 
 @dataclass
 class TensorKinds:
-    """Types and shapes of the tensors of all samples in a shard. shapes: without the first size for ragged tensors."""
+    """Tensor types and shapes of all samples in a shard. shapes: without the first dimension of ragged tensors."""
 
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     shapes: dict[str, list[int]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class TensorKinds:
             raise ConfigError(
                 f"sample {key} has the tensors {_described(kinds, shapes)}, but earlier samples have "
                 f"{_described(self.tensors, self.shapes)}; types and shapes must not differ within a shard, "
-                "except for the first size of ragged tensors"
+                "except for the first dimension of ragged tensors"
             )
 
 
@@ -91,7 +91,7 @@ def _check_kinds(kinds: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     for name, kind in kinds.items():
         if kind.is_ragged and f"{check_name(name)}_mask" in kinds:
             raise ConfigError(
-                f"tensor '{name}_mask': this name is reserved for the mask of the ragged tensor {name!r}; rename one"
+                f"tensor '{name}_mask': this name is reserved for the mask of ragged tensor {name!r}; rename either"
             )
     return kinds
 
@@ -104,7 +104,7 @@ def _described(kinds: Mapping[str, TensorInfo], shapes: Mapping[str, list[int]])
 
 
 def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
-    """Return the tensor types that all shards share. Raise DatasetError if types differ, or shapes within a bucket."""
+    """Return the tensor types that all shards share. Raise DatasetError if types, or shapes in a bucket, differ."""
     first: FinishedShard | None = None
     of_bucket: dict[str, FinishedShard] = {}
     for one in records:
@@ -116,8 +116,8 @@ def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
             other = first if one.tensors != first.tensors else near
             raise DatasetError(
                 f"shard {one.shard.bucket_id}-{one.shard.number:06d} has the tensors "
-                f"{_described(one.tensors, one.shapes)}, but others have {_described(other.tensors, other.shapes)}; "
-                "create the features again"
+                f"{_described(one.tensors, one.shapes)}, but other shards have "
+                f"{_described(other.tensors, other.shapes)}; create the features again"
             )
     if first is None:
         raise DatasetError("no sample could be encoded, so there is nothing to seal; check that the clips decode")
@@ -131,7 +131,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
         shape = list(one.shape[1:] if kind is not None and kind.is_ragged else one.shape)
         if kind is None or kind.dtype != one.dtype or shape != record.shapes[name]:
             raise ConfigError(
-                f"null: {name!r} of dtype {one.dtype} and shape {one.shape} cannot replace the tensors of the samples: "
+                f"null: tensor {name!r} of dtype {one.dtype} and shape {one.shape} does not match the samples: "
                 f"{_described(record.tensors, record.shapes)}"
             )
 
@@ -142,8 +142,8 @@ class SidecarWriter:
     made_with: JSON values that readers compare, such as the encoder's checksum. num_visits: number of visits per
     sample. Several processes may write different shards at the same time.
 
-    Raise ConfigError, naming what differs, if `url` holds other features, sealed or unfinished; DatasetError if it
-    holds other files; StorageError if the store fails.
+    Raise ConfigError with the differences if `url` holds other features, sealed or unfinished; DatasetError if it holds
+    other files; StorageError if the store fails.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class SidecarWriter:
         try:
             self._made_with = json.loads(json.dumps(made_with, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"made_with must be JSON: {error}") from error
+            raise ConfigError(f"made_with cannot be encoded as JSON: {error}") from error
         self._dataset, self._num_visits = dataset, num_visits
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}
@@ -177,14 +177,14 @@ class SidecarWriter:
         is_free = all(file.path.startswith(STAGING) for file in self._store.files())
         if self._store.size(_BEGUN) is None:
             if not is_free:
-                raise DatasetError(f"{url} is not empty and holds no features; choose an empty folder or prefix")
+                raise DatasetError(f"{url} contains files that are not features; choose an empty folder or prefix")
             self._store.create(_BEGUN, json.dumps(self._facts, sort_keys=True, indent=1).encode())
         self._refuse_other(json.loads(self._store.read(_BEGUN)), f"features are unfinished at {url}")
         return None
 
     def _refuse_other(self, stored: Mapping[str, Any], what: str) -> None:
         if found := differences(stored, self._facts):
-            raise ConfigError(f"other {what}: {'; '.join(found)}; choose another destination, or remove them")
+            raise ConfigError(f"different {what}: {'; '.join(found)}; choose another destination, or remove them")
 
     # Shards.
 
@@ -198,7 +198,7 @@ class SidecarWriter:
         return self.sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
-        """Write the features of `shard`. samples: (key, visits) of all its samples, in the order of the shard.
+        """Write the features of `shard`. samples: (key, visits) tuples of all samples, in the order of the shard.
 
         A finished shard is overwritten. Raise ConfigError for tensors that cannot be stored, DatasetError if the
         samples differ from those of the shard, and StorageError if the store fails.
@@ -245,11 +245,11 @@ class SidecarWriter:
         for number, (key, visits) in enumerate(samples):
             if number >= len(keys) or keys[number] != key:
                 raise DatasetError(
-                    f"sample {number} of {path} is {keys[number : number + 1]} in the index, not {key!r}"
+                    f"sample {number} of {path} has the key {keys[number : number + 1]} in the index, not {key!r}"
                 )
             if len(visits) != self._num_visits:
                 raise ConfigError(
-                    f"sample {key} has tensors of {len(visits)} visits, but num_visits={self._num_visits}"
+                    f"sample {key} has tensors for {len(visits)} visits, but num_visits={self._num_visits}"
                 )
             members: dict[str, bytes] = {}
             for visit, tensors in enumerate(visits):
@@ -260,7 +260,7 @@ class SidecarWriter:
             if members:
                 yield key, members
         if number + 1 != len(keys):
-            raise DatasetError(f"{path} has {len(keys)} samples, but tensors for {number + 1} were given")
+            raise DatasetError(f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were given")
 
     def _index(
         self, keys: Sequence[str], places: Mapping[str, tuple[int, int]], checksums: Mapping[str, bytes]
@@ -288,11 +288,11 @@ class SidecarWriter:
     # Sealing.
 
     def seal(self, null: Mapping[str, RawTensor] | None = None) -> SidecarManifest:
-        """Write the manifest once all shards are finished. Only one process may call this.
+        """Write the manifest once all shards are finished. Only one process may call this method.
 
-        null: tensors that replace those with the same names in a delivery without a text.
+        null: tensors that replace those of the same names when a sample is delivered without text.
 
-        Raise DatasetError if a shard is missing or shards have different tensors, ConfigError for an invalid `null`.
+        Raise DatasetError if a shard is missing or tensors differ between shards, and ConfigError for invalid `null`.
         """
         if self.sealed is None:
             self.sealed = self._seal(null)

@@ -1,1 +1,1 @@
-"""Conditions of `where=`. Read filter.py, then expression.py (text to a checked tree) and nodes.py (pyarrow calls)."""
+"""Conditions of `where=`. Read filter.py, then expression.py (parser) and nodes.py (pyarrow calls)."""

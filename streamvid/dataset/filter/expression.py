@@ -1,10 +1,11 @@
-"""Compiler of conditions on columns, from text through a checked tree to pyarrow calls. No text is executed (SAFE-1).
+"""Compiler of conditions on columns, which turns text into a checked tree and then into pyarrow calls.
 
-Python's own parser reads the text, and this file accepts a small subset of its syntax. Every part has one of four
-kinds, which the schema determines before any row is read:
+No text is executed (SAFE-1): Python's parser reads it, and this module accepts a small subset of the syntax. Every part
+of a condition has one of four kinds, which the schema determines before any row is read:
 
-    int, float    numbers; arithmetic and comparisons of the two use doubles
-    str, bool     text, compared by code points; truth values
+    int, float    numbers; arithmetic and mixed comparisons use doubles
+    str           text, compared by code points
+    bool          truth values
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ _TEXT_TESTS = {"contains": "match_substring", "startswith": "starts_with", "ends
 def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_canonical: bool = False) -> Node:
     """Compile the condition `text`.
 
-    resolve: returns (index column, kind) for a name. is_canonical: True if `text` is the canonical spelling of a
-    condition, which can be longer than the original.
+    resolve: function that returns (index column, kind) for a name. is_canonical: True if `text` is the canonical
+    spelling of a condition, which can be longer than the original.
 
-    Raise ConfigError with the text, the position and a remedy for anything that is not a condition, including a name
+    Raise ConfigError with the text, the position and a remedy if `text` is not a valid condition, or contains a name
     for which `resolve` raises LookupError.
     """
     return _Compiler(text, resolve, _CANONICAL if is_canonical else 1).condition()

@@ -47,7 +47,7 @@ class Filter:
     columns: tuple[str, ...]
 
     def matching(self, table: pa.Table) -> npt.NDArray[np.int32]:
-        """Return the numbers of the rows that the condition admits, in ascending order.
+        """Return the row numbers that the condition admits, in ascending order.
 
         A row is not admitted if the result is unknown because a deciding value is null or NaN. Raise DatasetError if
         `table` lacks one of `columns`, or if a column type differs from the one that the condition was parsed for.
@@ -71,11 +71,11 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
 
     - A name refers to a user column or, failing that, to a column of the index (`clip_width`, `fps`,
       `duration_seconds`, `record_key`, …). Put a name that is not a Python name in backquotes: `` `my col` > 5 ``.
-    - Allowed are `< <= > >= == !=`, also chained; `in` and `not in` with a list; `is None`, `is not None`; `and`, `or`,
-      `not`; `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True and
-      False.
+    - Supported are `< <= > >= == !=`, also chained; `in` and `not in` with a list; `is None`, `is not None`; `and`,
+      `or`, `not`; `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True
+      and False.
     - A value that is null or NaN is missing. A condition on it is neither true nor false, so both `fps < 24` and
-      `not (fps < 24)` leave the row out. Only `is None` finds missing values.
+      `not (fps < 24)` exclude the row. Only `is None` finds missing values.
 
     Raise ConfigError with the text, the position and a remedy for unknown columns, wrong types and invalid syntax.
     """
@@ -92,7 +92,7 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
         kind = kind_of(schema.field(column).type)
         if kind is None:
             raise LookupError(
-                f"{name!r} is of type {schema.field(column).type}, which conditions do not support; "
+                f"{name!r} has type {schema.field(column).type}, which conditions do not support; "
                 "they support numbers, texts and truth values"
             )
         return column, kind
@@ -102,7 +102,7 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
     try:
         found.matching(schema.empty_table())
     except (DatasetError, ValueError, TypeError) as error:  # including Arrow's errors
-        raise ConfigError(f"where={text!r} cannot be computed: {error}") from error
+        raise ConfigError(f"where={text!r} cannot be evaluated: {error}") from error
     return found
 
 
@@ -124,7 +124,7 @@ def _compiled(text: str, kinds: tuple[tuple[str, str | None], ...]) -> Node:
 def count_matches(
     dataset: Dataset, shards: Sequence[ShardInfo], filter: Filter, cache_dir: str | Path | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return the number of samples that the filter admits in each of `shards`, as int64 (len(shards),).
+    """Return the number of samples that the filter admits in each of `shards`, as an int64 array.
 
     The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
     `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the dataset's
@@ -178,7 +178,7 @@ class CountCache:
 
     @classmethod
     def of(cls, folder: str | Path | None, content_fingerprint: str, text: str) -> CountCache:
-        """Return the cache entry for a dataset's content and a filter's text. folder: None uses the user's cache."""
+        """Return the cache entry of a filter for a dataset's content. folder: None uses the user's cache folder."""
         if folder is None:
             folder = user_cache("filters")
         fields = {"version": _VERSION, "content": content_fingerprint, "where": text}

@@ -20,8 +20,8 @@ class Node:
     """A part of a condition.
 
     kind: "int", "float", "str" or "bool". text: canonical spelling. columns: index columns that the part reads. run:
-    function from a table to an array or a scalar, with null for missing values and NaN. literal: value of a literal,
-    None for other parts.
+    function that computes an array or a scalar from a table, with null for missing values and NaN. literal: value of a
+    literal, or None for other parts.
     """
 
     kind: str

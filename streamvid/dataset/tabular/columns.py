@@ -40,8 +40,8 @@ _BOOLS = ("true", "false")
 class Column:
     """Values of one column in a block of rows.
 
-    form: "typed" for Arrow values; "text" for CSV cells as written, whose type depends on all cells together and where
-    "" means no value; "json" for cells of JSON text, which hold values that differ in type or are nested.
+    form: "typed" for Arrow values; "text" for CSV cells as written, in which "" means no value and whose type depends
+    on all cells together; "json" for cells that hold JSON texts, because the values are nested or differ in type.
     """
 
     cells: pa.Array
@@ -55,7 +55,7 @@ class Column:
         return [cell or None for cell in cells] if self.form == "text" else cells
 
     def values(self) -> list[Any]:
-        """Return the values as Python objects, with None also for empty texts and NaN."""
+        """Return the values as Python objects, with None in place of empty texts and NaN."""
         # NaN is the only value that differs from itself.
         return [None if value == "" or value != value else value for value in self.raw_values()]  # noqa: PLR0124
 
@@ -69,7 +69,7 @@ class Column:
         return _arrow_kinds(self.cells)
 
     def as_kind(self, kind: ColumnType) -> pa.Array:
-        """Convert the values to the result of `column_kind`: texts to large strings, and NaN and infinity to null."""
+        """Convert the values to `kind`. Texts become large strings; NaN and infinity become null."""
         if self.form == "text":
             return _text_as(self.cells, kind)
         if self.form == "json":
@@ -115,7 +115,7 @@ def _text_as(cells: pa.Array, kind: ColumnType) -> pa.Array:
 
 
 def _present(cells: pa.Array) -> pa.Array:
-    """Return trimmed cells, with null for texts that mean a missing value."""
+    """Return the cells without surrounding whitespace, and with null for texts such as "n/a"."""
     words = pc.utf8_trim_whitespace(cells)
     absent = pc.is_in(pc.utf8_lower(words), value_set=pa.array(_NO_VALUE, words.type))
     return pc.if_else(absent, pa.scalar(None, words.type), words)
@@ -187,14 +187,14 @@ def _as_text(value: object) -> str:
 
 
 def plain_text(value: object) -> str:
-    """Return a text for a value that JSON cannot represent."""
+    """Convert a value that JSON cannot represent to text."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def check_count(num_columns: int, where: str) -> None:
     """Raise SourceError if there are more columns than an index may have."""
     if num_columns > MAX_COLUMNS:
-        raise SourceError(f"{where} has {num_columns} columns; at most {MAX_COLUMNS} are allowed; drop some")
+        raise SourceError(f"{where} has {num_columns} columns; at most {MAX_COLUMNS} are allowed; remove some")
 
 
 def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
         shown = name.encode("utf-8", "backslashreplace")
         if len(shown) > MAX_NAME_BYTES or not name.isprintable():
             raise SourceError(
-                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; rename it: names must be printable and have "
+                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; rename it. Names must be printable and have "
                 f"at most {MAX_NAME_BYTES} bytes of UTF-8"
             )
     return found
@@ -218,7 +218,7 @@ def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
 
 
 def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], option: str) -> str:
-    """Return `asked` or, if it is None, the first column with a usual name. Raise SourceError if it does not exist."""
+    """Return `asked` or, if it is None, the first column with a usual name. Raise SourceError if there is none."""
     listed = ", ".join(names) or "none"
     if asked is None:
         found = usual_column(names, usual)

@@ -56,7 +56,7 @@ InputRow: TypeAlias = Mapping[str, object] | BrokenRow
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Consecutive rows of a file. broken: index in the block of a row that cannot be read → reason."""
+    """Consecutive rows of a file. broken: index of an unreadable row in the block → reason."""
 
     num_rows: int
     columns: Mapping[str, Column]
@@ -153,7 +153,7 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return (large strings, row index → reason). Texts that are not valid Unicode are escaped or replaced."""
+    """Return the texts as large strings, and row index → reason for invalid Unicode, which is escaped or replaced."""
     try:
         return pa.array(texts, pa.large_string()), {}
     except UnicodeEncodeError:
@@ -192,7 +192,7 @@ def _bucket(url: str, storage: StorageOptions) -> Store:
 def _download(store: Store, key: str, local: Path, where: str) -> None:
     state = store.state(key)
     if state is None:
-        raise SourceError(f"cannot read the metadata {where}: no such object")
+        raise SourceError(f"cannot read the metadata {where}: the object does not exist")
     _check_size(where, state.num_bytes)
     with local.open("wb") as file:
         for start in range(0, state.num_bytes, _DOWNLOAD_BYTES):
@@ -209,7 +209,7 @@ def _check_size(where: str | Path, num_bytes: int) -> None:
 def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
     """Return the column names of a local file. Raise SourceError if it cannot be read.
 
-    is_sample: read only the first block of rows, also of JSON files, whose later rows can have more columns.
+    is_sample: read only the first block of rows. Columns that occur only in later rows of JSON files are then missing.
     """
     blocks = read_blocks(path)
     if is_sample or path.suffix.lower() in (".csv", ".parquet"):
@@ -308,7 +308,7 @@ def _json_lines(lines: Iterable[bytes]) -> Iterator[InputRow]:
 
 def _read_json(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
     if path.stat().st_size > MAX_JSON_BYTES:
-        raise SourceError(f"metadata {path} has more than {MAX_JSON_BYTES} bytes; use .jsonl or .parquet")
+        raise SourceError(f"metadata {path} has more than {MAX_JSON_BYTES} bytes; convert it to .jsonl or .parquet")
     try:
         value = _parse_json(path.read_bytes().removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
@@ -340,7 +340,7 @@ def _not_object(value: object) -> BrokenRow:
 
 def _check_unique(names: Sequence[str], path: Path) -> None:
     if len(set(names)) < len(names):
-        raise SourceError(f"metadata {path} has a column twice: {', '.join(names)}; rename one")
+        raise SourceError(f"metadata {path} has duplicate column names: {', '.join(names)}; rename the duplicates")
 
 
 def _first_line(error: BaseException) -> str:

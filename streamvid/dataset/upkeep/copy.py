@@ -50,7 +50,7 @@ class CopyReport:
     num_uploads_aborted: int
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON-serializable values."""
+        """Return the report as a JSON-serializable dictionary."""
         return asdict(self)
 
 
@@ -78,8 +78,9 @@ def copy_dataset(
     workers: number of files copied at a time. Each needs 16 MiB of memory and, unless `dest` is a local folder, room
     for a tar in `temp_dir` (by default the system's temporary directory).
 
-    Raise DatasetError if there is no dataset at `source`, or other files or another process at `dest`; SealedError if
-    another dataset is at `dest`; IntegrityError if the source is damaged; StorageError if a store fails.
+    Raise DatasetError if there is no dataset at `source`, if `dest` holds other files, or if the same copy is already
+    running; SealedError if another dataset is at `dest`; IntegrityError if the source is damaged; StorageError if a
+    store fails.
     """
     check_workers(workers)
     if isinstance(source, str | Path):
@@ -98,7 +99,7 @@ def copy_dataset(
 
 
 def _read_twice(store: Store, path: str) -> bytes:
-    """Read a file until two reads agree, and return its bytes. No checksum protects a manifest in transit."""
+    """Read a file until two reads agree, and return its bytes. This detects damage to a manifest in transit."""
     reads = WrongReads()
     while (verdict := reads.judge(data := store.read(path))) != "unproven":
         if verdict == "stored":
@@ -157,9 +158,9 @@ class _Copy:
         )
 
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
-        """Return the states of the dataset's files at `dest`, and the manifest there, or None without a valid one.
+        """Return the states of the dataset's files at `dest`, and its manifest, or None if it is not valid.
 
-        Raise SealedError if the manifest is that of another dataset, and DatasetError if there are other files but no
+        Raise SealedError if the manifest describes another dataset, and DatasetError if there are other files but no
         valid manifest.
         """
         names = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
@@ -212,7 +213,7 @@ class _Copy:
         return data
 
     def _copy_files(self, copier: FileCopier, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
-        """Copy the files that are missing or wrong at `dest`. Return their number and their size in bytes."""
+        """Copy the files that are missing or wrong at `dest`. Return their number and total size in bytes."""
         total, num_copied, num_bytes = count_files(self.dataset), 0, 0
         files: Iterator[FileInfo] = dataset_files(self.dataset)
         job = partial(self._copy_file, copier, there, others)

@@ -1,4 +1,4 @@
-"""Verified copying of one file between stores, through a scratch folder that a later run can find."""
+"""Verified copying of one file between stores, through a scratch folder that a later run cleans up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class FileCopier:
-    """Copier of files between two stores. If `dest` is remote, files of at most one block skip the scratch folder."""
+    """Copier of files between two stores. If `dest` is remote, only files of more than 16 MiB use `folder`."""
 
     source: Store
     dest: Store
@@ -63,7 +63,7 @@ class FileCopier:
             self.dest.put(path, data)
 
     def _read(self, file: FileInfo, stop: threading.Event) -> tuple[bytes | Path, bytes]:
-        """Return the file's bytes or its scratch copy, and their SHA-256."""
+        """Read a file. Return its bytes or the path of its scratch copy, and its SHA-256."""
         digest = hashlib.sha256()
         if file.num_bytes <= BLOCK_BYTES and not self.dest.is_local:
             data = b"".join(map(bytes, read_blocks(self.source, file.path, file.num_bytes, stop)))
@@ -86,7 +86,7 @@ class FileCopier:
 
 @contextmanager
 def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
-    """Create an empty folder, and remove it at the end. name: identifier of a copy that only one process runs."""
+    """Create an empty folder, and remove it at the end. name: unique identifier of this copy."""
     if isinstance(dest, LocalStore):
         folder = dest.root / SCRATCH
     else:
@@ -106,7 +106,7 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
 
 
 def _remove(folder: Path) -> None:
-    """Remove leftovers of a killed run, and nothing else, because temporary directories are shared."""
+    """Remove the scratch folder of a killed run. Raise StorageError if the folder may have been created by others."""
     try:
         found = folder.lstat()
     except FileNotFoundError:

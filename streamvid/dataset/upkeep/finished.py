@@ -25,8 +25,8 @@ class FinishedFiles:
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
-    folder: folder of the journal; None uses the user's cache. kind, about: identity of the run. A later run
-    with the same values resumes it.
+    folder: folder of the journal; None uses the user's cache. kind, about: values that identify the run. A
+    later run with the same values resumes it.
     """
 
     def __init__(self, folder: str | Path | None, kind: str, about: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class FinishedFiles:
                 self._journal.clear()
 
     def is_done(self, path: str, *files: FileState) -> bool:
-        """Return whether `path` was finished with `files` in their current state; False without file versions."""
+        """Return whether `path` was finished with `files` in their current state, or False if a file has no version."""
         if self._journal is None or not all(file.version for file in files):
             return False
         return bool(self._journal.findings.get((path,)) == _facts(files))

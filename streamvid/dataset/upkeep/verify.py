@@ -56,8 +56,8 @@ class VerifyReport:
 
     is_complete: False if the manifest or the shard table is damaged, so that shards could not be checked.
     num_shards_resumed: number of shards that an interrupted run had verified, which are not read again. problems: first
-    problems found. extra: first files that do not belong to the dataset. `num_problems` and `num_extra` count all of
-    them; `num_extra` is None if the store does not list its files.
+    1000 problems. extra: paths of the first 1000 files that are not part of the dataset. `num_problems` and `num_extra`
+    count all of them; `num_extra` is None if the store does not list its files.
     """
 
     url: str
@@ -89,7 +89,7 @@ class VerifyReport:
         return f"copy the wrong files again from an intact dataset: streamvid copy SRC {self.url}{check}"
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON-serializable values, with `is_right` and `remedy`."""
+        """Return the report as a JSON-serializable dictionary, including `is_right` and `remedy`."""
         return {**asdict(self), "is_right": self.is_right, "remedy": self.remedy}
 
 
@@ -106,9 +106,9 @@ def verify_dataset(
     """Verify the sealed dataset at `url`, a URL or an open store, without changing it.
 
     The manifest and the index are verified by checksum, and shards by size. With `deep`, every byte of every shard,
-    clip, caption and packet table is also verified. An interrupted deep check resumes with the shards that are not in
-    its journal, a file in the folder `journal` (by default the user's cache); `fresh` reads all shards. workers: number
-    of files read at a time, each with 16 MiB of memory.
+    clip, caption and packet table is also verified. An interrupted deep check resumes: a journal in the folder
+    `journal` (by default the user's cache) lists the verified shards. With `fresh`, all shards are read again. workers:
+    number of files read at a time; each needs 16 MiB of memory.
 
     Raise DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage raises no error; the
     report lists it.
@@ -138,7 +138,7 @@ def verify_dataset(
 
 @dataclass
 class _Check:
-    """One check of a dataset, with its findings so far. All problems are counted, and the first ones are kept."""
+    """One check of a dataset, with its findings so far. All problems are counted, and the first 1000 are kept."""
 
     dataset: Dataset
     is_deep: bool
@@ -215,7 +215,7 @@ class _Check:
         return found
 
     def _with_samples(self, problem: Problem) -> Problem:
-        """Add the number of samples in a damaged index file, unless the checks of its shards will name them."""
+        """Return the problem with the number of affected samples, unless the shard checks report these samples."""
         manifest, shards = self.dataset.manifest, self.dataset.shards
         for place, samples in enumerate(manifest.files.samples):
             packets = manifest.files.packets_of(samples.path)
@@ -239,7 +239,7 @@ class _Check:
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
-        """Return the number of files that do not belong to the dataset (None if unknown), and the first such paths."""
+        """Return the number of files that are not part of the dataset, or None if unknown, and the first paths."""
         known = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         count, first = 0, []
         try:
@@ -255,7 +255,7 @@ class _Check:
 def _check_shard(
     dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
-    """Verify a shard (without a journal, only sizes). Return the findings, and True if an earlier run verified it."""
+    """Verify a shard, or only its file sizes without a journal. Return the findings, and True if verified earlier."""
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
     found = check_states(dataset, shard, is_index_right)
     if journal is None:

@@ -30,9 +30,9 @@ _PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 class Problem:
     """One problem with one file.
 
-    what: "missing", "size" (in bytes), "checksum" (SHA-256), "unreadable", or "content" if the file is intact but
-    contradicts the rest of the dataset. bucket_id, shard: bucket and shard of the affected samples, "" if the file does
-    not belong to a single shard. keys: keys of affected samples, at most MAX_KEYS. num_keys: number of affected
+    what: kind of problem: "missing", "size" (in bytes), "checksum" (SHA-256), "unreadable", or "content" if the file is
+    intact but contradicts the rest of the dataset. bucket_id, shard: bucket and shard of the affected samples, or "" if
+    several shards share the file. keys: keys of at most MAX_KEYS affected samples. num_keys: number of affected
     samples; 0 if no clip, caption or packet table is affected.
     """
 
@@ -64,7 +64,7 @@ class ShardFindings:
     num_bytes_read: int = 0
 
     def add(self, problem: Problem, keys: Sequence[str] = (), *, is_lost: bool = False) -> None:
-        """Add a problem that affects the samples `keys` or, with `is_lost`, all samples, even those not in `keys`."""
+        """Add a problem that affects the samples in `keys` or, with `is_lost`, all samples of the shard."""
         shard, num_keys = self.shard, self.shard.num_samples if is_lost else len(keys)
         shown = tuple(keys[:MAX_KEYS])
         self.problems.append(
@@ -119,8 +119,8 @@ def check_file(
 ) -> Problem | None:
     """Verify the bytes of a file, and return its problem, or None if it has none.
 
-    Wrong bytes are read again, because they may have been damaged in transit. clips: checksums to compute during the
-    read. known: state of the file, if it has just been read.
+    Wrong bytes are read again, because they may have been damaged in transit. clips: clip checksums to compute during
+    the read. known: current state of the file, if the caller knows it.
 
     Raise StorageError if the store cannot report whether the file exists.
     """
@@ -165,7 +165,7 @@ def problem_of_state(file: FileInfo, state: FileState | None) -> Problem | None:
 
 @dataclass(frozen=True, slots=True)
 class IndexedClip:
-    """Values from the samples index that a clip is verified against."""
+    """Values from the samples index against which a clip is verified."""
 
     key: str
     text: str | None
@@ -240,7 +240,7 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
 
 
 def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
-    """Verify that columns added later belong to the same samples, row by row."""
+    """Verify that files of columns added later have the same sample keys as the samples index, row by row."""
     for path in dataset.column_paths(findings.shard):
         try:
             found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()
