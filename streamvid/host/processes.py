@@ -1,4 +1,4 @@
-"""Starting and ending of worker processes without leftover processes.
+"""Start and shutdown of worker processes, without leftover processes.
 
 A worker is a new interpreter, never a fork, so it inherits no threads, locks, CUDA state or unguarded `__main__`. It
 watches its parent and its socket (host/worker.py), so it ends whenever the parent ends.
