@@ -194,7 +194,7 @@ class SamplesFile:
     """One samples file, verified on first use. Safe to use from several threads.
 
     The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of
-    the footer, so it is computed from verified bytes and compared at later reads. Page checksums detect later damage.
+    the footer, so one is computed from verified bytes and compared at later reads. Page checksums detect later damage.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:
@@ -206,7 +206,7 @@ class SamplesFile:
         self._failed: tuple[float, StreamvidError] | None = None
 
     def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
-        """Return one row group with one small read, without columns that the file lacks. None selects all columns."""
+        """Return one row group with one small read. columns: None selects all; names not in the file are ignored."""
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:

@@ -125,8 +125,8 @@ class ColumnGroup:
         group = ColumnGroup(tuple(known[path] for path in value["files"]), columns, str(value["source_sha256"]))
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
-                f"columns has a group with {len(group.files)} files and the types {columns}; it must have one file "
-                f"for each of the {len(files.samples)} samples files, and only the types "
+                f"the field columns has a group with {len(group.files)} files and the types {columns}; it must have "
+                f"one file for each of the {len(files.samples)} samples files, and only the types "
                 f"{', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
         return group
@@ -411,9 +411,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
     """Parse a manifest. Raise DatasetError unless its format, version and checksum are valid."""
     value: dict[str, Any] = json.loads(data)
     if value.get("format") != format_name:
-        raise DatasetError(
-            f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; choose a dataset of that format"
-        )
+        raise DatasetError(f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; check the path or URL")
     found = value["format_version"]
     if type(found) is int and found > version:
         raise DatasetError(

@@ -84,7 +84,7 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """Reader of the packet table of one shard. Raises IntegrityError for invalid data, with `where` as its name."""
+    """Reader of the packet table of one shard. Raises IntegrityError for invalid data; `where` names it."""
 
     def __init__(self, data: bytes, sha256: bytes, num_clips: int, where: str) -> None:
         import pyarrow as pa
@@ -168,7 +168,7 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Return whether a record batch is compressed, because pyarrow would decompress it without a size limit.
+    """Return whether a record batch is compressed. Such batches are refused: pyarrow sets no limit on their size.
 
     The metadata is a flatbuffer: field 2 of a Message is the header, and field 3 of a RecordBatch is the compression.
     """

@@ -52,7 +52,7 @@ def read_annotation(
     """Read an annotation file. Raise ConfigError if a column is missing, and SourceError if the file cannot be read."""
     names = column_names(path)
     if not names:
-        raise SourceError(f"annotation {path} has no rows")
+        raise SourceError(f"annotation {path} has no rows; choose a file with rows")
     key, own = _key_column(path, names, key_column)
     if caption_column is None and columns is None:
         caption_column = next((name for name in CAPTION_COLUMNS if name in names and name != own), None)

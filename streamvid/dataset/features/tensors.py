@@ -84,7 +84,7 @@ def _wrong_shape(shape: object) -> str | None:
 def check_name(name: str) -> str:
     """Return `name`, which becomes a field of batches. Raise ConfigError if it is not a valid tensor name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"tensor {name!r}: a name is a letter, followed by at most 62 letters, digits and '_'")
+        raise ConfigError(f"tensor {name!r}: the name must be a letter followed by at most 62 letters, digits and '_'")
     return name
 
 
@@ -113,7 +113,7 @@ def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]
     try:
         size = int.from_bytes(view[:_LENGTH_BYTES], "little")
         if not 2 <= size <= min(MAX_HEADER_BYTES, len(view) - _LENGTH_BYTES):
-            raise ValueError(f"the header has {size} bytes, but the file has {len(view)}")
+            raise ValueError(f"the header has {size} bytes, but the file has {len(view)} bytes")
         header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + size]))
         body = view[_LENGTH_BYTES + size :]
         header.pop("__metadata__", None)
@@ -132,7 +132,7 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
     for name, told in header.items():
         start, end = told["data_offsets"]
         if type(start) is not int or type(end) is not int or not 0 <= start <= end <= len(body):
-            raise ValueError(f"tensor {name[:40]!r} spans bytes {start} to {end}, but the data has {len(body)}")
+            raise ValueError(f"tensor {name[:40]!r} spans bytes {start} to {end}, but the data has {len(body)} bytes")
         tensors[check_name(name)] = RawTensor(str(told["dtype"]), tuple(told["shape"]), body[start:end])
         places.append((start, end))
     ends = [0, *(end for _, end in sorted(places))]

@@ -91,7 +91,7 @@ def _check_kinds(kinds: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     for name, kind in kinds.items():
         if kind.is_ragged and f"{check_name(name)}_mask" in kinds:
             raise ConfigError(
-                f"tensor '{name}_mask': this name is reserved for the mask of ragged tensor {name!r}; rename either"
+                f"tensor '{name}_mask': this name is reserved for the mask of ragged tensor {name!r}; rename one tensor"
             )
     return kinds
 
@@ -104,7 +104,7 @@ def _described(kinds: Mapping[str, TensorInfo], shapes: Mapping[str, list[int]])
 
 
 def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
-    """Return the tensor types that all shards share. Raise DatasetError if types, or shapes in a bucket, differ."""
+    """Return the tensor types of all shards. Raise DatasetError if types differ, or if shapes in a bucket differ."""
     first: FinishedShard | None = None
     of_bucket: dict[str, FinishedShard] = {}
     for one in records:

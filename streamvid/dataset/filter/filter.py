@@ -93,7 +93,7 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
         if kind is None:
             raise LookupError(
                 f"{name!r} has type {schema.field(column).type}, which conditions do not support; "
-                "they support numbers, texts and truth values"
+                "use a column of numbers, texts or truth values"
             )
         return column, kind
 

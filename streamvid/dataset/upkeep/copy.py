@@ -158,7 +158,7 @@ class _Copy:
         )
 
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
-        """Return the states of the dataset's files at `dest`, and its manifest, or None if it is not valid.
+        """Return the states of the dataset's files at `dest`, and its manifest (None if missing or invalid).
 
         Raise SealedError if the manifest describes another dataset, and DatasetError if there are other files but no
         valid manifest.

@@ -239,7 +239,7 @@ class _Check:
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
-        """Return the number of files that are not part of the dataset, or None if unknown, and the first paths."""
+        """Return the number of extra files in the store (None if unknown), and the paths of the first ones."""
         known = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         count, first = 0, []
         try:
@@ -255,7 +255,7 @@ class _Check:
 def _check_shard(
     dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
-    """Verify a shard, or only its file sizes without a journal. Return the findings, and True if verified earlier."""
+    """Verify a shard (only sizes without a journal). Return the findings, and whether an earlier run verified it."""
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
     found = check_states(dataset, shard, is_index_right)
     if journal is None:
