@@ -107,7 +107,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one shard, stored as one row group. packets: packet table, or None if no clip has a packet index."""
+    """Rows of one shard, stored as one row group. packets: place of its packet table, or None if there is none."""
 
     bucket_id: str
     number: int

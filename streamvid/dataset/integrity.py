@@ -168,7 +168,7 @@ def naming_arrow_errors(where: str) -> Iterator[None]:
 
 
 class StoreFile(RangeFile):
-    """Seekable stream over a stored file, for pyarrow. Each read needs one request, unless `read_near` has the data."""
+    """Seekable stream over a stored file, for pyarrow. Each read is one ranged read unless `read_near` has the data."""
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__(num_bytes)

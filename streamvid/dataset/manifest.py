@@ -359,7 +359,7 @@ _FIELDS = {"format", "format_version", _CHECKSUM, *(one.name for one in fields(M
 
 
 def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
-    """Parse and verify manifest.json. Raise DatasetError if it is invalid, or IntegrityError if it is damaged."""
+    """Parse manifest.json. Raise DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
     with naming(where):
         value = unsealed_json(data, FORMAT, FORMAT_VERSION)
         if unknown := sorted(set(value) - _FIELDS):

@@ -90,7 +90,7 @@ class SidecarManifest:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
-        """Parse and verify manifest.json. Raise DatasetError if it is invalid, or IntegrityError if it is damaged."""
+        """Parse manifest.json. Raise DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
         with naming(where):
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
