@@ -395,6 +395,8 @@ class VideoLoader:
         """Stop workers and threads and release memory. Batches that the caller holds stay valid. Idempotent."""
         self._pipeline.close()
         self._finalizer.detach()
+        for source in self._selection.mix.sources:
+            source.store.disconnect()
 
     def __enter__(self) -> Self:
         return self

@@ -70,6 +70,11 @@ class RemoteStore(Store):
                     self._made = Engine(self._make(), shared_pool(self.options), RequestStats())
         return self._made
 
+    def disconnect(self) -> None:
+        made = self._made
+        if made is not None:
+            made.transport.disconnect()
+
     def _forget_process(self) -> None:
         """Drop connections, locks and threads, which belong to another process."""
         self._lock = threading.Lock()

@@ -63,6 +63,9 @@ class Store(Protocol):
     is_local: bool = False
     """True if the store is a local disk, where joining neighboring reads gains nothing."""
 
+    def disconnect(self) -> None:
+        """Close the connections of this process. Later calls open new ones."""
+
     def state(self, path: str) -> FileState | None:
         """Return the size and version of a file, or None if it does not exist."""
         ...

@@ -50,6 +50,9 @@ class Transport:
     Methods raise RequestError. Any thread of the process that created the transport may call them.
     """
 
+    def disconnect(self) -> None:
+        """Close all connections. Requests in progress finish first, and later ones open new connections."""
+
     def state(self, key: str) -> FileState:
         """Return the size and version of an object."""
         raise NotImplementedError

@@ -4,10 +4,12 @@ workers, the cache and the state that a run goes on from."""
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import psutil
 import pytest
 
 import streamvid
@@ -126,6 +128,17 @@ def test_filters_and_mixtures(sources: dict[str, Source], rgw: Rgw, s3_env: S3En
         configs = [streamvid.DatasetConfig(first), streamvid.DatasetConfig(second, num_repeats=2)]
         mixtures.append(s3_run.run(configs, batch_size=1, num_workers=1))
     assert mixtures[0] == mixtures[1] == mixtures[2] and len(mixtures[0]) == 23 + 2 * 6
+
+
+def test_a_closed_loader_keeps_no_connection(sources: dict[str, Source], proxy: FaultProxy) -> None:
+    """STOP-1: the object may live on, in a notebook for days; a store that closes with it would be a wait elsewhere."""
+    with streamvid.VideoLoader(sources["plain"].url, batch_size=2) as loader:
+        num_batches = len(list(map(id, loader)))
+    end = time.monotonic() + 10
+    while left := [one for one in psutil.Process().net_connections() if one.raddr and one.raddr.port == proxy.port]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+    assert loader.stats().store is not None and len(loader.dataset.samples_table()) >= num_batches  # from the store
 
 
 def test_statistics_are_what_the_server_has_seen(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:

@@ -123,7 +123,6 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "clips": dataset.manifest.clips,
         "plan_fingerprint": dataset.manifest.fingerprints.plan,
-        "samples_fingerprint": dataset.manifest.fingerprints.samples,
         "content_fingerprint": dataset.manifest.fingerprints.content,
         "native": None if native is None else asdict(native),
         "records": dataset.manifest.counts.records,

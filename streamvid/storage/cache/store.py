@@ -41,6 +41,9 @@ class CachedStore(Store):
     def url(self) -> str:
         return self._store.url
 
+    def disconnect(self) -> None:
+        self._store.disconnect()
+
     def state(self, path: str) -> FileState | None:
         return self._store.state(path)
 

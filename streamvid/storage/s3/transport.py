@@ -41,6 +41,11 @@ class S3Transport(Transport):
         self._made_at = 0.0
         self._sender: Callable[[str, Mapping[str, str]], Any] | None = None
 
+    def disconnect(self) -> None:
+        # Connections close with the last reference to their owner, which a request in progress holds. Do not wait for
+        # the lock: a thread that holds it may look for keys for a while.
+        self._sender = self._made = None
+
     # Reading.
 
     def state(self, key: str) -> FileState:
@@ -128,9 +133,10 @@ class S3Transport(Transport):
         _, signer = self._client()
         url, signed = signer.headers(key)
         try:
-            if self._sender is None:
-                self._sender = _sender(url, self._options)
-            return self._sender(url, {**signed, **headers})
+            sender = self._sender
+            if sender is None:
+                sender = self._sender = _sender(url, self._options)
+            return sender(url, {**signed, **headers})
         except Exception as error:  # noqa: BLE001 - as above
             parts = urlsplit(url)
             raise connection_error(error, f"({parts.scheme}://{parts.netloc})") from None
