@@ -97,6 +97,9 @@ class SourceOptions:
         metavar="C",
         shown_default="path, video, file_name, …",
     )
+    whole_files: bool = option(
+        False, help="Use the whole file for each row, even if rows share a file or have time ranges."
+    )
     where: str | None = option(
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
     )

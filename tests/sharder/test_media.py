@@ -45,7 +45,7 @@ class Source:
 
     def reasons(self, rows: list[dict[str, Any]], dest: Path, media: dict[str, str]) -> dict[int, str]:
         """Row → why it is rejected; every row is counted (SHARD-3)."""
-        report: ShardReport = dry_run(self.write(rows), dest, options(media))
+        report: ShardReport = dry_run(self.write(rows), dest, options(media, whole_files=True))
         assert report.num_samples + report.num_rejected == len(rows)
         return {rejection.row: rejection.reason for rejection in report.rejections}
 

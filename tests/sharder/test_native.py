@@ -346,7 +346,7 @@ def test_a_clip_that_rots_while_it_waits_is_never_stored(native: Built, tmp_path
 def test_the_same_file_in_two_rows_is_encoded_once(long_source: Path, tmp_path: Path) -> None:
     (long_source / "meta.csv").write_text("path,caption\nclip.mp4,one\nclip.mp4,two\n")
     totals = set()
-    chosen = options(buckets=WIDE, shard_size_bytes=1000)
+    chosen = options(buckets=WIDE, shard_size_bytes=1000, whole_files=True)
     add = lambda phase, done, total: totals.add(total) if phase == "encode" else None  # noqa: E731
     report = shard(long_source / "meta.csv", tmp_path / "out", chosen, add)
     assert totals == {1} and (report.num_samples, report.num_shards) == (2, 2)

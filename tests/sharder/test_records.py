@@ -23,7 +23,7 @@ BUCKETS = parse_buckets("96x64@9")
 
 
 def read(source: Path, **changes: Any) -> RecordSet:
-    return read_records(source, shard_options(buckets=BUCKETS, **changes))
+    return read_records(source, shard_options(**{"buckets": BUCKETS, "whole_files": True, **changes}))
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -257,3 +257,44 @@ def test_captions_survive_csv(tmp_path: Path, captions: list[str]) -> None:
     touch(tmp_path, "a.mp4")
     write_rows(tmp_path / "metadata.csv", [{"path": "a.mp4", "caption": caption} for caption in captions])
     assert [record.caption or "" for record in read(tmp_path).records] == captions
+
+
+KOALA = "['0:00:25.525', '0:00:30.530']"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        *({"start": 1.0, "end": 2.5}, {"Start Time": "0:01", "End Time": "0:02"}, {"startFrame": 1, "endFrame": 9}),
+        *({"start_sec": 1, "end_sec": 2}, {"clip_start": 0, "clip_end": 1}, {"start": 1, "duration": 2}),
+        *({"timestamp": KOALA}, {"timestamp": f"[{KOALA}]"}, {"Segments": "[[0, 4], [7, 9]]"}),
+    ],
+)
+def test_time_ranges_are_refused_unless_whole_files_are_wanted(tmp_path: Path, columns: dict[str, Any]) -> None:
+    """Each row would be a sample of the whole film, with the caption of a part."""
+    touch(tmp_path, "film.mp4")
+    write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": "a dog", **columns}])
+    with pytest.raises(SourceError, match=rf"{next(iter(columns))}.* time ranges, but .*--whole-files"):
+        read(tmp_path, whole_files=False)
+    assert len(read(tmp_path, whole_files=True).records) == 1
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"timestamp": "2024-05-01T12:00:00"}, {"timestamp": 1714564800}, {"start": 1}, {"backend": "a", "restart": 1}],
+)
+def test_other_columns_about_time_are_not_ranges(tmp_path: Path, columns: dict[str, Any]) -> None:
+    touch(tmp_path, "film.mp4")
+    write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": "a dog", **columns}])
+    assert set(read(tmp_path, whole_files=False).user_types) == set(columns)
+
+
+def test_rows_that_share_a_file_are_refused_unless_whole_files_are_wanted(tmp_path: Path) -> None:
+    touch(tmp_path, "film.mp4", "other.mp4")
+    rows = [
+        {"video": name, "caption": str(number)} for number, name in enumerate(("film.mp4", "other.mp4", "film.mp4"))
+    ]
+    write_rows(tmp_path / "metadata.jsonl", rows)
+    with pytest.raises(SourceError, match=r"1 row\(s\) .* rows 0 and 2: film.mp4.*--whole-files"):
+        read(tmp_path, whole_files=False)
+    assert len(read(tmp_path).records) == 3

@@ -87,7 +87,7 @@ def test_equal_stems_stay_apart(built: Built) -> None:
 def test_a_split_never_parts_a_source(own: Path, tmp_path: Path) -> None:
     rows = [{"path": f"more/{number}.mp4", "caption": str(copy)} for number in range(6) for copy in range(3)]
     write_rows(own / "metadata.csv", rows)
-    report = shard(own, tmp_path / "out", options(val_fraction=0.5))
+    report = shard(own, tmp_path / "out", options(val_fraction=0.5, whole_files=True))
     table = rows_of(tmp_path / "out")
     splits = {(row["source"], row["split"]) for row in table}
     assert report.num_samples == len({row["key"] for row in table}) == 18
@@ -150,7 +150,7 @@ def test_another_dataset_is_never_replaced_unasked(
     if change:
         change(own)
     with pytest.raises(SealedError, match=difference):
-        shard(own, built.dest, options(**changes))
+        shard(own, built.dest, options(whole_files=True, **changes))
     assert tree_of(built.dest) == built.tree
 
 
@@ -181,7 +181,7 @@ def test_dry_run_writes_nothing_and_tells_what_would_be(built: Built, tmp_path: 
 
 def test_appending_renames_no_sample(built: Built, own: Path, tmp_path: Path) -> None:
     append_row(own)
-    shard(own, tmp_path / "out", DEFAULTS)
+    shard(own, tmp_path / "out", options(whole_files=True))
     rows = rows_of(tmp_path / "out")
     places = {row["key"]: (row["record_key"], row["split"]) for row in rows}
     old = {row["key"]: (row["record_key"], row["split"]) for row in rows_of(built.dest)}

@@ -34,6 +34,7 @@ from streamvid.sharder.source.extra_media import (
 from streamvid.sharder.source.folder import is_media_name, printable_source
 from streamvid.sharder.source.layouts import SourceInput, find_input
 from streamvid.sharder.source.media import Media
+from streamvid.sharder.source.parts_of_files import check_own_files, check_time_ranges
 from streamvid.sharder.source.place import CaptionFile, Place, SealedOrigin
 from streamvid.storage import StorageOptions
 
@@ -186,6 +187,8 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
         rows: Iterable[_Row] = (_Row(path, CaptionFile(path)) for path in paths)
     else:
         roles = _Roles.of(found, table, options)
+        if roles.video is not None and not options.source.whole_files:
+            check_time_ranges(table, roles.captions.all)
         place.look_up([value for block in table.blocks for value in roles.paths(block)])
         place.look_up(
             [path for block in table.blocks for row in media_cells(block, roles.media) for path in paths_of(row)]
@@ -198,6 +201,8 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
             records.append(_record(number, row, place, options))
         except Rejected as error:
             rejections.append(Rejection(number, printable_source(row.path), str(error), error.kind or "bad-row"))
+    if roles.video is not None and not options.source.whole_files:
+        check_own_files((record.row, record.source) for record in records)
     return RecordSet(tuple(records), tuple(rejections), dict(roles.user_types))
 
 
