@@ -41,7 +41,7 @@ def build_module(
     "sft:data_process" freezes everything.
     dtype_of_frozen: dtype of frozen linear layers, convolutions and embeddings; None: unchanged.
     checkpoint_function: passed to `activation_checkpointing.wrap`.
-    Raises ConfigError for bad weight files before anything is built, and then for a wrong factory, key or name.
+    Raises ConfigError for a bad weight file before anything is built, and for an invalid factory, key or name.
     """
     sources = resolve(model.weights)
     lora.require_files(model.lora)
@@ -190,7 +190,9 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
     both = [target for target in targets if any(f"{target}.".startswith(f"{name}.") for name in inside)]
     both += [name for name in inside if any(name.startswith(f"{target}.") for target in targets)]
     if both:
-        raise ConfigError(f"{some(both)} would be trained directly and by adapters; narrow target_modules or trainable")
+        raise ConfigError(
+            f"{some(both)} would be trained directly and through adapters; narrow target_modules or trainable"
+        )
     for parameter in kept:
         parameter.requires_grad_(True)
 

@@ -32,7 +32,7 @@ class WeightsConfig(Options):
 class LoraConfig(Options):
     """Low-rank adapters (LoRA), implemented by peft."""
 
-    base_model: str | None = option(None, help="Child that gets adapters; may be a dotted name.")
+    base_model: str | None = option(None, help="Child module that gets adapters; may be a dotted name.")
     target_modules: str | tuple[str, ...] = option(
         "",
         help="Suffixes of layer names, or 'regex:EXPRESSION' to match full names.",
@@ -45,7 +45,7 @@ class LoraConfig(Options):
     dropout: float = option(0.0, minimum=0, help="Dropout probability of the adapters' inputs.")
     checkpoint: Path | None = option(None, help="File of adapters to start from.")
     preset_path: Path | None = option(None, help="File of adapters to fuse into `preset_model` before training.")
-    preset_model: str | None = option(None, help="Child into which the preset adapters are fused.")
+    preset_model: str | None = option(None, help="Child module that receives the preset adapters.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

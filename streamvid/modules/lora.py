@@ -93,7 +93,7 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     if refused:
         raise ConfigError(
             f"target_modules matches {some(refused)}; adapters support linear and convolution layers, except inside "
-            "an nn.MultiheadAttention, which bypasses their forward; name only such layers"
+            "an nn.MultiheadAttention, which bypasses their forward; name only supported layers"
         )
     return tuple(chosen)
 
@@ -238,7 +238,7 @@ def _automatic(modules: Mapping[str, nn.Module]) -> list[str]:
     }
     large = [name for name, part in linear.items() if min(part.in_features, part.out_features) >= LARGE]
     if not linear:
-        raise ConfigError("target_modules is empty, and no list of blocks has a linear layer; name the layers")
+        raise ConfigError("target_modules is empty, and no list of blocks has a linear layer; set it to layer names")
     return large or list(linear)
 
 
@@ -262,7 +262,7 @@ def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]
             layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, LAYERS)})
             raise ConfigError(
                 f"target_modules contains {end!r}, but no layer name ends with it; use suffixes such as {some(layers)} "
-                f"or '{REGEX}EXPRESSION', or no value to choose layers by size"
+                f"or '{REGEX}EXPRESSION', or leave target_modules empty to choose layers by size"
             )
         chosen.update(dict.fromkeys(found))
     return [name for name in modules if name in chosen]
