@@ -123,7 +123,7 @@ def _without_memory() -> Iterator[None]:
 
 
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
-    """Return the names of the module's encoders. Raises ConfigError if the task needs one that does not exist."""
+    """Return the names of the module's encoders. Raises ConfigError if the task needs an encoder that is missing."""
     named = getattr(module, "encoders", ())
     if isinstance(named, nn.Module | str) or not all(isinstance(name, str) for name in named):
         raise ConfigError(

@@ -189,7 +189,7 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
     if missing or unexpected:
         raise ConfigError(
             f"checkpoint {path} does not fit; missing adapters: {some(missing) or 'none'}; unexpected adapters: "
-            f"{some(unexpected) or 'none'}; set lora.target_modules to the layers that it was trained with"
+            f"{some(unexpected) or 'none'}; set lora.target_modules to the layers of the checkpoint"
         )
     for name, parameter in here.items():
         if state[name].shape != parameter.shape:

@@ -85,7 +85,7 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
 
 
 def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
-    """Return the name, size and SHA-256 of each file, which do not depend on its folder."""
+    """Return the name, size and SHA-256 of each file, independent of the file's folder."""
     rows = []
     for file in files:
         with file.open("rb") as opened:
