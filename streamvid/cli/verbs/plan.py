@@ -161,7 +161,7 @@ def _from_dataset(
     for name, value in given.items():
         if name not in _BOTH_KINDS and value is not None:
             option = flags.get(name, "--" + name.replace("_", "-"))
-            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset; omit it or reshard")
+            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset; omit it, or reshard")
     dataset = open_dataset(source, storage=storage)
     run = replace(run, preset=given["preset"])
     if given["bucket_config"] is not None:
