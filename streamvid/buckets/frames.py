@@ -49,7 +49,7 @@ class FrameRule:
         return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
 
     def floor(self, num_frames: int) -> int:
-        """Return the largest allowed count up to `num_frames`, at least 1."""
+        """Return the largest allowed count that is at most `num_frames`, but at least 1."""
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:

@@ -43,7 +43,7 @@ def resolution_pixels(name: str) -> int:
 
 
 def ratio_fraction(name: str) -> Fraction:
-    """Return width over height for a name such as ``"16:9"`` or ``"2.39:1"``. Raise ConfigError for an invalid name."""
+    """Return width / height for a ratio such as ``"16:9"`` or ``"2.39:1"``. Raise ConfigError for an invalid name."""
     match = _RATIO.fullmatch(name)
     sides = (Fraction(match[1]), Fraction(match[2])) if match else (Fraction(0), Fraction(0))
     if not all(sides):

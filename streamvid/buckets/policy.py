@@ -43,7 +43,7 @@ class Policy:
 
     ratio: RatioPolicy = option(
         "nominal",
-        help="Choose the size with the nearest nominal ratio, as Open-Sora does, or the one that crops least.",
+        help="Choose the size with the nearest nominal ratio, as Open-Sora does, or the size that crops least.",
         flag="--ratio-policy",
     )
     frames: FramesPolicy = option(

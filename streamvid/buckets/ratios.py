@@ -105,7 +105,7 @@ class Ratios:
                 continue
             where = f"ratios[{resolution!r}][{name!r}]"
             if re.fullmatch(r"[0-9.]+", name):
-                raise ConfigError(f"{where}: write the ratio as width:height; a height/width of {name} is '1:{name}'")
+                raise ConfigError(f"{where}: the key must be width:height; a height/width of {name} is '1:{name}'")
             ratio_fraction(name)
             match = _SIZE.fullmatch(size) if isinstance(size, str) else None
             if match is None:

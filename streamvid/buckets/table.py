@@ -1,7 +1,7 @@
 """Assignment of clips to a list of buckets, and the reasons if no bucket accepts a clip.
 
 Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
-largest area down. A class skips clips that are much smaller than itself. Otherwise, the size with the nearest ratio
+largest area down. A class skips clips that are much smaller than its area. Otherwise, the size with the nearest ratio
 wins, with the largest frame count that the clip can fill. If every size has every frame count, this is the order of
 Open-Sora 2.
 """

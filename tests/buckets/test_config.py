@@ -201,7 +201,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{buckets: [832x480@81], frame_rate: {rule: cap, rate: 16}}', "frame_rate has no field 'rate'"),
         ('{resolution: [480p], num_frames: [17], min_ar: 2, max_ar: 1}', "min_ar=2 is above max_ar=1"),
         ('{resolution: [480p], num_frames: [17], min_ar: 90}', "480p has no ratio from min_ar=90"),
-        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "height/width 0.56 is '1:0.56'"),
+        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "a height/width of 0.56 is '1:0.56'"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": 854x480}}}', "nearest allowed: 848 and 864"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is not a size; write it as width"),
     ],
