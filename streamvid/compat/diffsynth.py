@@ -274,7 +274,9 @@ def _theirs(said: Collection[str]) -> dict[str, object]:
     found |= _THEIR_OPTIMIZER
     if "model.lora.base_model" not in said:
         del found["model.lora.target_modules"]
-    elif "model.trainable" not in said:
+        return found
+    found["model.lora.format"] = "diffsynth"
+    if "model.trainable" not in said:
         found["model.trainable"] = []
     return found
 

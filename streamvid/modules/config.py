@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from streamvid.config import Options, option, require
 
@@ -28,6 +28,9 @@ class WeightsConfig(Options):
     allow_unexpected: bool = option(False, help="Allow keys in files that the module does not have.")
 
 
+LoraFormat: TypeAlias = Literal["diffusers", "peft", "diffsynth"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(Options):
     """Low-rank adapters (LoRA), implemented by peft."""
@@ -44,6 +47,9 @@ class LoraConfig(Options):
     )
     dropout: float = option(0.0, minimum=0, help="Dropout probability of the adapters' inputs.")
     checkpoint: Path | None = option(None, help="File of adapters to start from.")
+    format: LoraFormat = option(
+        "diffusers", help="Format of saved adapters: that of diffusers, peft or DiffSynth-Studio."
+    )
     preset_path: Path | None = option(None, help="File of adapters to fuse into `preset_model` before training.")
     preset_model: str | None = option(None, help="Child module that receives the preset adapters.")
 

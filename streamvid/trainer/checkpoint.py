@@ -110,7 +110,7 @@ class Checkpoints:
         self.accelerator.wait_for_everyone()
 
     def _save_weights(self, name: str, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        for file in saving.files(model, tensors):
+        for file in saving.files(model, tensors, self.config.model.lora.format):
             path = self.config.output / f"{name}{file.name and '.'}{file.name}.safetensors"
             state = saving.remove_prefix(file.tensors, self.config.checkpoints.remove_prefix)
             temporary = path.with_name(f".{path.name}.tmp")
