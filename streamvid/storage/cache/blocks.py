@@ -4,7 +4,7 @@ The cache is not trusted: readers verify the bytes against the index's checksums
 is not required either: if the disk fails, a warning is logged once and the bytes come from the store.
 
 Put the folder on a local disk (host/lock.py lists the requirements of its locks). If several machines share a folder,
-they keep recounting it.
+they recount its files again and again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CacheStats:
 
 @dataclass(slots=True)
 class _Process:
-    """State of one process. A forked child starts anew, with a lock that no thread holds."""
+    """State of one process. A forked child starts with a new state, whose lock no thread holds."""
 
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -94,7 +94,7 @@ class BlockCache:
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object. Storing a block that is wanted only in part takes memory.
+        """Fill every buffer from its offset in the object. Storing a partly requested block needs memory for all of it.
 
         name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
         fetch: function that reads the given ranges: whole blocks, or only the wanted bytes if nothing can be stored. It
@@ -210,7 +210,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read or claim a block. Return True if read, False if it must be fetched, None if others are fetching it."""
+        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader does so."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:

@@ -196,7 +196,7 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """The response itself, under botocore's name for the body. An attribute would be a reference cycle."""
+        """The response itself, under botocore's name for the body. An attribute would create a reference cycle."""
         return self
 
     def readinto(self, view: memoryview) -> int:
