@@ -234,7 +234,7 @@ class BlockCache:
         return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
 
     def _count(self, wanted: int, fetched: int) -> None:
-        """Update the weighted recent traffic, in bytes. The caller must hold the process lock."""
+        """Add to the decaying counts of recent traffic in bytes. The caller must hold the process lock."""
         process = self._process()
         process.recently_wanted += wanted
         process.recently_fetched += fetched
@@ -260,7 +260,7 @@ class BlockCache:
     def _bring(
         self, blocks: list[CacheBlock], fetch: Fetch, get: Callable[[CacheBlock], bool | None]
     ) -> list[CacheBlock]:
-        """Read or fetch all blocks except those that other readers are fetching, and return the latter.
+        """Read or fetch the blocks, and return those that other readers are fetching.
 
         Locks cannot deadlock: the first round never waits, and the second takes its locks in ascending order.
         """

@@ -1,4 +1,4 @@
-"""Files of the local cache: blocks, claims on blocks, the total size, and eviction.
+"""Files of the local cache: block storage, claims on blocks, total size, and eviction.
 
     <folder>/streamvid-cache-1/.streamvid-cache          marks this folder as a streamvid cache
                               /.ledger                   total size of the files below, with a checksum
