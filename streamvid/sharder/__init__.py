@@ -1,4 +1,4 @@
-"""Offline sharder: turns records into a sealed dataset of shards. sharder.py runs it, or does a dry run.
+"""Offline sharder: turns records into a sealed dataset of shards. sharder.py performs the run or a dry run.
 
 May import the lower layers (buckets, video, storage, dataset, plan, host), never loader. Read the files in this order;
 each imports only from earlier ones:

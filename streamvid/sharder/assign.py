@@ -43,17 +43,17 @@ class PlannedSample:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Extensions of its clip and conditioning inputs, the same for all samples of a shard."""
+        """Extensions of the clip and conditioning inputs, the same for all samples of a shard."""
         return (self.clip.extension, *sorted(medium.extension for medium in self.media))
 
     @property
     def num_bytes(self) -> int:
-        """Total size of its clip and its conditioning inputs."""
+        """Total size of the clip and its conditioning inputs, in bytes."""
         return self.clip.num_bytes + sum(medium.clip.num_bytes for medium in self.media)
 
     @property
     def members(self) -> list[tuple[str, Record | MediaFile, Clip]]:
-        """(extension, file, clip) of its clip, then of each of its conditioning inputs."""
+        """(extension, file, clip) tuples for the sample's clip and then for each conditioning input."""
         media = ((medium.extension, medium.file, medium.clip) for medium in self.media)
         return [(self.clip.extension, self.record, self.clip), *media]
 
@@ -64,7 +64,7 @@ class PlannedSample:
 
     @property
     def upscale(self) -> float | None:
-        """Factor by which the sides of the source are scaled to the bucket's size; None for text."""
+        """Scaling factor from the source's size to the bucket's size; None for text."""
         return None if self.bucket.is_text else float(cover_scale(*self._sizes))
 
     @property
@@ -74,9 +74,9 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Every window of every record, as a sample or as a rejection.
+    """Samples and rejections for every window of every record.
 
-    draw_sets: for clips that several buckets store, PlannedSample.draw_set → (bucket id, probability) of each bucket.
+    draw_sets: (bucket id, probability) pairs by PlannedSample.draw_set, for clips that several buckets store.
     """
 
     samples: tuple[PlannedSample, ...]
@@ -134,7 +134,7 @@ _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
 
 
 def assign_texts(records: Sequence[Record], options: ShardOptions) -> Assignment:
-    """Create a sample from each text record. Equal texts share a record key, so that splits never separate them."""
+    """Create a sample from each text record. Equal texts share a record key, so they are always in the same split."""
     seen: Counter[str] = Counter()
     samples = []
     for record in records:
@@ -156,7 +156,7 @@ def _drawn(
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
     """Yield (window, bucket, draw set or "") per bucket that stores the window, or (window, None, reason) if none does.
 
-    A draw depends only on the seed and the clip, so that adding input never changes the bucket of another clip.
+    A draw depends only on the seed and the clip, so adding input never changes the bucket of another clip.
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
@@ -188,7 +188,7 @@ def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choi
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
-    """Return the frame count of the whole source, at the reading rate for copies, without using frame times."""
+    """Return the frame count of the whole source without using frame times. For copies, count at the reading rate."""
     rate = options.frame_rate
     if probe.is_image or options.clips.is_native or not probe.fps:
         return probe.num_frames
@@ -196,7 +196,7 @@ def _num_frames(probe: Probe, options: ShardOptions) -> int:
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """Return the smallest frame count below `most` with which a bucket accepts the source, or `most` if none does."""
+    """Return the smallest frame count above 1 and below `most` for which a bucket accepts the source, else `most`."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count for count in sorted(counts) if 1 < count < most)
@@ -231,7 +231,7 @@ def sample_key(
 ) -> str:
     """Return a sample's key: a readable stem and a hash of its identity. Adding input never changes it.
 
-    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name for the stem, if not source.
+    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name for the stem; "": source.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:
@@ -251,7 +251,7 @@ def safe_stem(source: str) -> str:
 
 
 def split_of(own: str, val_fraction: float) -> str:
-    """Return "train" or "val" from the record key alone, so that adding input never moves a sample."""
+    """Return "train" or "val" from the record key alone, so adding input never moves a sample."""
     return "val" if stable_hash("split", own) < val_fraction * 2.0**64 else "train"
 
 

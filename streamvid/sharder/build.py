@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Task of building one shard. folder: the plan's folder inside the staging folder."""
+    """Task that builds one shard. folder: folder of the plan inside the staging folder."""
 
     dest: str
     storage: StorageOptions
@@ -72,7 +72,7 @@ class Marker:
 
 
 def sample_json(sample: PlannedSample) -> str:
-    """Return the `.json` member, which describes a sample for other readers, in pixels and seconds."""
+    """Return the `.json` member, which describes a sample to other readers in pixels and seconds."""
     value = {
         "columns": sample.record.columns,
         "duration_seconds": sample.clip.duration_seconds,
@@ -105,12 +105,12 @@ def packets_path(staging: Path, path: str) -> Path:
 
 
 def load_marker(staging: Path, path: str) -> Marker:
-    """Load a shard's marker. Raises OSError if it cannot be read, ValueError or TypeError if it is invalid."""
+    """Load a shard's marker. Raises OSError if it cannot be read, and ValueError or TypeError if it is invalid."""
     return Marker(**json.loads(marker_path(staging, path).read_bytes()))
 
 
 def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Return whether a shard is finished and was built from the same input. sizes: path → bytes in the store."""
+    """Return whether a shard is finished and was built from the same input. sizes: file size in bytes by path."""
     try:
         marker = load_marker(folder, shard.path)
         packets = packets_path(folder, shard.path).read_bytes()
@@ -123,12 +123,12 @@ def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> 
 
 
 def shard_sizes(store: Store) -> dict[str, int]:
-    """Return path → size in bytes of every tar and offsets file in the store."""
+    """Return the size in bytes of every tar and offsets file in the store, by path."""
     return {state.path: state.num_bytes for state in store.files("shards")}
 
 
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
-    """Build every shard that is not finished yet. Raises the errors of `build_shard`.
+    """Build every shard that is not finished yet. Raises the same errors as `build_shard`.
 
     Encoded clips are removed as soon as no unfinished shard needs them.
     """
@@ -170,8 +170,8 @@ def _clip_paths(shard: PlannedShard) -> Iterator[str]:
 def build_shard(task: ShardTask) -> None:
     """Write the offsets, tar, packets and marker of a shard in this order, each atomically. Runs in a worker.
 
-    Raises SourceError if a file has changed since it was probed, StorageError if writing fails or an encoded clip is
-    damaged.
+    Raises SourceError if a file has changed since it was probed, and StorageError if writing fails or an encoded clip
+    is damaged.
     """
     folder, shard = task.folder, task.shard
     temporary = folder / f"{Path(shard.path).stem}.{os.getpid()}.tmp"
@@ -221,7 +221,7 @@ class _Clips:
 
 
 def _members(task: ShardTask, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield (key, members by extension) of each sample."""
+    """Yield (key, members by extension) for each sample."""
     from streamvid.video.clip_index import index_clip
     from streamvid.video.limits import STORED_LIMITS
 
@@ -236,7 +236,7 @@ def _members(task: ShardTask, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _read(clip: Clip, file: Record | MediaFile, storage: StorageOptions) -> bytes:
-    """Read the bytes to store. Raises SourceError for a changed file, StorageError for a damaged encoded clip."""
+    """Read the bytes to store. Raises SourceError if a file has changed, and StorageError if a clip is damaged."""
     if clip.sha256:
         return read_encoded(Path(clip.path), file.source, clip.sha256)
     return file.media(storage).read()

@@ -1,7 +1,7 @@
-"""Encoding of native clips, in worker processes that a hostile file may crash.
+"""Encoding of native clips in worker processes, so that a hostile file can crash only a worker.
 
 Shards are cut by size, so all clips are encoded before the first shard is written; until then they stay in the staging
-folder. A journal stores the findings, so that no clip is encoded twice (SHARD-1).
+folder. A journal stores the findings, so no clip is encoded twice (SHARD-1).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENCODE_VERSION = 2
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode clips that are not encoded yet. Return the samples with their clips, and rejections of the others."""
+    """Encode the remaining clips. Return the samples with their encoded clips; other samples become rejections."""
     wanted = _wanted(assignment.samples, staging.clips)
     journal = Journal(staging.encode_journal, journal_header(options))
     todo = [key for key in wanted if not _holds(journal.findings.get(key), options)]
@@ -78,7 +78,7 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
 def restore_clips(
     samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Re-encode the clips that these samples need and an earlier run removed; remove all other clips.
+    """Encode again each clip that these samples need but an earlier run removed. Remove all other clips.
 
     Raises StorageError if the bytes of a clip differ from those of its first encoding.
     """
@@ -88,8 +88,8 @@ def restore_clips(
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
             raise StorageError(
-                f"encoding {wanted[key].file.source} again gave different bytes; delete {staging.folder} and run the "
-                "same command again"
+                f"encoding {wanted[key].file.source} again produced different bytes; delete {staging.folder} and run "
+                "the same command again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
 
@@ -98,7 +98,7 @@ def restore_clips(
 class Job:
     """One clip to encode: a sample's own file, or one of its conditioning inputs.
 
-    clip: facts known before encoding.   follows: for a conditioning video, the Timing of the sample's clip as text.
+    clip: facts known before encoding.   follows: for a conditioning video, the serialized Timing of the sample's clip.
     """
 
     file: Record | MediaFile
@@ -150,7 +150,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """Task of encoding one clip. path: output file.   fps: output frame rate; None keeps all frames of the window."""
+    """Task that encodes one clip. path: output file.   fps: output frame rate; None keeps all frames of the window."""
 
     job: Job
     storage: StorageOptions
@@ -163,7 +163,7 @@ class EncodeTask:
 def encode_sample(task: EncodeTask) -> Finding:
     """Encode a clip into the staging folder. Runs in a worker.
 
-    Raises SourceError if the file has changed since it was probed, StorageError if writing fails.
+    Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
     """
     media = task.job.file.media(task.storage)
     media.check_unchanged()
@@ -223,7 +223,7 @@ def read_encoded(path: Path, source: str, sha256: str) -> bytes:
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
-    """Return the journal's header: the rules on which its findings depend."""
+    """Return the journal's header, which contains the settings on which its findings depend."""
     rules = {"encoding": options.encoding_json(), "limits": asdict(options.limits)}
     return {"encode_version": ENCODE_VERSION, **rules}
 

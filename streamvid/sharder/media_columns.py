@@ -19,7 +19,7 @@ class MediaColumn:
     """Conditioning input, and the metadata column that names its files.
 
     kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip; None
-    for "image" if all files are images, else "video".
+    means "image" if all files are images, otherwise "video".
     is_mask: the input is delivered with one channel and stored without loss in native datasets.
     is_optional: rows without the input are accepted.
     """
@@ -32,7 +32,7 @@ class MediaColumn:
 
     @property
     def stem(self) -> str:
-        """First part of the extension of each member."""
+        """First part of each member's extension."""
         return self.name.replace("_", "")
 
     def __str__(self) -> str:
@@ -72,6 +72,6 @@ def file_keys(text: str) -> tuple[str, dict[str, str]]:
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(
-            f"data_file_keys={text!r}: list the columns that hold files, the clip's first, such as video,control_video"
+            f"data_file_keys={text!r}: must list columns of files, the clip's column first, such as video,control_video"
         )
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

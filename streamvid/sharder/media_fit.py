@@ -25,7 +25,7 @@ SHAPE_TOLERANCE = 0.02
 class PlannedMedium:
     """One file of a conditioning input, as stored with a sample's clip.
 
-    is_still: True for one picture per clip; False for as many frames as the clip.
+    is_still: True if the input is one picture per clip; False if it has the same number of frames as the clip.
     """
 
     column: MediaColumn
@@ -107,7 +107,8 @@ def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
     if share > SHAPE_TOLERANCE:
         raise Rejected(
             f"{file.label}: {file.source} is {own.width}x{own.height}, but the clip is {probe.width}x{probe.height}; "
-            f"their aspect ratios may differ by at most {SHAPE_TOLERANCE:.0%}, so that their crops show the same part",
+            f"their aspect ratios may differ by at most {SHAPE_TOLERANCE:.0%}, so that their crops show the same part; "
+            "crop one of the files to the other's aspect ratio",
             kind="medium",
         )
 

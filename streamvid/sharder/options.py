@@ -1,4 +1,4 @@
-"""Sharder options, each declared once: signature, YAML, `streamvid shard` flags and errors derive from here.
+"""Sharder options, each declared once: the signature, YAML, `streamvid shard` flags and errors use these declarations.
 
 ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
               ├─ buckets: a BucketConfig, a preset's name, a YAML file, or a mapping of its fields
@@ -67,7 +67,7 @@ class CaptionOptions:
             raise ConfigError(f"column={self.column!r}: list each column only once, or pass only '' for no captions")
         if self.weight_column is not None and (self.column == "" or self.weight_column in several):
             raise ConfigError(
-                f"weight_column={self.weight_column!r}: must differ from the caption columns, and needs one"
+                f"weight_column={self.weight_column!r}: must differ from the caption columns, and requires at least one"
             )
 
 
@@ -171,7 +171,7 @@ class ClipOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.fps_rule is not None and self.fps is None:
-            raise ConfigError(f"fps_rule={self.fps_rule!r}: needs a frame rate; set it too, such as fps=16")
+            raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set fps, such as fps=16")
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
             return
@@ -200,7 +200,7 @@ class ClipOptions:
 
     @cached_property
     def frame_rate(self) -> FrameRate | None:
-        """Frame rate at which clips are read; None if it is left to the buckets."""
+        """Frame rate at which clips are read; None if the buckets set it."""
         return None if self.fps is None else FrameRate(self.fps_rule or "resample", self.fps)  # type: ignore[arg-type]
 
 
@@ -208,8 +208,8 @@ class ClipOptions:
 class WorkOptions:
     """Options for running the sharder, which never affect the content of the dataset.
 
-    work_dir: local folder for unfinished work (encoded clips, tars, probing results) on a dataset in an object store.
-        None: a folder in the user's cache folder.
+    work_dir: local folder for unfinished work (encoded clips, tars, probing results) if the dataset is in an object
+        store. None: a folder in the user's cache folder.
     """
 
     workers: int = option(
@@ -330,8 +330,8 @@ class ShardOptions:
         for bucket in () if self.config.is_dynamic else self.table.candidates:
             if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
                 raise ConfigError(
-                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips must be even and "
-                    f"from 16 to {_NATIVE_SIDES[-1]}; choose another size, or use clips='copy'"
+                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips must be even "
+                    f"numbers from 16 to {_NATIVE_SIDES[-1]}; choose another size, or use clips='copy'"
                 )
 
     @property
@@ -399,7 +399,7 @@ class ShardOptions:
 
 
 def _buckets_json(config: BucketConfig) -> dict[str, object]:
-    """Return everything that determines the buckets, as a plain list if the configuration sets nothing else."""
+    """Return the settings that determine the buckets, as a plain list if the configuration sets only buckets."""
     is_listed = config.buckets or config.resolution
     if is_listed and config.ratios == Ratios(config.multiple):
         plain = BucketConfig(

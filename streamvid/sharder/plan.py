@@ -1,4 +1,4 @@
-"""The shard plan: the samples of each shard. Pure: equal input and options result in the same plan on any machine."""
+"""The shard plan: the samples of each shard. Equal input and options result in the same plan on any machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlannedShard:
 
     @property
     def clip_bytes(self) -> int:
-        """Total size of its clips and conditioning inputs."""
+        """Total size of the shard's clips and conditioning inputs, in bytes."""
         return sum(sample.num_bytes for sample in self.samples)
 
 
@@ -97,14 +97,14 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
 
 
 def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets in the table's order, or, if sizes are derived from the clips, those found, largest first."""
+    """Return the table's buckets in order or, if sizes are derived from the clips, those in use, largest first."""
     if not config.is_dynamic:
         return config.table.buckets
     return tuple(sorted(set(found), key=lambda bucket: (-bucket.num_pixels, bucket.id)))
 
 
 def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample]:
-    """Sort samples by a hash of seed and key, so that the order of the input does not matter."""
+    """Sort samples by a hash of seed and key, so the order of the input does not matter."""
     return sorted(samples, key=lambda sample: (stable_hash("order", str(seed), sample.key), sample.key))
 
 
@@ -122,7 +122,7 @@ def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection]
 
 
 def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes: int) -> Iterator[Sequence[_Item]]:
-    """Yield consecutive runs of about equal size, at most `shard_size_bytes` unless a single item is larger.
+    """Yield consecutive runs of about equal size. A run exceeds `shard_size_bytes` only if it is a single larger item.
 
     sizes: size of each item in bytes.
     """
@@ -146,8 +146,8 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
 class DrawnGroup:
     """Clips with the same draw set, split and member extensions, cut into shards.
 
-    buckets: (bucket id, probability times UNIT). shards: for each bucket, in the order of `buckets`, the samples of
-    each of its shards. All buckets have the same clips in the same order.
+    buckets: pairs of (bucket id, probability times UNIT). shards: for each bucket, in the order of `buckets`, the
+    samples of each of its shards. All buckets have the same clips in the same order.
     """
 
     buckets: tuple[tuple[str, int], ...]
@@ -159,7 +159,7 @@ class DrawnGroup:
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
-        """Return the group as the manifest stores it. firsts: bucket id → index of the group's first shard."""
+        """Return the group as the manifest stores it. firsts: index of its first shard, by bucket id."""
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
@@ -199,7 +199,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return bucket id → probability times UNIT, rounded so that their sum is also rounded to the nearest integer."""
+    """Return probability times UNIT by bucket id, rounded so that their sum is also rounded to the nearest integer."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # A probability that would round to 0 gets 1, taken from the largest.

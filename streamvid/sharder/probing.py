@@ -1,4 +1,4 @@
-"""Probing of each record's file, in worker processes that a hostile file may crash."""
+"""Probing of each record's file in worker processes, so that a hostile file can crash only a worker."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ Probes: TypeAlias = Mapping[FileState, Probe | Rejected]
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """Task of probing one file.
+    """Task that probes one file.
 
     verify: decode every frame.   timing: return the time of each frame.
     folder: directory for temporary copies of remote files; None for the system's temporary directory.
@@ -102,7 +102,7 @@ def probe_file(task: ProbeTask) -> Finding:
     """Probe one file. Runs in a worker.
 
     For a remote file, the finding includes "bytes_read", the number of bytes read. Raises StorageError if the store
-    fails and SourceError if the file has changed since it was listed; neither rejects the file.
+    fails and SourceError if the file has changed since it was listed; neither error rejects the file.
     """
     with opened(task.media, task.folder, clock_paused) as source:
         finding = attempt("probing", lambda: _probe(task, source))
@@ -167,7 +167,7 @@ def run_tasks(
 def clip_extension(container: str, source: str) -> str:
     """Return the extension of a clip's member in a tar, from the file's container instead of its name.
 
-    Each family of containers has one extension, so that .mov and .MP4 files share shards. Only the extension .webm is
+    Each family of containers has one extension, so .mov and .MP4 files share shards. Only the extension .webm is
     kept, because it implies certain codecs.
     """
     name = _EXTENSIONS.get(container)
@@ -218,7 +218,7 @@ def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | Non
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
-    """Return the journal's header: the rules on which its findings depend."""
+    """Return the journal's header, which contains the settings on which its findings depend."""
     limits = [getattr(options.work, _time_limit(options)), options.work.worker_memory_bytes]
     rules = {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}
     return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **rules}
@@ -230,7 +230,7 @@ def _is_verified(options: ShardOptions) -> bool:
 
 
 def _time_limit(options: ShardOptions) -> str:
-    """Return the name of the option that limits the probing time. Decoding all frames may take as long as encoding."""
+    """Return the name of the option that limits the probing time. Full decoding shares the limit of encoding."""
     return "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
 
 

@@ -22,7 +22,7 @@ class BucketRow:
     """One bucket in a report. num_bytes: total size of its clips. mean_crop: mean fraction of a frame's area cropped.
 
     source_bytes: total size of its clips' source files, each counted once. mean_psnr_y, min_psnr_y: PSNR-Y of encoded
-    clips in decibels, else None. In a dry run of native clips, num_bytes and num_shards are unknown and therefore 0.
+    clips in decibels; None for other clips. In a dry run of native clips, the unknown num_bytes and num_shards are 0.
     """
 
     bucket_id: str
@@ -44,8 +44,8 @@ class ShardReport:
     """Report of a run. `state` is "built", "already sealed" or "dry run".
 
     num_records: number of input rows. num_windows: number of windows into which the rows were split, equal to
-    num_records unless sources are longer than max_clip_seconds. It is num_samples + num_rejected, with each clip
-    counted once (SHARD-3). stored_clips: with assign="all", (number of clips that several buckets store, number of
+    num_records unless sources are longer than max_clip_seconds. num_windows is num_samples + num_rejected, with each
+    clip counted once (SHARD-3). stored_clips: with assign="all", (number of clips that several buckets store, number of
     their samples). clips: "copy", "native" or "text". encode_seconds: CPU time for encoding, including earlier
     unfinished runs; None if nothing was encoded. probe_bytes_read: number of bytes read from remote files for probing;
     None if no remote file was probed.
@@ -97,7 +97,7 @@ class ShardReport:
         return {**asdict(self), **{name: getattr(self, name) for name in sums}, "rejected_by_kind": kinds}
 
     def summary(self, max_rejections: int = 10) -> str:
-        """Return a text summary of a few lines, with the first rejections."""
+        """Return a short text summary with the first rejections."""
         lines = [
             f"{self.state}: {self.num_samples} samples in {self.num_shards} shards, {self.num_bytes} bytes; "
             f"{self.num_rejected} of {self.num_records} records rejected"

@@ -126,7 +126,7 @@ def _write_samples(
 
 
 def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
-    """Return the joined packet tables of shards, and the location of each table (None without packets)."""
+    """Return the concatenated packet tables of shards, and the location of each table (None without packets)."""
     tables = [_packets(shard, folder) for shard in shards]
     places: list[TablePlace | None] = []
     offset = 0
@@ -145,8 +145,8 @@ def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
         for path, num_bytes in sizes_noted.items():
             if sizes.get(path) != num_bytes:
                 raise StorageError(
-                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written; it was "
-                    "changed or removed after that. Run the same command again"
+                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written; the "
+                    "file was later changed or removed. Run the same command again"
                 )
 
 
@@ -251,7 +251,7 @@ def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo
 
 
 def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) -> dict[str, MediaInfo]:
-    """Return the facts that readers need about each conditioning input; see dataset/README.md."""
+    """Return the description of each conditioning input for the manifest; see dataset/README.md."""
     found: dict[str, MediaInfo] = {}
     for column in columns:
         counts, stills, is_list = [0], [True], False

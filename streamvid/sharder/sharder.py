@@ -38,7 +38,7 @@ def shard(
     options: ShardOptions,
     progress: Progress | None = None,
 ) -> ShardReport:
-    """Build the dataset at `dest` from a folder of media, a metadata file, tars or sealed datasets. Idempotent.
+    """Build the dataset at `dest` from media folders, metadata files, tars or sealed datasets. The call is idempotent.
 
     Several sources are read one after the other. Sources and `dest` may be in object stores.
 
@@ -102,11 +102,12 @@ def dry_run(
     options: ShardOptions,
     progress: Progress | None = None,
 ) -> ShardReport:
-    """Do everything up to the shard plan without writing to `dest`; reuse the probes of an unfinished run there.
+    """Compute the shard plan without writing to `dest`. Reuse the probing results of an unfinished run there.
 
     Native clips are not encoded, so the report contains neither their size nor the number of their shards.
 
-    Raises the errors of `shard`, except if `dest` is occupied or all rows are rejected; the report lists the reasons.
+    Raises the same errors as `shard`, except that it accepts an occupied `dest` and, if all rows are rejected, returns
+    a report that lists the reasons.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
     records = apply_where(read_records(source, options), options)
@@ -229,7 +230,7 @@ def _condemn_old(staging: Staging) -> None:
     except StreamvidError as error:
         raise DatasetError(
             f"{store.url} holds a damaged dataset, so its files cannot be distinguished from yours ({error}); "
-            "delete everything there yourself"
+            "delete everything there yourself, or choose another dest"
         ) from error
     staging.condemn(paths)
 
@@ -241,4 +242,4 @@ def _nothing_accepted(rejections: tuple[Rejection, ...]) -> str:
 
 
 def _no_progress(phase: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """Ignore progress reports."""

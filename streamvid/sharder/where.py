@@ -41,7 +41,7 @@ _SHOWN = 60
 class Where:
     """Condition on records. text: the condition as the user wrote it.   node: the parsed condition.
 
-    kinds: column → type, for the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
+    kinds: type of each column, for the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
     """
 
     text: str
@@ -98,7 +98,7 @@ class Where:
 def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
     """Parse a condition on the user's columns, on FACTS, and on `text` and `source`.
 
-    user_types: metadata column → index type. Raises ConfigError, which names the text, the position and the remedy.
+    user_types: index types by metadata column. Raises ConfigError, which names the text, the position and the remedy.
     """
     kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}
 
@@ -113,10 +113,10 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
 
 
 def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None = None) -> RecordSet:
-    """Reject rows that do not meet the condition, if there is one and this is the call to evaluate it.
+    """Reject rows that do not meet the `where` condition, if there is one.
 
-    The call without `probes` evaluates a condition that needs none; the call with `probes`, one that needs them. Raises
-    ConfigError if the condition needs probes but the rows are text, which is not probed.
+    This function is called before and after probing. Without `probes`, it skips a condition that needs them; with
+    `probes`, it skips a condition that needs none. Raises ConfigError if the condition needs probes but clips='text'.
     """
     text = options.source.where
     if text is None:

@@ -64,7 +64,7 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None
 ) -> CaptionColumns:
-    """Return the columns that the caption options name, or else the usual one. Raises SourceError if one is missing."""
+    """Return the columns that the caption options name, or the usual column. Raises SourceError if one is missing."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
@@ -84,7 +84,7 @@ def caption_lines(text: str | None) -> Captions:
 
 
 def check_captions(captions: Captions) -> Captions:
-    """Return captions that can be stored and read everywhere; raise Rejected with the reason otherwise."""
+    """Return the captions if they can be stored and read everywhere. Raises Rejected with the reason otherwise."""
     for text, _ in captions:
         check_text(text, "the caption")
     if len(captions) > 1:
@@ -104,7 +104,7 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
 
 
 def _weights(value: object) -> object:
-    """Return the weights that a cell holds: a list, one number as a list, or None."""
+    """Return the weights in a cell as a list, or None. A single number becomes a list of one weight."""
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)

@@ -1,7 +1,7 @@
 """Files of conditioning inputs (control videos, reference images, masks) that metadata rows name.
 
-They become members of the sample's tar, next to its clip. A video input has as many frames as the clip's source, at the
-same times, so that it has a counterpart for every frame that a delivery reads from the clip.
+These files become members of the sample's tar, next to its clip. A video input has the same number of frames as the
+clip's source, at the same times, so that the loader finds a matching frame for every frame that it reads from the clip.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def paths_of(cells: MediaCells) -> list[object]:
 def find_files(
     cells: MediaCells, columns: Sequence[MediaColumn], place: Place, max_clip_bytes: int
 ) -> tuple[MediaFile, ...]:
-    """Find the files that a row names. Raises Rejected if one cannot be used, or is missing and not optional."""
+    """Find the files that a row names. Raises Rejected if a file cannot be used or a required input is missing."""
     found: list[MediaFile] = []
     for medium in columns:
         cell = cells.get(medium.name)
@@ -100,7 +100,7 @@ def find_files(
             if not medium.is_optional:
                 raise Rejected(
                     f"conditioning input {medium.name!r} is missing: column {medium.column!r} is empty; "
-                    f"{medium.name}?={medium.column} accepts rows without it",
+                    f"use {medium.name}?={medium.column} to accept rows without it",
                     kind="medium",
                 )
             continue

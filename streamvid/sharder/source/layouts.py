@@ -44,7 +44,7 @@ _FILE_NAME = "file_name"
 
 @dataclass(frozen=True)
 class SourceInput:
-    """Input of the sharder. place: its files. table: its rows; None for media files with optional caption files.
+    """Input of the sharder. place: location of the files. table: metadata rows; None if the input is only media files.
 
     video_column, caption_column: column names if the layout defines them, else None.
     """
@@ -88,8 +88,8 @@ class _Source:
 class _Layout:
     """Source layout. recognise: function that returns a true value if a source has the layout.
 
-    is_certain: if it recognizes a source, later layouts are not tried. takes_base_path: paths may be relative to
-    another folder. takes_file: the source may be a single file.
+    is_certain: True if later layouts are not tried after this one matches. takes_base_path: True if paths may be
+    relative to another folder. takes_file: True if the source may be a single file.
     """
 
     recognise: Callable[[_Source], object]
@@ -100,7 +100,7 @@ class _Layout:
 
 
 def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
-    """Read a source's rows and find its files. Raises SourceError if that fails, StorageError if a store fails."""
+    """Read a source's rows and find its files. Raises SourceError if that fails, and StorageError if a store fails."""
     found = _open_source(source, options)
     name = options.source.layout or _detect(found)
     layout = _LAYOUTS[name]

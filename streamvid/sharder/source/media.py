@@ -64,7 +64,7 @@ def checksum_version(sha256: bytes) -> str:
 class Media:
     """One version of a source's file, as workers receive it.
 
-    path: local path or URL, or a `part_path` of one.   num_bytes: size of the file or part.
+    path: local path or URL, or the `part_path` of a part.   num_bytes: size of the file or part.
     """
 
     path: str
@@ -118,7 +118,7 @@ class Media:
     def read(self) -> bytes:
         """Return all bytes of the file that was probed.
 
-        Raises SourceError if it has changed since, StorageError if the store fails.
+        Raises SourceError if the file has changed since then, and StorageError if the store fails.
         """
         if not self.is_remote:
             return self._verified(self._read_local())
@@ -132,7 +132,7 @@ class Media:
     def read_ranges(self, ranges: Ranges) -> None:
         """Fill buffers with parts of a remote file; offsets count from its first byte.
 
-        Raises SourceError if it is gone or has changed since it was probed, StorageError if the store fails.
+        Raises SourceError if the file is gone or has changed since it was probed, and StorageError if the store fails.
         """
         store, key = self.place
         version = "" if self.has_checksum else self.version
@@ -147,7 +147,7 @@ class Media:
             raise
 
     def check_unchanged(self) -> None:
-        """Raise SourceError if a local file has changed since it was probed; remote reads check this themselves."""
+        """Raise SourceError if a local file has changed since it was probed. Remote reads include this check."""
         if self.is_remote:
             return
         try:

@@ -24,7 +24,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class CaptionFile:
-    """The .txt file that may hold the caption of the media file `path`."""
+    """Text file (.txt) that may hold the caption of the media file `path`."""
 
     path: str
 
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def storage(self) -> StorageOptions:
-        """Storage options with which workers access its files."""
+        """Storage options with which workers access the files."""
         return StorageOptions()
 
     def media(self, path: str) -> Media:
@@ -244,10 +244,10 @@ class BucketFolder(Place):
 
 @dataclass(frozen=True)
 class MemberFolder(Place):
-    """Place whose files are parts of other files, mostly of tars. The list is complete.
+    """Place whose files are parts of other files, mostly members of tars.
 
-    where: name that rows use → (source, part path). states: part path → (size in bytes, version). origins: part path →
-    SealedOrigin.
+    where: (source, part path) by the name that rows use, for all files. states: (size in bytes, version) by part path.
+    origins: SealedOrigin by part path.
     """
 
     root_url: str

@@ -78,7 +78,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RecordSet:
-    """The whole input: each row is in `records` or in `rejections`. user_types: metadata column → index type."""
+    """The whole input: each row is in `records` or in `rejections`. user_types: index type of each metadata column."""
 
     records: tuple[Record, ...]
     rejections: tuple[Rejection, ...]

@@ -40,7 +40,7 @@ def is_manifest(media: Media) -> bool:
 
 
 def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, MetadataTable, str, str]:
-    """Return (place of the clips, table of clips, video column, caption column). Raises SourceError on failure."""
+    """Return (place of the clips, table of clips, video column, caption column). Raises SourceError if that fails."""
     try:
         dataset = Dataset(open_store(place.url, storage))
         reader = _SealedReader(dataset)
@@ -74,7 +74,7 @@ class _SealedClip(NamedTuple):
 
 @dataclass
 class _SealedReader:
-    """Reader of a dataset's clips, each from its largest bucket."""
+    """Reader of a dataset's clips. If several buckets store a clip, only the largest copy is kept."""
 
     dataset: Dataset
     where: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class SpooledFile(FarFile):
     """Binary file over a remote `media`. folder: directory of the temporary file; None for the system's default.
 
     first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: context manager entered during each wait
-    for the store, to exclude it from the reader's time limit. error: last error of the store, which readers may hide.
+    for the store, to exclude the wait from the reader's time limit. error: last store error, which readers may hide.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SpooledFile(FarFile):
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
-        """Return a range with a read-ahead that grows while the reader reads sequentially."""
+        """Return the range, extended by a read-ahead that grows during sequential reads."""
         if start != self._last_end:
             self._run_start = start
         ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TarSample:
-    """Members of one sample, by the part of their names after the first dot. broken: problems of unusable members."""
+    """Members of one sample, by the part of their names after the first dot. broken: errors of unusable members."""
 
     media: dict[str, TarMember] = field(default_factory=dict)
     texts: dict[str, str | None] = field(default_factory=dict)
@@ -58,8 +58,8 @@ def read_tars(
 ) -> tuple[MemberFolder, MetadataTable, str, str | None]:
     """Read tars in order. Return (place of the members, table of samples, video column, caption column or None).
 
-    wanted: extensions that the user's options name as columns of clips or conditioning inputs. Raises SourceError for a
-    tar that cannot be read at all, StorageError if a store fails.
+    wanted: extensions that the user's options name as columns of clips or conditioning inputs. Raises SourceError if a
+    tar cannot be read at all, and StorageError if a store fails.
     """
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:
@@ -164,7 +164,7 @@ class _TarReader:
         return _Tar(media, samples, "")
 
     def _metas(self, name: str) -> dict[str, _TarSample]:
-        """Return the samples of the Cosmos metadata tar that belongs to a tar of videos; empty without one."""
+        """Return the samples of the Cosmos metadata tar for a tar of videos, or none without such a tar."""
         parts = name.split("/")
         for at, part in enumerate(parts[:-1]):
             beside = "/".join([*parts[:at], _METAS_OF.get(part, ""), *parts[at + 1 :]])
@@ -173,7 +173,7 @@ class _TarReader:
         return {}
 
     def _parquet(self, name: str) -> dict[str, Mapping[str, object]]:
-        """Return key → row of the Parquet file next to a tar; empty without one."""
+        """Return the rows of the Parquet file next to a tar, by key, or an empty mapping if there is none."""
         beside = posixpath.splitext(name)[0] + ".parquet"
         if not self.place.is_file(beside):
             return {}
@@ -247,7 +247,7 @@ def _object(member: TarMember, read: Read) -> Mapping[str, object]:
 
 
 def _caption_of_windows(row: Mapping[str, object]) -> str | None:
-    """Return the caption of the first Cosmos-Curate window, with which the clip begins; None if there is none."""
+    """Return the caption of the first Cosmos-Curate window, which is at the start of the clip, or None."""
     for name in _WINDOWS:
         windows = row.get(name)
         if isinstance(windows, list) and windows and isinstance(windows[0], dict):

@@ -19,7 +19,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """Destination. store: store for the dataset's files. folder: local folder for unfinished work; it may not exist."""
+    """Dataset destination. store: store of its files. folder: local folder for unfinished work, which may not exist."""
 
     store: Store
     folder: Path
@@ -49,8 +49,8 @@ class Destination:
 def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     """Return the destination at `dest`.
 
-    Raises ConfigError if `dest` or `work_dir` is not usable, DatasetError if `dest` is a file, StorageError for an
-    unknown URL.
+    Raises ConfigError if `dest` or `work_dir` is not usable, DatasetError if `dest` is a file, and StorageError if the
+    URL is not supported.
     """
     store = open_store(dest, options.storage)
     if not isinstance(store, LocalStore):
@@ -69,7 +69,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
 
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
-    """Return the work folder for a URL and endpoint, always the same, so that the next run finds unfinished work."""
+    """Return the work folder for a URL and endpoint. It is always the same, so the next run finds unfinished work."""
     endpoint = options.storage.endpoint_url or next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
     if options.work.work_dir is None:

@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 def put_note(store: Store, file: Path, data: bytes) -> None:
-    """Write a note to the store, if it is remote, and then into a plan's folder, so that local notes are in both."""
+    """Write a note to a remote store and then to a plan's folder, so that every local note is also in the store."""
     if not store.is_local:
         store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)
     LocalStore(file.parent).put(file.name, data)
@@ -67,7 +67,7 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def announce(self, build: Mapping[str, object], plan_sha256: str = "") -> None:
-        """Write this machine's build to a note in the store, then read the notes of others. Skip local stores.
+        """Write this machine's build to a note in the store, then read other machines' notes. Skip local stores.
 
         Machines with the same build write the same bytes and need no lock between them. Raises DatasetError if another
         machine has an unfinished build of a different dataset; a dead machine cannot be distinguished from a slow one.
@@ -172,7 +172,7 @@ class Staging:
 def locked_staging(dest: Destination) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
 
-    Workers hold the lock too, so this waits briefly for the workers of a sharder that was just killed.
+    Workers hold the lock too, so this function waits briefly for the workers of a sharder that was just killed.
     """
     try:
         lock = _lock(dest.folder)
