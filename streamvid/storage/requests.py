@@ -230,7 +230,7 @@ class Call(Operation):
 
 
 class RangeRead(Operation):
-    """Operation that reads ranges of one object. version: version to read, "" for any; later, the version read."""
+    """Operation that reads ranges of one object. version: version to read, "" for any; then the one that was read."""
 
     version = ""
 
