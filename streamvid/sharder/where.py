@@ -56,8 +56,8 @@ class Where:
     def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
         """Return the records that meet the condition; the others become rejections of kind "where".
 
-        probes: probes of all records if the condition needs them. A record that probing rejected is kept, with the
-        reason from probing.
+        probes: probes of all records if the condition needs them. A record that probing rejected is kept, so that
+        it is rejected with the reason from probing.
         """
         kept: list[Record] = []
         rejections = list(records.rejections)

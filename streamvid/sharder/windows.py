@@ -31,7 +31,7 @@ def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Stored form of a source file or a conditioning input. Until it is encoded, num_bytes is 0 and path is empty.
+    """Stored form of a source file or a conditioning input. Before encoding, num_bytes is 0 and path is empty.
 
     path: current location of its bytes.   sha256: checksum of an encoded clip; "" for a copy of its source.
     psnr_y: PSNR-Y in decibels; None for a copy.   encode_seconds: CPU time for encoding.

@@ -246,7 +246,7 @@ class BucketFolder(Place):
 class MemberFolder(Place):
     """Place whose files are parts of other files, mostly members of tars.
 
-    where: (source, part path) by the name that rows use, for all files. states: (size in bytes, version) by part path.
+    where: (source, part path) of each file, by the name in its row. states: (size in bytes, version) by part path.
     origins: SealedOrigin by part path.
     """
 

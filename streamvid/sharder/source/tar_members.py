@@ -99,7 +99,7 @@ def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the records of a PAX header: lines "LENGTH KEY=VALUE", where LENGTH counts the whole line."""
+    """Yield the records of a PAX header, in the form "LENGTH KEY=VALUE". LENGTH includes the whole record."""
     while data:
         digits = data.partition(b" ")[0]
         length = int(digits) if digits.isdigit() and len(digits) < 10 else 0
