@@ -2,7 +2,7 @@
 
 Containers flag packets as key frames from which decoding cannot start: pictures of a gradual refresh, or every packet
 (a MOV file without a `stss` box, many AVI and ASF files). A decoder that starts there returns smeared pictures with the
-right timestamps and no error. A flag is therefore believed only if the picture's own header agrees.
+right timestamps and no error. A flag is therefore trusted only if the picture's own header agrees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
     """Return whether decoding can start at a packet that the container flags as a key frame.
 
     header: the decoder's extradata. is_first: True for the first packet of the stream.
-    Codecs that are not listed here (AV1, and codecs without references between pictures) are believed.
+    For codecs without a reader here (AV1, and codecs without references between pictures), the flag is trusted.
     """
     if codec in _UNDECLARED:
         return is_first
@@ -31,8 +31,8 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
 def is_h264_entry(packet: memoryview, header: bytes) -> bool:
     """Return whether decoding can start at a packet that is flagged as a key frame.
 
-    It cannot if the packet declares that its picture is complete only some frames later. header: the decoder's
-    extradata, which is an avcC box or data with start codes.
+    Decoding cannot start there if the packet declares that its picture is complete only some frames later.
+    header: the decoder's extradata, which is an avcC box or data with start codes.
     """
     length_size = (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0
     for unit in _units(packet, length_size):
@@ -54,17 +54,17 @@ def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def _is_mpeg12_entry(packet: memoryview, _: bytes) -> bool:
-    """ISO/IEC 13818-2, 6.2.3: start code, 10 bits of temporal reference, 3 bits of coding type (1: intra)."""
+    """Parse ISO/IEC 13818-2, 6.2.3: start code, 10 bits of temporal reference, 3 bits of coding type (1: intra)."""
     return _after(packet, b"\0\0\1\0").take(10, 3)[1] == 1
 
 
 def _is_mpeg4_entry(packet: memoryview, _: bytes) -> bool:
-    """ISO/IEC 14496-2, 6.2.5: start code, 2 bits of coding type (0: intra)."""
+    """Parse ISO/IEC 14496-2, 6.2.5: start code, 2 bits of coding type (0: intra)."""
     return _after(packet, b"\0\0\1\xb6").take(2)[0] == 0
 
 
 def _is_h263_entry(packet: memoryview, _: bytes) -> bool:
-    """ITU-T H.263, 5.1: 22 bits of start code, 8 of temporal reference, then PTYPE or PLUSPTYPE."""
+    """Parse ITU-T H.263, 5.1: 22 bits of start code, 8 of temporal reference, then PTYPE or PLUSPTYPE."""
     start, _, _, source_format, coding_type = _Bits(packet).take(22, 8, 5, 3, 1)
     if start != 1 << 5:
         return False
@@ -76,30 +76,30 @@ def _is_h263_entry(packet: memoryview, _: bytes) -> bool:
 
 
 def _is_flv1_entry(packet: memoryview, _: bytes) -> bool:
-    """Sorenson H.263: 17 bits of start code, 5 of version, 8 of temporal reference, 3 of size, 2 of coding type."""
+    """Parse Sorenson H.263: 17 start code bits, 5 of version, 8 of temporal reference, 3 of size, 2 of coding type."""
     *_, size = _Bits(packet).take(17, 5, 8, 3)
     return _Bits(packet).take(17, 5, 8, 3, {0: 16, 1: 32}.get(size, 0), 2)[-1] == 0
 
 
 def _is_msmpeg4_entry(packet: memoryview, _: bytes) -> bool:
-    """MS-MPEG4 version 2 and 3, WMV 1: the first 2 bits are the coding type (0: intra)."""
+    """Parse MS-MPEG4 versions 2 and 3 and WMV 1: the first 2 bits are the coding type (0: intra)."""
     return _Bits(packet).take(2)[0] == 0
 
 
 def _is_wmv2_entry(packet: memoryview, _: bytes) -> bool:
-    """WMV 2: the first bit is the coding type (0: intra)."""
+    """Parse WMV 2: the first bit is the coding type (0: intra)."""
     return _Bits(packet).take(1)[0] == 0
 
 
 def _is_wmv3_entry(packet: memoryview, header: bytes) -> bool:
-    """SMPTE 421M, annex J (sequence header STRUCT_C) and 7.1.1: picture header of the simple and main profiles."""
+    """Parse SMPTE 421M, annex J (STRUCT_C) and 7.1.1: picture header of the simple and main profiles."""
     *_, has_range, num_b_frames, _, has_interpolation, _ = _Bits(memoryview(header)).take(24, 1, 3, 2, 1, 1)
     *_, is_predicted, is_intra = _Bits(packet).take(has_interpolation, 2, has_range, 1, 1)
     return not is_predicted and (not num_b_frames or bool(is_intra))
 
 
 def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
-    """SMPTE 421M, 6.1 (sequence header) and 7.1.1: picture header of the advanced profile."""
+    """Parse SMPTE 421M, 6.1 (sequence header) and 7.1.1: picture header of the advanced profile."""
     sequence = _after(memoryview(header), b"\0\0\1\x0f")
     *_, is_interlaced = sequence.take(41, 1)
     bits = _after(packet, b"\0\0\1\x0d") if bytes(packet[:3]) == b"\0\0\1" else _Bits(packet)
@@ -110,7 +110,7 @@ def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def _is_vp8_entry(packet: memoryview, _: bytes) -> bool:
-    """RFC 6386, 9.1: the first bit is 0 for key frames."""
+    """Parse RFC 6386, 9.1: the first bit is 0 for key frames."""
     return not packet[0] & 1
 
 
@@ -161,7 +161,7 @@ class _Bits:
         self._data, self._at = bytes(data[:32]) + b"\xff" * 32, 0
 
     def take(self, *sizes: int) -> list[int]:
-        """Return the next numbers, each of that many bits."""
+        """Return the next numbers, each with its own width in bits."""
         found = []
         for size in sizes:
             end = self._at + size
@@ -176,7 +176,7 @@ class _Bits:
 
 
 def _after(packet: memoryview, start_code: bytes) -> _Bits:
-    """Return the bits after a start code; only ones if there is none."""
+    """Return the bits after a start code; if there is no start code, all bits are 1."""
     data = bytes(packet)
     at = data.find(start_code)
     return _Bits(memoryview(data[at + len(start_code) :] if at >= 0 else b""))

@@ -1,4 +1,4 @@
-"""Packet table of a video: its frames, their presentation times and possible decoding starts. Nothing is decoded.
+"""Packet table of a video: its frames, presentation times and possible decoding starts, found without decoding.
 
 A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9), or
 if it precedes the first key frame, because its picture refers to pictures that were cut away.
