@@ -128,7 +128,7 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadSample:
-    """Read statistics of some samples of a rank. All reads are estimated from them.
+    """Statistics about the reads of some samples of a rank, used to estimate all reads.
 
     read_share: bytes read per byte of stored clips.   requests_per_sample: object store requests per sample.
     decoded: bucket id → mean number of decoded frames per sample.

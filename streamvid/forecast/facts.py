@@ -95,7 +95,7 @@ def is_metadata(source: Path) -> bool:
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """Find the columns of a metadata file or of a folder of Parquet files.
 
-    Raises SourceError, which names the missing columns and an alternative, if clip sizes have no columns.
+    Raises SourceError if columns for clip sizes are missing. The error names these columns and an alternative.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)
