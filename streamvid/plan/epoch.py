@@ -185,7 +185,7 @@ class EpochPlan:
         )
 
     def check(self, num_epochs: int | None = 1) -> None:
-        """Raise PlanError if no bucket fills a step in `num_epochs` epochs, including the cursor's (None for no end).
+        """Raise PlanError if no bucket fills a step in `num_epochs` epochs, including the cursor's. None means endless.
 
         A cursor at the end of an epoch that had steps is not an error.
         """

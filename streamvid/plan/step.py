@@ -200,7 +200,7 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """Return the order of each row, (rows, samples). Datasets keep their places, so that ranks get all of them."""
+    """Return the order of each row, (rows, samples). Datasets keep their places; sorting would separate them."""
     # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
     if stream.has_several:  # ordinals count one dataset after the other, and so does `order`
