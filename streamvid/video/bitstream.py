@@ -20,7 +20,7 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
     """Return whether decoding can start at a packet that the container flags as a key frame.
 
     header: the decoder's extradata. is_first: True for the first packet of the stream.
-    For codecs without a reader here (AV1, and codecs without references between pictures), the flag is trusted.
+    The flag is trusted for codecs without a reader here: AV1, and codecs without references between pictures.
     """
     if codec in _UNDECLARED:
         return is_first
