@@ -65,6 +65,7 @@ class Store(Protocol):
 
     def disconnect(self) -> None:
         """Close the connections of this process. Later calls open new ones."""
+        return
 
     def state(self, path: str) -> FileState | None:
         """Return the size and version of a file, or None if it does not exist."""

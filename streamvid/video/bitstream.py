@@ -53,18 +53,24 @@ def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
     return next((kind in _HEVC_ENTRIES for kind in kinds if kind in _HEVC_PICTURES), False)
 
 
-def _is_mpeg12_entry(packet: memoryview, _: bytes) -> bool:
-    """Parse ISO/IEC 13818-2, 6.2.3: start code, 10 bits of temporal reference, 3 bits of coding type (1: intra)."""
+def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether a picture is intra-coded (ISO/IEC 13818-2, 6.2.3).
+
+    The start code is followed by 10 bits of temporal reference and 3 bits of coding type; 1 means intra.
+    """
     return _after(packet, b"\0\0\1\0").take(10, 3)[1] == 1
 
 
-def _is_mpeg4_entry(packet: memoryview, _: bytes) -> bool:
-    """Parse ISO/IEC 14496-2, 6.2.5: start code, 2 bits of coding type (0: intra)."""
+def _is_mpeg4_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether a picture is intra-coded (ISO/IEC 14496-2, 6.2.5): the 2 bits after the start code are 0."""
     return _after(packet, b"\0\0\1\xb6").take(2)[0] == 0
 
 
-def _is_h263_entry(packet: memoryview, _: bytes) -> bool:
-    """Parse ITU-T H.263, 5.1: 22 bits of start code, 8 of temporal reference, then PTYPE or PLUSPTYPE."""
+def _is_h263_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether a picture is intra-coded (ITU-T H.263, 5.1).
+
+    The header is 22 bits of start code, 8 bits of temporal reference, and PTYPE or PLUSPTYPE.
+    """
     start, _, _, source_format, coding_type = _Bits(packet).take(22, 8, 5, 3, 1)
     if start != 1 << 5:
         return False
@@ -75,31 +81,34 @@ def _is_h263_entry(packet: memoryview, _: bytes) -> bool:
     return coding_type == 0
 
 
-def _is_flv1_entry(packet: memoryview, _: bytes) -> bool:
-    """Parse Sorenson H.263: 17 start code bits, 5 of version, 8 of temporal reference, 3 of size, 2 of coding type."""
+def _is_flv1_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether a Sorenson H.263 picture is intra-coded.
+
+    The header is 17 bits of start code, 5 of version, 8 of temporal reference, 3 of size and 2 of coding type.
+    """
     *_, size = _Bits(packet).take(17, 5, 8, 3)
     return _Bits(packet).take(17, 5, 8, 3, {0: 16, 1: 32}.get(size, 0), 2)[-1] == 0
 
 
-def _is_msmpeg4_entry(packet: memoryview, _: bytes) -> bool:
-    """Parse MS-MPEG4 versions 2 and 3 and WMV 1: the first 2 bits are the coding type (0: intra)."""
+def _is_msmpeg4_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether an MS-MPEG4 (version 2 or 3) or WMV 1 picture is intra-coded: its first 2 bits are 0."""
     return _Bits(packet).take(2)[0] == 0
 
 
-def _is_wmv2_entry(packet: memoryview, _: bytes) -> bool:
-    """Parse WMV 2: the first bit is the coding type (0: intra)."""
+def _is_wmv2_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether a WMV 2 picture is intra-coded: its first bit is 0."""
     return _Bits(packet).take(1)[0] == 0
 
 
 def _is_wmv3_entry(packet: memoryview, header: bytes) -> bool:
-    """Parse SMPTE 421M, annex J (STRUCT_C) and 7.1.1: picture header of the simple and main profiles."""
+    """Return whether a simple or main profile picture is intra-coded (SMPTE 421M, 7.1.1, and STRUCT_C in annex J)."""
     *_, has_range, num_b_frames, _, has_interpolation, _ = _Bits(memoryview(header)).take(24, 1, 3, 2, 1, 1)
     *_, is_predicted, is_intra = _Bits(packet).take(has_interpolation, 2, has_range, 1, 1)
     return not is_predicted and (not num_b_frames or bool(is_intra))
 
 
 def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
-    """Parse SMPTE 421M, 6.1 (sequence header) and 7.1.1: picture header of the advanced profile."""
+    """Return whether an advanced profile picture is intra-coded (SMPTE 421M, 6.1 and 7.1.1)."""
     sequence = _after(memoryview(header), b"\0\0\1\x0f")
     *_, is_interlaced = sequence.take(41, 1)
     bits = _after(packet, b"\0\0\1\x0d") if bytes(packet[:3]) == b"\0\0\1" else _Bits(packet)
@@ -109,12 +118,12 @@ def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
     return bits.ones(4) == 2
 
 
-def _is_vp8_entry(packet: memoryview, _: bytes) -> bool:
-    """Parse RFC 6386, 9.1: the first bit is 0 for key frames."""
+def _is_vp8_entry(packet: memoryview, _header: bytes) -> bool:
+    """Return whether a picture is a key frame (RFC 6386, 9.1): its first bit is 0."""
     return not packet[0] & 1
 
 
-def _is_vp9_entry(packet: memoryview, _: bytes) -> bool:
+def _is_vp9_entry(packet: memoryview, _header: bytes) -> bool:
     shows_existing, is_inter, _ = _vp9_head(packet)
     return not (shows_existing or is_inter)
 
@@ -155,7 +164,7 @@ def _vp9_head(packet: memoryview) -> tuple[int, int, int]:
 
 
 class _Bits:
-    """Bits of a packet's first bytes, the most significant first; ones after their end, which no intra picture has."""
+    """Reader of a packet's first bits, the most significant first. Past the end, all bits are 1, as in no intra picture."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = bytes(data[:32]) + b"\xff" * 32, 0
