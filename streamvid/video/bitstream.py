@@ -164,7 +164,10 @@ def _vp9_head(packet: memoryview) -> tuple[int, int, int]:
 
 
 class _Bits:
-    """Reader of a packet's first bits, the most significant first. Past the end, all bits are 1, as in no intra picture."""
+    """Reader of a packet's first bits, the most significant first.
+
+    Past the end, all bits are 1, which no intra-coded picture has.
+    """
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = bytes(data[:32]) + b"\xff" * 32, 0
