@@ -1,6 +1,6 @@
-"""The sharder's `where`: rows that do not meet a condition become rejections, if possible before they are probed.
+"""Sharder option `where`, which rejects rows that do not meet a condition, if possible before they are probed.
 
-Conditions have the same syntax and treat missing values in the same way as the loader's `where=`
+Conditions have the same syntax as the loader's `where=`, and treat missing values in the same way
 (dataset/filter/expression.py).
 """
 
@@ -39,7 +39,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Where:
-    """Condition on records. text: the condition as the user wrote it.   node: the parsed condition.
+    """Condition on records. text: the condition as the user wrote it. node: the parsed condition.
 
     kinds: column → type, for the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
     """
@@ -56,8 +56,8 @@ class Where:
     def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
         """Return the records that meet the condition; the others become rejections of kind "where".
 
-        probes: probes of all records if the condition needs them. A record that probing rejected is kept, with the
-        reason from probing.
+        probes: probes of all records if the condition needs them. A record that probing rejected is kept, so
+        that its rejection states the reason from probing.
         """
         kept: list[Record] = []
         rejections = list(records.rejections)
@@ -113,10 +113,11 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
 
 
 def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None = None) -> RecordSet:
-    """Reject rows that do not meet the condition, if there is one and this is the call to evaluate it.
+    """Reject the rows that do not meet the `where` condition, if there is one.
 
-    The call without `probes` evaluates a condition that needs none; the call with `probes`, one that needs them. Raises
-    ConfigError if the condition needs probes but the rows are text, which is not probed.
+    The sharder calls this function before probing, without `probes`, and again after probing. Only the second call
+    evaluates a condition that requires probes. Raises ConfigError if such a condition is applied to text rows, which
+    are not probed.
     """
     text = options.source.where
     if text is None:
