@@ -173,7 +173,7 @@ def _drawn(
 
 
 def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """Yield each window of a source with its bucket choices. Raises NoBucketError if a window fits no bucket."""
+    """Yield each window of a source with its bucket choices. Raises NoBucketError if no bucket accepts a window."""
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
@@ -231,7 +231,7 @@ def sample_key(
 ) -> str:
     """Return a sample's key: a readable stem followed by a hash. Adding input never changes existing keys.
 
-    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name for the stem, else `source`.
+    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name for the stem, if any.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:

@@ -110,7 +110,7 @@ def load_marker(staging: Path, path: str) -> Marker:
 
 
 def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Return whether a shard is finished and was built from the same input. sizes: see `shard_sizes`."""
+    """Return whether a shard is finished and was built from the same input. sizes: result of `shard_sizes`."""
     try:
         marker = load_marker(folder, shard.path)
         packets = packets_path(folder, shard.path).read_bytes()
@@ -146,7 +146,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
         for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, todo[index])):
             if isinstance(answer, Crash):
                 raise StorageError(
-                    f"cannot write {todo[number].path}: its worker process died twice ({answer}). Signal 9 (SIGKILL) "
+                    f"cannot write {todo[number].path}: the worker process died twice ({answer}). Signal 9 (SIGKILL) "
                     "usually means that memory ran out; run the same command again with fewer workers"
                 )
             done += 1

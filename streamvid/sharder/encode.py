@@ -1,4 +1,4 @@
-"""Encoding of native clips in worker processes, which contain crashes caused by hostile files.
+"""Encoding of native clips in worker processes, which isolate crashes caused by hostile files.
 
 Shards are cut by size, so all clips are encoded before the first shard is written. Until then, the clips are stored in
 the staging folder. A journal stores the results, so that later runs can reuse them (SHARD-1).
@@ -88,7 +88,7 @@ def restore_clips(
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
             raise StorageError(
-                f"encoding {wanted[key].file.source} again gave different bytes; delete {staging.folder} and run the "
+                f"re-encoding {wanted[key].file.source} produced different bytes; delete {staging.folder} and run the "
                 "same command again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))

@@ -63,7 +63,7 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
                 f"media: each name and column must be unique, and txt and json are reserved; rename {', '.join(twice)}"
             )
     if len(found) > MAX_MEDIA:
-        raise ConfigError(f"media: {len(found)} inputs given; at most {MAX_MEDIA} are allowed")
+        raise ConfigError(f"media: {len(found)} inputs are given; at most {MAX_MEDIA} are allowed")
     return tuple(found)
 
 

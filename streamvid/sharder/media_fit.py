@@ -81,7 +81,7 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     """Raise Rejected unless an input has as many frames as the clip, at the same times."""
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: a list must hold images, but {file.name} is a video; declare image:{file.name}",
+            f"{file.label}: a list must hold images, but {file.name} is a video; declare it as image:{file.name}",
             kind="medium",
         )
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
@@ -118,7 +118,7 @@ def _count(probe: Probe) -> str:
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:
-    """Return the largest difference in seconds between the times of equal frame indexes, relative to frame 0."""
+    """Return the largest time difference in seconds between corresponding frames, with times relative to frame 0."""
     import numpy as np
 
     times: list[Any] = []

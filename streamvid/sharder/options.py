@@ -166,7 +166,7 @@ class ClipOptions:
         None, help="Maximum length of native clips; longer sources are split.", metavar="S", above=0, maximum=86400
     )
     min_psnr: float | None = option(
-        None, help="Minimum PSNR-Y of native clips; others are rejected.", metavar="DB", above=0, maximum=100
+        None, help="Minimum PSNR-Y of native clips; clips below it are rejected.", metavar="DB", above=0, maximum=100
     )
 
     def __post_init__(self) -> None:

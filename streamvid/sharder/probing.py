@@ -1,4 +1,4 @@
-"""Probing of files in worker processes, which contain crashes caused by hostile files."""
+"""Probing of files in worker processes, which isolate crashes caused by hostile files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealing of a dataset: writing the index from the markers of finished shards, and the manifest last (SHARD-2)."""
+"""Sealing of a dataset. The index is written from markers of finished shards; the manifest follows last (SHARD-2)."""
 
 from __future__ import annotations
 

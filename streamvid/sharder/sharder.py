@@ -106,7 +106,7 @@ def dry_run(
 
     Native clips are not encoded, so the report contains neither their size nor the number of their shards.
 
-    Raises the same errors as `shard`, unless `dest` is occupied or all rows are rejected; neither is an error here. The
+    Raises the same errors as `shard`, except that an occupied `dest` and the rejection of all rows are not errors. The
     report lists the reasons for all rejections.
     """
     place, progress = find_destination(dest, options), progress or _no_progress

@@ -56,8 +56,8 @@ class Where:
     def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
         """Return the records that meet the condition; the others become rejections of kind "where".
 
-        probes: probes of all records if the condition needs them. A record that probing rejected is kept, so
-        that its rejection states the reason from probing.
+        probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,
+        so that its rejection states the reason from probing.
         """
         kept: list[Record] = []
         rejections = list(records.rejections)
@@ -96,7 +96,7 @@ class Where:
 
 
 def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
-    """Parse a condition on the user's columns, on FACTS, and on `text` and `source`.
+    """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
     user_types: metadata column → index type. Raises ConfigError, which names the text, the position and the remedy.
     """

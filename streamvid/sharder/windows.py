@@ -114,8 +114,8 @@ def cut_windows(timing: Timing, max_seconds: float | None, fps: Fraction | None,
     """Return consecutive windows of about equal length that together contain every frame once.
 
     A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer clip
-    frames than `least`, the smallest count that a bucket accepts. Windows have about
-    equal frame counts or, with `fps`, about equal durations.
+    frames than `least`, the smallest count that a bucket accepts. Windows have about equal frame counts or,
+    with `fps`, about equal durations.
     """
     whole = timing.window(0, len(timing.timestamps), fps)
     if max_seconds is None:

@@ -64,7 +64,7 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None
 ) -> CaptionColumns:
-    """Return the columns that the options name, else the detected one. Raises SourceError if a column is missing."""
+    """Return the columns that the options name, or else the detected one. Raises SourceError if a column is missing."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:

@@ -68,7 +68,7 @@ def locate(value: object, root: Path) -> tuple[str, str]:
 
     A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is used unchanged, because the user
     chose it. `source` is relative to `root`, with forward slashes, if the file is inside. Raises Rejected
-    for an invalid path.
+    if the path is invalid.
     """
     text = check_path(value)
     if is_object(text):
@@ -127,7 +127,8 @@ def _strip_scheme(text: str) -> str:
         return text
     if match[1].lower() != "file":
         raise Rejected(
-            f"the path uses {match[1].lower()}://, but only local files and s3:// can be read; download the file first",
+            f"the path uses {match[1].lower()}://, but only local files and s3:// objects are supported; "
+            "download the file first",
             kind="bad-path",
         )
     parts = urlsplit(text)

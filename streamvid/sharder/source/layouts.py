@@ -262,7 +262,9 @@ def _read_imagefolder(source: _Source) -> SourceInput:
         folder = posixpath.dirname(name)
         parts.append(MetadataTable(part.names, tuple(_below(block, folder) for block in part.blocks)))
     if not parts:
-        raise SourceError(f"source {source.place.url} holds no metadata.csv, metadata.jsonl or metadata.parquet")
+        raise SourceError(
+            f"source {source.place.url} holds no metadata.csv, .jsonl or .parquet; add one, or change --layout"
+        )
     return SourceInput(source.place, _concatenated(parts), _FILE_NAME)
 
 
@@ -289,7 +291,7 @@ def _is_parquet(source: _Source) -> bool:
 def _read_parquet(source: _Source) -> SourceInput:
     names = _outside_datasets(source, ".parquet")
     if not names:
-        raise SourceError(f"source {source.place.url} holds no .parquet file; choose another layout")
+        raise SourceError(f"source {source.place.url} holds no .parquet file; choose another layout with --layout")
     return SourceInput(source.place, _concatenated([source.table(name) for name in names]))
 
 
@@ -300,7 +302,7 @@ def _tars(source: _Source) -> list[str]:
 def _read_tars(source: _Source) -> SourceInput:
     names = _tars(source)
     if not names:
-        raise SourceError(f"source {source.shown} holds no .tar file; choose another layout")
+        raise SourceError(f"source {source.shown} holds no .tar file; choose another layout with --layout")
     wanted = {source.options.source.video_column or "", *source.options.source.media.values()}
     return SourceInput(*read_tars(source.place, names, wanted))
 

@@ -84,7 +84,7 @@ class Media:
 
     @property
     def offset(self) -> int:
-        """Byte offset in the whole file; 0 unless this is a part."""
+        """Byte offset of the part in the whole file; 0 for a whole file."""
         return int(self.path.partition(_PART)[2] or 0)
 
     @property

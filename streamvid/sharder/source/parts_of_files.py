@@ -1,4 +1,4 @@
-"""Detection of rows that describe only a part of a file, whose captions do not fit the whole file."""
+"""Detection of rows that describe only a part of a file, so that their captions do not fit the whole file."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ class MemberFolder(Place):
     def locate(self, value: object) -> tuple[str, str]:
         path = check_path(value)
         if path not in self.where:
-            raise Rejected("the file is not a member of these tars", kind="missing-file")
+            raise Rejected("the file is not a member of the source's tars", kind="missing-file")
         return self.where[path]
 
     def state(self, path: str) -> tuple[int, str]:

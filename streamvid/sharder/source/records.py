@@ -89,7 +89,7 @@ class RecordSet:
         return len(self.records) + len(self.rejections)
 
     def sha256(self) -> str:
-        """Return a digest of everything that the dataset takes from the input, except the contents of files."""
+        """Return a digest of all input that determines the dataset, except the contents of files."""
         digest = hashlib.sha256(json.dumps(list(self.user_types.items())).encode())
         for record in self.records:
             digest.update(_line(record.row, record.source, record.num_bytes, record.caption, record.columns))
@@ -280,7 +280,7 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Convert a record's columns to these types. Put it into the validation split if `val` contains its record key."""
+    """Return a record with converted columns. It is in the validation split if `val` contains its record key."""
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin
     if origin is not None and origin.record_key in val:

@@ -75,8 +75,8 @@ class Pool:
     def run(self, num_tasks: int, make_task: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
         """Yield (task number, result) as tasks finish; the result is a Crash if the task killed its worker.
 
-        `make_task(number)` is called just before the task is sent. If a task raises a
-        StreamvidError, the error is raised here and ends the run.
+        `make_task(number)` is called just before the task is sent. If a task raises a StreamvidError,
+        the error is raised here and ends the run.
         """
         suspects: list[int] = []
         for number, result in self._run(deque(range(num_tasks)), make_task, self._num_workers):

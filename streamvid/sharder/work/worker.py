@@ -19,7 +19,7 @@ def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
     """Run `handler`, a "module:function", on each task from a socket. A limit of 0 means no limit.
 
     A task that exceeds its time limit ends the whole process, because nothing else stops C code that hangs. The pool
-    detects that the worker has ended. `held_fd` is only kept open.
+    detects that the worker has ended. `held_fd` is kept open, but not used.
     """
     if limit := int(memory_bytes):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
