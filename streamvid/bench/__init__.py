@@ -1,4 +1,5 @@
-"""Benchmarks of this machine and store (`streamvid bench`), and a search for batch sizes by timing training steps.
+"""Benchmarks of this machine and store (`streamvid bench`), and a batch size search that times training steps.
 
-May import the loader. Read bench.py (measurements), verdict.py (their interpretation), store.py, batch_search.py.
+The package may import the loader. Reading order: bench.py (measurements), verdict.py (their interpretation), store.py,
+batch_search.py.
 """

@@ -1,8 +1,8 @@
-"""Search for batch sizes with which the steps of all buckets take about the same time.
+"""Search for batch sizes at which the steps of all buckets take about the same time.
 
-Follows Open-Sora's cost model: the base bucket gets the largest batch that fits in memory, and every other bucket
-gets the largest batch whose step takes no longer than the step of the base bucket. Ranks then rarely wait for each
-other.
+The search follows Open-Sora's cost model: the base bucket gets the largest batch that fits in memory, and every other
+bucket gets the largest batch whose step takes no longer than the step of the base bucket. Ranks then rarely wait for
+each other.
 
     base      1 2 4 8 ✗ 6 7 ✗                                   largest that runs: 6, in 2.1 s
     another   guess 24 (same number of pixels) 48 slower 36 42 39 …     largest within 2.1 s: 38
@@ -31,7 +31,7 @@ Step = Callable[[tuple[int, ...]], object]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of one batch size. seconds: median duration of its timed steps; None if out of memory."""
+    """Trial of one batch size. seconds: median duration of the timed steps; None if a step ran out of memory."""
 
     bucket_id: str
     batch_size: int
@@ -44,9 +44,9 @@ class BatchSizeSearch:
 
     base: id of the bucket whose step time is the limit.
     sizes: bucket id → samples per rank and step, for `batch_size=`.
-    seconds: bucket id → duration of a step with that batch size.
-    too_large: buckets of which not even one sample fits in memory; they are not in `sizes`.
-    slower: buckets of which even one sample takes longer than the step of the base bucket; their size is 1.
+    seconds: bucket id → seconds per step with that batch size.
+    too_large: buckets that are not in `sizes`, because not even one sample fits in memory.
+    slower: buckets with batch size 1, because even one sample takes longer than the step of the base bucket.
     """
 
     base: str
@@ -85,14 +85,17 @@ def search_batch_sizes(
     clock: Callable[[], float] = time.perf_counter,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> BatchSizeSearch:
-    """Find the largest batch size per bucket whose step takes no longer than the base bucket's step at its largest.
+    """Find the largest batch size for each bucket such that its step takes no longer than the base bucket's step.
+
+    The base bucket gets the largest batch size that fits in memory.
 
     step: function that runs one training step on a batch of the given shape, (B, …) in the loader's layout. It creates
         the data itself, and its result is ignored. The search waits for work queued on a CUDA device.
     shapes: `loader.shapes`; the batch sizes in them are ignored.
     base: id of the base bucket; None for the bucket with the largest samples.
-    warmup, steps: number of unmeasured steps before each measurement, and of measured steps, whose median counts.
-    tolerance: share of the base bucket's step time by which other buckets may exceed it.   clock: returns seconds.
+    warmup: number of unmeasured steps before each measurement.   steps: number of measured steps; their median counts.
+    tolerance: fraction of the base bucket's step time by which the steps of other buckets may exceed it.
+    clock: function that returns the time in seconds.
     on_trial: called after each trial.
 
     Running out of memory (torch.cuda.OutOfMemoryError, MemoryError) counts as too large; any other error in the step
@@ -104,7 +107,7 @@ def search_batch_sizes(
     for name, value, least in (("max_batch_size", max_batch_size, 1), ("warmup", warmup, 0), ("steps", steps, 1)):
         require_integer(name, value, least)
     if not 0 <= tolerance <= 1:
-        raise ConfigError(f"tolerance={tolerance!r}: must be a share from 0 to 1, such as 0.05")
+        raise ConfigError(f"tolerance={tolerance!r}: must be from 0 to 1, such as 0.05")
     search = _Search(step, named, warmup, steps, clock, on_trial)
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:
@@ -123,7 +126,7 @@ def search_batch_sizes(
 
 @dataclass(frozen=True)
 class _Search:
-    """Search that repeats no trial. samples: bucket id → shape of one sample."""
+    """Search that never repeats a trial. samples: bucket id → shape of one sample."""
 
     step: Step
     samples: Mapping[str, tuple[int, ...]]
@@ -134,7 +137,7 @@ class _Search:
     trials: dict[tuple[str, int], Trial] = field(default_factory=dict)
 
     def seconds(self, bucket_id: str, batch_size: int) -> float | None:
-        """Return the median seconds per step; None if out of memory."""
+        """Return the median seconds per step, or None if the step runs out of memory."""
         trial = self.trials.get((bucket_id, batch_size))
         if trial is None:
             trial = Trial(bucket_id, batch_size, self._measure((batch_size, *self.samples[bucket_id])))
@@ -188,9 +191,10 @@ class _Search:
 
 
 def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest number from 1 to `most` that fits, or 0 if none fits. If a number fits, smaller ones must too.
+    """Return the largest number from 1 to `most` that fits, or 0 if none fits.
 
-    Doubles or halves the guess, then bisects, so that a good guess needs few trials.
+    If a number fits, all smaller numbers must fit too. The search doubles or halves the guess and then bisects, so a
+    good guess needs few trials.
     """
     low, high = 0, most + 1
     number = min(max(1, guess), most)
@@ -233,13 +237,15 @@ def _free_memory() -> None:
 
 
 def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of one sample by bucket id, in the given order."""
+    """Return a mapping from bucket id to the shape of one sample, in the given order."""
     named: dict[str, tuple[int, ...]] = {}
     for bucket_id, shape in shapes:
         if bucket_id in named:
-            raise ConfigError(f"shapes names bucket {bucket_id!r} twice; pass loader.shapes unchanged")
+            raise ConfigError(f"shapes contains bucket {bucket_id!r} more than once; pass loader.shapes unchanged")
         if len(shape) < 2 or min(shape) < 1:
-            raise ConfigError(f"shapes[{bucket_id!r}]={shape!r}: needs two sizes above 0 or more; pass loader.shapes")
+            raise ConfigError(
+                f"shapes[{bucket_id!r}]={shape!r}: expected 2 or more sizes, all above 0; pass loader.shapes"
+            )
         named[bucket_id] = tuple(shape[1:])
     if not named:
         raise ConfigError("shapes is empty; pass loader.shapes")

@@ -44,7 +44,7 @@ _MAX_SHARE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """Result of a benchmark: two passes over the store, then one run per number of workers.
+    """Result of a benchmark: two passes over the store, then a loader run for each number of workers.
 
     num_samples: number of samples in the split that satisfy `where`.
     """
@@ -75,8 +75,9 @@ def bench(
 ) -> BenchReport:
     """Measure how many samples per second this machine and this store deliver, and what limits them.
 
-    Nothing is written. Caches are not dropped; the first pass over the store, and the bytes that the kernel reads from
-    disks during it, show how warm they were. Raises the same errors as opening and iterating a VideoLoader.
+    Nothing is written, and caches are not dropped. The speed of the first pass over the store, and the bytes that the
+    kernel reads from disks during that pass, show how warm the caches were. Raises the same errors as opening and
+    iterating a VideoLoader.
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)

@@ -18,11 +18,11 @@ class BenchOptions:
     """
 
     batch_size: int | Mapping[str, int] | None = None
-    max_tokens_per_batch: int | None = option(None, help="Maximum tokens per batch, instead of --batch-size.")
+    max_tokens_per_batch: int | None = option(None, help="Maximum number of tokens per batch, instead of --batch-size.")
     num_workers: tuple[int, ...] = option(
         (), help="Numbers of workers to measure.", metavar="LIST", shown_default="1,2,4 … all cores"
     )
-    seconds: float = option(5.0, help="Duration of each measurement.", minimum=0.001, maximum=3600)
+    seconds: float = option(5.0, help="Duration of each measurement, in seconds.", minimum=0.001, maximum=3600)
     split: str = option("train", help="Split of the dataset.")
     where: str | None = option(None, help="Condition on columns, e.g. 'duration_seconds > 10'.")
     pixels: Pixels | None = option(None, help="Pixel format of batches.", shown_default="as the loader")
@@ -30,13 +30,13 @@ class BenchOptions:
     device: str | None = option(None, help="Device to copy batches to, e.g. cuda.", shown_default="none")
     prefetch_bytes: int = option(256 * 2**20, help="Memory for prefetched batches and clips.")
     step_seconds: float | None = option(
-        None, help="Duration of a training step, from which the number of workers follows.", minimum=1e-9, maximum=3600
+        None, help="Seconds per training step, to compute the required number of workers.", minimum=1e-9, maximum=3600
     )
     num_local_ranks: int = option(
-        1, flag="--local-ranks", help="Ranks (GPUs) that share this machine, for --step-seconds.", minimum=1
+        1, flag="--local-ranks", help="Number of ranks (GPUs) on this machine, for --step-seconds.", minimum=1
     )
 
     def __post_init__(self) -> None:
         check_options(self)
         if any(number < 0 for number in self.num_workers) or len(set(self.num_workers)) < len(self.num_workers):
-            raise ConfigError(f"num_workers={list(self.num_workers)}: must list each number once and none below 0")
+            raise ConfigError(f"num_workers={list(self.num_workers)}: must be distinct numbers, none of them below 0")

@@ -62,7 +62,8 @@ class MeasureTimer:
 def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
     """Measure two passes: an epoch's samples in plan order until the time is over, then the same samples repeatedly.
 
-    Bad samples are counted. Raises StorageError, DatasetError or SampleError if a sample cannot be read.
+    Samples with a checksum mismatch are counted as bad. Raises StorageError, DatasetError or SampleError if a sample
+    cannot be read.
     """
     requests, rows = setup.selection.requests(setup.selection.plan(Cursor()), 1), IndexRows()
     samples = (sample for request in requests for sample in request.samples)
@@ -74,7 +75,7 @@ def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[Sto
 def _read_pass(
     setup: Setup, rows: IndexRows, samples: Iterator[SampleRequest], timer: MeasureTimer
 ) -> tuple[StoreRun, list[SampleRequest]]:
-    """Read samples until they or the time run out, at least one. Return the figures and the samples read."""
+    """Read at least one sample, and more until the time is over. Return the figures and the samples read."""
     reads, taken = _Reads(setup, rows), list[SampleRequest]()
     before, since = _disk_bytes(), time.perf_counter()
     try:
@@ -100,7 +101,7 @@ def _read_pass(
 
 
 class _Reads:
-    """Concurrent reads on as many threads as a loader uses, with one block of memory per thread."""
+    """Concurrent reader with the same number of threads as a loader, and one block of memory per thread."""
 
     def __init__(self, setup: Setup, rows: IndexRows) -> None:
         num_threads = setup.pipeline.num_fetch_threads
@@ -113,7 +114,7 @@ class _Reads:
         self.num_bad = self.num_bytes = self.num_stored_bytes = 0
 
     def begin(self, sample: SampleRequest) -> None:
-        """Start to read a sample as soon as a block is free. Raise the error of an earlier read, if one failed."""
+        """Start reading a sample as soon as a block is free. If an earlier read failed, raise its error."""
         bucket = sample.part.dataset.manifest.bucket(sample.bucket_id)
         packets = partial(self._rows.packets, sample)
         delivery = prepare(self._rows, sample, bucket, lambda row, pick: clip_part(row.clip, packets(row), pick))
@@ -139,7 +140,7 @@ class _Reads:
         self._failure = error  # raised by `check` in the main thread
 
     def check(self) -> None:
-        """Raise the error of an earlier read, if one failed."""
+        """If an earlier read failed, raise its error."""
         if self._failure is not None:
             raise self._failure
 
@@ -149,7 +150,7 @@ class _Reads:
 
 
 def _disk_bytes() -> int | None:
-    """Return the number of bytes that the kernel has read from disks for this process; None if not reported."""
+    """Return the number of bytes that the kernel has read from disks for this process; None if it is not reported."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])

@@ -1,6 +1,6 @@
 """Measurements of a store and a loader, and the verdict on them: the limit, the remedies, and the workers needed.
 
-Pure functions of frozen values.
+All functions are pure, and all values are frozen.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class LoaderRun:
     """One run of a loader whose batches are discarded.
 
     first_batch_seconds: time from the creation of the loader, with its dataset open, to the first batch.
-    All other figures are for the time after a warm-up. fetch_seconds: wall time of reading, summed over threads.
-    room: number of samples of the measured mean size for which prefetch_bytes has room at a time.
+    All other figures cover the time after the warm-up. fetch_seconds: wall time of reading, summed over threads.
+    room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
     worker_cpu_seconds, main_cpu_seconds: CPU time of the workers and of this process; None if unknown.
     """
 
@@ -132,7 +132,7 @@ class LoaderRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Conditions of the runs on which the advice depends. clips: storage form of the clips, copy or native."""
+    """Conditions of the runs that affect the advice. clips: storage form of the clips, copy or native."""
 
     num_cores: int
     clips: str
@@ -169,7 +169,7 @@ class Need:
     num_workers: workers per rank, with `margin` added to the mean.
     heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.
     num_cores: cores for decoding and for the data work of the main processes of all local ranks, with the margin.
-    samples_per_second: total rate of all local ranks.   unmeasured: buckets of which no sample was measured.
+    samples_per_second: total rate of all local ranks.   unmeasured: buckets without a measured sample.
     fastest_step_seconds: shortest step that this machine and store can feed, with the margin.
     obstacles: reasons why this machine and store cannot feed these steps; empty if they can.
     """
@@ -188,7 +188,7 @@ class Need:
 
 
 def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
-    """Return the part that all others waited for. store: a pass with the same share of cached data as the run."""
+    """Return the part that limits the run. store: pass over the store with the same share of cached data as the run."""
     decoding: Limit = "cores" if max(1, run.num_workers) >= num_cores else "decoders"
     if run.decoders_busy >= _BUSY:
         return decoding
@@ -207,7 +207,7 @@ def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
-    """Return the verdict on the fastest of these runs. The passes over the store took place before them."""
+    """Return the verdict on the fastest run. passes: passes over the store, measured before the runs."""
     best = _best(runs)
     slow, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
     limit = limit_of(best, fast, setting.num_cores)
@@ -247,7 +247,7 @@ def _best(runs: Sequence[LoaderRun]) -> LoaderRun:
 
 
 def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_ids: Collection[str]) -> tuple[str, ...]:
-    """Return warnings about unreliable figures and about problems of the dataset."""
+    """Return warnings about unreliable figures and about problems with the dataset."""
     found = []
     if num_bad := passes[0].num_bad:
         found.append(f"{num_bad} of {passes[0].num_samples} samples have a checksum mismatch; copy the dataset again")
@@ -316,7 +316,7 @@ def need_of(
     num_cores: int,
     margin: float = MARGIN,
 ) -> Need:
-    """Return the needs for a step time, from decoding costs in the largest run whose workers had a core each.
+    """Return the resources needed for a step time, from decoding costs in the largest run with a core per worker.
 
     steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported and not averaged.
     """

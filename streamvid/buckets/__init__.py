@@ -1,4 +1,4 @@
-"""Rules of buckets: their names, sizes and assignment, in exact integer arithmetic."""
+"""Rules for the names, sizes and assignment of buckets, in exact integer arithmetic."""
 
 from __future__ import annotations
 

@@ -21,16 +21,16 @@ def batch_sizes(
     max_tokens_per_batch: int | None = None,
     model: ModelRule | None = None,
 ) -> dict[str, int]:
-    """Return bucket id → samples per rank and step, for every bucket.
+    """Return a mapping from the id of every bucket to its samples per rank and step.
 
     Pass exactly one of `batch_size` and `max_tokens_per_batch`.
     batch_size: one number for all buckets, a mapping from ids, WxH@F or globs, or a configuration in Open-Sora's form.
-    In a mapping, a bucket's own id comes first, then its WxH@F, then globs; "*" is for all other buckets. A
+    In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" is for all other buckets. A
     configuration sets batch sizes by id, or by shape for a bucket with another name.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample), with the number of tokens
     for `model`, or `bucket.tokens` without a model.
-    Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket that two globs (other than
-    "*") give different sizes, and for a name (not a glob) that no bucket has.
+    Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
+    (other than "*") assign different sizes, and for a name (not a glob) that no bucket has.
     """
     if (batch_size is None) == (max_tokens_per_batch is None):
         raise ConfigError(
@@ -98,7 +98,7 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
 def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[str, int]:
     for key, size in sizes.items():
         if not isinstance(key, str):
-            raise ConfigError(f"batch_size has the key {key!r}: expected a bucket id, WxH@F or glob, as text")
+            raise ConfigError(f"batch_size has the key {key!r}: expected a bucket id, WxH@F or glob (str)")
         require_integer(f"batch_size[{key!r}]", size, 1, _MAX_BATCH_SIZE)
         if not _is_glob(key):
             match_buckets(key, buckets)
@@ -132,6 +132,6 @@ def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None
         if values[other] != values[globs[0]]:
             raise ConfigError(
                 f"{name}: {globs[0]!r} ({values[globs[0]]}) and {other!r} ({values[other]}) both match "
-                f"bucket {bucket.id}; add {bucket.id!r} itself to decide"
+                f"bucket {bucket.id}; add an entry for {bucket.id!r}"
             )
     return globs[0]

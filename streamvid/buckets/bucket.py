@@ -1,4 +1,4 @@
-"""One bucket: the (T, H, W) of every clip in it, and its names."""
+"""A bucket: the shape (T, H, W) that all of its clips share, and its names."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Bucket:
         return max(1, -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16))
 
     def to_json(self) -> dict[str, object]:
-        """Return plain fields, for a manifest; `from_json` reads them back."""
+        """Return the fields as JSON values for a manifest; `from_json` reads them."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -120,9 +120,9 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 
 
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
-    """Return the bucket that a name stands for: ``832x480@81`` or an id, ``832x480-81f`` or ``256px-16f-16x9``.
+    """Return the bucket with the given name: ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
-    multiple: sides of explicit sizes must be multiples of this, and named resolutions are generated with it.
+    multiple: required multiple of all sides, in pixels; the sizes of named resolutions are generated with it.
     Raise ConfigError if the name is invalid.
     """
     text = text.strip()
@@ -144,7 +144,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     if aspect_ratio not in table:
         raise ConfigError(
             f"bucket {text!r}: {resolution} with multiple {multiple} has no ratio {aspect_ratio}; "
-            f"it has {', '.join(table)}"
+            f"available: {', '.join(table)}"
         )
     return Bucket(num_frames, *table[aspect_ratio], resolution, aspect_ratio)
 
@@ -158,7 +158,7 @@ def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, 
     for name in (part for part in text.split(",") if part.strip()):
         bucket = parse_bucket(name, multiple)
         if bucket in buckets:
-            raise ConfigError(f"buckets={text!r} contains {bucket.id} twice; keep one")
+            raise ConfigError(f"buckets={text!r} contains {bucket.id} more than once; keep one")
         buckets.append(bucket)
     if not buckets:
         raise ConfigError(f"buckets={text!r} is empty; write a list such as '832x480@81,480x832@81'")
@@ -195,7 +195,7 @@ def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
 
 
 def _refuse_triple(text: str, multiple: int) -> None:
-    """Raise ConfigError with both readings of three numbers, which are WxHxF for LTX and FxHxW for finetrainers."""
+    """Raise ConfigError that shows both readings of three numbers: WxHxF for LTX and FxHxW for finetrainers."""
     match = _TRIPLE.fullmatch(text)
     if match is None:
         return

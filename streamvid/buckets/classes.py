@@ -1,4 +1,6 @@
-"""Sizes that compete for a clip (from the largest area down, and within an area by ratio), and a clip's choices.
+"""Classes of sizes that compete for a clip, and the buckets that a clip may go to.
+
+Classes are tried from the largest area down. Within a class, the size with the nearest ratio wins.
 
 class  "512px"   area 262144 ── size 16:9 ── 32 frames, 16 frames
   │                          └─ size 1:1  ── 32 frames, 16 frames
@@ -23,8 +25,8 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 class Keep:
     """Shares of the clips that could fill a bucket.
 
-    skip: share passed to the next shorter bucket of the class; None for 0, without a draw.   accept: share of the other
-    clips that the bucket accepts; the remainder passes to the next class.
+    skip: share passed to the next shorter bucket of the class; None passes no clips and draws no random number.
+    accept: share of the other clips that the bucket accepts; the remainder passes to the next class.
     """
 
     accept: Fraction = Fraction(1)
@@ -39,7 +41,7 @@ Sharing: TypeAlias = dict[tuple[str | None, tuple[int, int, int]], Bucket]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One frame size under one nominal ratio, with its buckets, most frames first."""
+    """One frame size with one nominal ratio, and its buckets, sorted by frame count in descending order."""
 
     area: int  # nominal pixels of a frame, from the resolution or the explicit size
     ratio: int  # nominal height / width in units of 1 / SizeClass.ratio_unit
@@ -111,7 +113,10 @@ def _by_class(
 
 
 def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | None) -> tuple[Bucket, ...]:
-    """Return the fillable buckets of the size with the nearest ratio; ties go to most frames, then most pixels."""
+    """Return the fillable buckets of the size with the nearest ratio.
+
+    On a tie, the size with the most frames wins, then the size with the most pixels.
+    """
     fitting = [
         (
             _distance(size, group.ratio_unit, clip, policy),
@@ -136,7 +141,7 @@ def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fract
 
 
 def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:
-    """Return whether the clip has at least the policy's `min_area` of an area, and thus is hardly scaled up."""
+    """Return whether the clip has at least the policy's `min_area` share of an area, so that it is hardly scaled up."""
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     return share.denominator * clip.height * clip.width >= share.numerator * area
 
@@ -229,9 +234,9 @@ class ClipFacts:
 class Choices:
     """The buckets that a clip may go to, each with its probability, in the order in which they are tried.
 
-    The probabilities sum to at most 1; the remainder is the probability of no bucket. `reason` explains it, and `kind`
-    is one of too-few-frames, too-small, too-short-for-its-size, no-image-bucket, no-video-bucket, max-upscale,
-    max-crop, unknown-duration or probability. Both are empty if the probabilities sum to 1.
+    The probabilities sum to at most 1; the remainder is the probability of no bucket. `reason` explains the remainder,
+    and `kind` is one of too-few-frames, too-small, too-short-for-its-size, no-image-bucket, no-video-bucket,
+    max-upscale, max-crop, unknown-duration or probability. Both are empty if the probabilities sum to 1.
     """
 
     options: tuple[tuple[Bucket, Fraction], ...]
@@ -280,7 +285,7 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
 
 
 def walk(groups: Iterable[Candidates], uniforms: Iterator[float], is_image: bool) -> Bucket | None:
-    """Return the bucket that Open-Sora 2 assigns for the draws `uniforms`, consuming as many as Open-Sora does."""
+    """Return the bucket that Open-Sora 2 assigns for the draws `uniforms`, and consume the same draws as Open-Sora."""
     for group in groups:
         for bucket in group.buckets:
             keep = group.keep_of(bucket)

@@ -84,7 +84,7 @@ class PresetInfo:
 
 @dataclass(frozen=True)
 class BucketConfig:
-    """Buckets, declared in one of five ways, and their assignment to clips.
+    """Buckets, declared in one of five ways, and the rule that assigns clips to them.
 
     buckets: explicit buckets, as `Bucket` or as text ("832x480@81").
     opensora: buckets in Open-Sora's form, with keep probabilities and batch sizes.
@@ -103,7 +103,7 @@ class BucketConfig:
     opensora: OpenSoraConfig | None = None
     resolution: tuple[str, ...] = option((), help="Named resolutions.", metavar="LIST", group="", shown_default="256px")
     num_frames: tuple[int, ...] = option(
-        (), help="Frame counts; 1 accepts images.", metavar="LIST", group="", shown_default="1,17,33"
+        (), help="Frame counts; a count of 1 accepts images.", metavar="LIST", group="", shown_default="1,17,33"
     )
     size: SizeRule = option(default_factory=SizeRule)
     ratios: Ratios = option(default_factory=Ratios)
@@ -112,7 +112,7 @@ class BucketConfig:
     model: ModelRule | None = None
     policy: Policy = option(default_factory=Policy)
     assign: Literal["draw", "all"] = option(
-        "draw", help="With keep probabilities, store each clip in one drawn bucket, or in all and draw in each epoch."
+        "draw", help="Draw each clip's bucket once, or store the clip in all of them and draw in each epoch."
     )
     about: PresetInfo = option(default_factory=PresetInfo, flag="")
 
@@ -143,10 +143,11 @@ class BucketConfig:
 
     @cached_property
     def table(self) -> BucketTable:
-        """Distinct buckets that accept clips. Raises ConfigError with max_pixels, because sizes follow the clips."""
+        """Distinct buckets that accept clips. Raises ConfigError if sizes follow the clips (max_pixels)."""
         if self.is_dynamic:
             raise ConfigError(
-                f"max_pixels={self.size.max_pixels}: there is no list of buckets, because sizes follow the clips"
+                f"max_pixels={self.size.max_pixels}: there is no list of buckets, because sizes follow the clips; "
+                "set buckets or resolution instead"
             )
         return BucketTable(self._buckets)
 
@@ -174,7 +175,7 @@ class BucketConfig:
 
     @cached_property
     def _known(self) -> dict[Shape, Choices]:
-        """Choices by shape: most clips of a dataset have one of a few shapes."""
+        """Cache of choices by shape, because most clips of a dataset share a few shapes."""
         return {}
 
     def _find(self, clip: Shape) -> Choices:
@@ -286,7 +287,7 @@ def _one_size(height: int, width: int, counts: tuple[int, ...]) -> SizeClass:
 
 
 def _check_fields(config: BucketConfig) -> None:
-    """Raise ConfigError for a field that is missing, wrong or cannot be combined with another."""
+    """Raise ConfigError if a field is missing, invalid or cannot be combined with another."""
     form = _form(config)
     _check_counts(config, form)
     if form not in ("bucket_config", "resolution"):
@@ -298,7 +299,7 @@ def _check_fields(config: BucketConfig) -> None:
 
 
 def _check_buckets(config: BucketConfig) -> None:
-    """Raise ConfigError for a bucket that its frame rule or its model does not accept."""
+    """Raise ConfigError for a bucket that the frame rule or the model does not accept."""
     if config.is_dynamic:
         _check_dynamic(config)
         return
@@ -315,7 +316,7 @@ def _check_buckets(config: BucketConfig) -> None:
 
 
 def _form(config: BucketConfig) -> str:
-    """Return the way in which buckets are declared."""
+    """Return the name of the fields that declare the buckets. Raises ConfigError unless exactly one form is used."""
     ways = {
         "buckets": bool(config.buckets),
         "bucket_config": config.opensora is not None,
@@ -339,7 +340,8 @@ def _check_counts(config: BucketConfig, form: str) -> None:
     if form in ("buckets", "bucket_config"):
         if given:
             raise ConfigError(
-                f"{given[0]}={counts[given[0]]!r} cannot be combined with {form}, which has its own frame counts"
+                f"{given[0]}={counts[given[0]]!r} cannot be combined with {form}, which has its own frame counts; "
+                "omit it"
             )
         return
     if form == "resolution" and given != ["num_frames"]:

@@ -144,7 +144,7 @@ def bucket_config_from_json(values: Mapping[str, Any]) -> BucketConfig:
     known = [item.name for item in fields(Document)]
     unknown = [name for name in values if name not in known]
     if unknown:
-        raise ConfigError(f"bucket configuration has no field {unknown[0]!r}; it has {', '.join(known)}")
+        raise ConfigError(f"the bucket configuration has no field {unknown[0]!r}; allowed: {', '.join(known)}")
     return Document(**values).to_config()
 
 
@@ -185,5 +185,5 @@ def _python_form(path: Path) -> dict[str, Any]:
                 # The key _delete_ declares that an Open-Sora config replaces the config that it builds on.
                 return {str(name): value for name, value in form.items() if name != "_delete_"}
     except (OSError, SyntaxError, ValueError, AttributeError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"cannot read bucket_config of {path}: {error}; write it as YAML") from None
+        raise ConfigError(f"cannot read bucket_config in {path}: {error}; write it as YAML") from None
     raise ConfigError(f"{path} does not assign bucket_config; write the configuration as YAML")

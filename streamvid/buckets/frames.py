@@ -20,7 +20,7 @@ _MAX_DENOMINATOR = 1001
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
-    """Rule for frame counts T = k * factor + remainder, k = 0, 1, …, of causal video VAEs, written ``4k+1``."""
+    """Frame count rule of a causal video VAE, such as ``4k+1``: T = k * factor + remainder, with k = 0, 1, …"""
 
     factor: int
     remainder: int = 1
@@ -33,7 +33,7 @@ class FrameRule:
 
     @classmethod
     def of(cls, text: FrameRule | str) -> FrameRule:
-        """Return a rule unchanged, or parse ``4k+1`` (or ``4n+1``). Raise ConfigError for anything else."""
+        """Return a rule unchanged, or parse text such as ``4k+1`` or ``4n+1``. Raise ConfigError for anything else."""
         if isinstance(text, FrameRule):
             return text
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
@@ -49,7 +49,7 @@ class FrameRule:
         return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
 
     def floor(self, num_frames: int) -> int:
-        """Return the largest allowed count up to `num_frames`, at least 1."""
+        """Return the largest allowed count that is at most `num_frames`, but at least 1."""
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:
@@ -64,7 +64,7 @@ class FrameRule:
 
 @dataclass(frozen=True, slots=True)
 class FrameRate:
-    """Rate and rule by which frames of a clip are selected.
+    """Frame rate, and the rule that selects frames of a clip.
 
     native: every frame.
     cap: every n-th frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
@@ -82,7 +82,7 @@ class FrameRate:
             raise ConfigError(f"rule={self.rule!r}: must be one of {', '.join(get_args(RateRule))}")
         if (self.fps is None) != (self.rule == "native"):
             raise ConfigError(
-                f"rule={self.rule!r} with fps={self.fps!s}: native has no fps, and every other rule needs one"
+                f"rule={self.rule!r} with fps={self.fps!s}: native accepts no fps, and every other rule requires it"
             )
         if self.fps is None:
             return
@@ -103,7 +103,7 @@ class FrameRate:
         return math.ceil(Fraction(fps) / self.fps)
 
     def num_frames(self, num_frames: int, fps: float | None, seconds: Fraction | float | None) -> int:
-        """Return the number of frames selected from a clip of `num_frames`; 0 if it is too short for one.
+        """Return the number of frames selected from a clip of `num_frames` frames; 0 if the clip is too short.
 
         fps: average frame rate of the clip, None if unknown. seconds: time from the first frame to the end of the last;
         required only by resample and fix_frame_rate.
@@ -117,7 +117,7 @@ class FrameRate:
         return math.floor(Fraction(seconds) * self.fps)
 
     def to_json(self) -> dict[str, str]:
-        """Return plain fields; `from_json` reads them back."""
+        """Return the fields as JSON values; `from_json` reads them."""
         return {"rule": self.rule} if self.fps is None else {"rule": self.rule, "fps": str(self.fps)}
 
     @classmethod

@@ -1,7 +1,7 @@
 """Resolution names and their aspect tables, in exact integer arithmetic.
 
 A resolution name stands for an area: ``"256px"`` is 256 * 256 pixels, ``"480p"`` is int(480 * 480 * 16 / 9). Its aspect
-table contains, for every listed ratio, the size nearest to that area whose sides are multiples of the spatial multiple.
+table contains one size per listed ratio: the size nearest to that area whose sides are multiples of `multiple`.
 The tables equal those of Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
 """
 
@@ -28,7 +28,7 @@ _RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?
 
 
 def resolution_pixels(name: str) -> int:
-    """Return the area in pixels that a resolution name stands for. Raise ConfigError for an invalid name."""
+    """Return the area of a named resolution, in pixels. Raise ConfigError for an invalid name."""
     match = _RESOLUTION.fullmatch(name)
     if match is None:
         raise ConfigError(
@@ -43,7 +43,7 @@ def resolution_pixels(name: str) -> int:
 
 
 def ratio_fraction(name: str) -> Fraction:
-    """Return width over height for a name such as ``"16:9"`` or ``"2.39:1"``. Raise ConfigError for an invalid name."""
+    """Return width / height for a ratio such as ``"16:9"`` or ``"2.39:1"``. Raise ConfigError for an invalid name."""
     match = _RATIO.fullmatch(name)
     sides = (Fraction(match[1]), Fraction(match[2])) if match else (Fraction(0), Fraction(0))
     if not all(sides):
@@ -52,7 +52,7 @@ def ratio_fraction(name: str) -> Fraction:
 
 
 def check_multiple(where: str, side: int, multiple: int) -> None:
-    """Raise ConfigError, naming the side as `where` and the nearest allowed sizes, unless `side` is a multiple."""
+    """Raise ConfigError, naming the side as `where` and the nearest allowed sizes, unless `multiple` divides `side`."""
     if side % multiple:
         below = side // multiple * multiple
         nearest = f"{below} and {below + multiple}" if below else str(multiple)
@@ -82,7 +82,7 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
 
 
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
-    """Return the sizes of a resolution, ratio name ``"w:h"`` → (height, width), in the order in which ties are broken.
+    """Return a mapping from ratio name ``"w:h"`` to size (height, width). On a tie, the first entry wins.
 
     Every side is a multiple of `multiple` (1 to 1024). Raise ConfigError for invalid arguments.
     """

@@ -81,7 +81,7 @@ class ModelRule:
             )
 
     def check_all(self, buckets: Iterable[Bucket], rate: FrameRate) -> None:
-        """Run `check` for each bucket, and `check_rate` if one is for videos: images and texts have no rate."""
+        """Run `check` for each bucket, and `check_rate` if any bucket holds videos; images and texts have no rate."""
         buckets = tuple(buckets)
         for bucket in buckets:
             self.check(bucket)
@@ -101,11 +101,11 @@ class ModelRule:
 
     @property
     def factors(self) -> tuple[int, int, int, int]:
-        """Factors of the number of tokens; models with equal factors have the same number for every clip."""
+        """Factors that determine the number of tokens; models with equal factors have equal numbers for every clip."""
         return (self.vae_time, self.vae_space, self.patch_time, self.patch_space)
 
     def to_json(self) -> dict[str, object]:
-        """Return plain fields, for a manifest; `from_json` reads them back."""
+        """Return the fields as JSON values for a manifest; `from_json` reads them."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {
             name: str(value) if isinstance(value, Fraction | FrameRule) else value for name, value in values.items()

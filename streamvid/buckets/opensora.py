@@ -2,7 +2,7 @@
 
     {"256px": {1: [1.0, 45], 33: [[1.0, 0.33], 12]}, "768px_ar16:9": {…}, "1024px_max": {…}}
        │       │     │    └ samples per rank and step, or null
-       │       │     └ share of the clips that are kept: a number, or a pair of two numbers
+       │       │     └ share of the clips that are kept: a number, or a pair of numbers
        │       └ frame count; 1 accepts images
        └ area; _max: only the ratio with the most pixels; _ar16:9: only this ratio
 
@@ -40,8 +40,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class OpenSora:
-    """Parsed form. classes: from the largest area down. buckets: all buckets that accept clips, under every ratio that
-    names them. batch_sizes: bucket id → samples per rank and step."""
+    """Parsed configuration. classes: classes of sizes, from the largest area down. buckets: all buckets that accept
+    clips, once per ratio that names them. batch_sizes: bucket id → samples per rank and step."""
 
     classes: tuple[SizeClass, ...]
     buckets: tuple[Bucket, ...]
@@ -92,7 +92,7 @@ class OpenSoraConfig:
 
 
 def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
-    """Return (resolution, its ratio table), with all ratios or only the one that the name selects."""
+    """Return the resolution and its ratio table, which contains all ratios or only the ratio that the name selects."""
     resolution, underscore, setting = name.partition("_")
     table = ratios.of(resolution)
     if not underscore:
@@ -103,7 +103,9 @@ def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
         chosen = setting[2:]
         ratio_fraction(chosen)
         if chosen not in table:
-            raise ConfigError(f"bucket_config[{name!r}]: {resolution} has no ratio {chosen}; it has {', '.join(table)}")
+            raise ConfigError(
+                f"bucket_config[{name!r}]: {resolution} has no ratio {chosen}; available: {', '.join(table)}"
+            )
     else:
         raise ConfigError(
             f"bucket_config[{name!r}]: _{setting} is not a setting; use {resolution}, {resolution}_max (the ratio "
@@ -133,15 +135,15 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     if not isinstance(probability, Sequence) or isinstance(probability, str):
         return Keep(_share(where, probability))
     if len(probability) != 2:
-        raise ConfigError(f"{where}: probability {list(probability)!r}: expected a number, or a pair of two")
+        raise ConfigError(f"{where}: probability {list(probability)!r}: expected a number or a pair of numbers")
     if is_image:
         raise ConfigError(f"{where}: images need one probability, not the pair {list(probability)!r}")
     first, second = (_share(where, number) for number in probability)
     if meaning not in MEANINGS:
         raise ConfigError(
-            f"{where}: the pair {list(probability)!r} with probabilities={meaning!r}: set opensora-v2, where "
-            f"{float(second):g} of the clips pass to the next shorter frame count, or opensora-v1.2, where "
-            f"{float(second):g} stay, depending on the version that the configuration was written for"
+            f"{where}: the pair {list(probability)!r} is ambiguous with probabilities={meaning!r}; set opensora-v2 if "
+            f"{float(second):g} of the clips should pass to the next shorter frame count, or opensora-v1.2 if "
+            f"{float(second):g} of the clips should stay"
         )
     return Keep(first, second if meaning == "opensora-v2" else 1 - second)
 

@@ -1,4 +1,4 @@
-"""Selection of the frames of a clip that a delivery contains, in exact integers and without decoding."""
+"""Selection of the frames to deliver from a clip, in exact integers and without decoding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pick:
 
     def __post_init__(self) -> None:
         if self.way not in _WAYS or self.count < 1 or self.start < 0 or self.stride < 1:
-            raise ConfigError(f"invalid choice of frames {self}: count and stride must be at least 1, start at least 0")
+            raise ConfigError(f"{self} is invalid: count and stride must be at least 1, and start at least 0")
         if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
             raise ConfigError(f"fps is {self.fps}; to choose frames by {self.way}, it must be above 0")
 
@@ -57,7 +57,7 @@ class Pick:
         return self.way in ("time", "spread")
 
     def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
-        """Return the chosen frame numbers of a clip of `num_frames`; some repeat if `fps` is above the clip's rate.
+        """Return the chosen frame numbers of a clip with `num_frames` frames; some repeat if `fps` exceeds its rate.
 
         times: ascending timestamps of all frames; required if `needs_times`. time_base: seconds per tick; None to
         derive it from `clip_fps`. Raises ConfigError if the clip does not have these frames, or `times` are missing.
@@ -65,7 +65,7 @@ class Pick:
         is_step = self.way == "step"
         found = self._places if is_step else self._numbers(num_frames, times, time_base)
         if not 0 <= found[0] <= found[-1] < num_frames:
-            raise ConfigError(f"frames {found[0]} to {found[-1]} were chosen, but the clip has {num_frames}")
+            raise ConfigError(f"frames {found[0]} to {found[-1]} were chosen, but the clip has {num_frames} frames")
         return found
 
     def _numbers(self, num_frames: int, times: Times | None, time_base: Fraction | None) -> Sequence[int]:
@@ -98,7 +98,7 @@ class Pick:
         return self.clip_fps / self.stride
 
     def to_json(self) -> list[Any]:
-        """Return plain fields, for `from_json`."""
+        """Return the fields as JSON values; `from_json` reads them."""
         fps = None if self.fps is None else str(self.fps)
         return [self.count, self.start, self.stride, self.way, fps, self.clip_fps]
 
@@ -110,7 +110,7 @@ class Pick:
 
 
 def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
-    """Return the number of the frame nearest to each wanted time; on a tie, the earlier one.
+    """Return the index of the frame nearest to each wanted time; on a tie, the earlier frame.
 
     times: ascending timestamps, in ticks. wanted: ascending times after the first frame, in ticks.
     """
@@ -124,7 +124,7 @@ def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
 
 
 def linspace(first: int, last: int, count: int) -> list[int]:
-    """Return `count` evenly spaced numbers from `first` to `last`, rounded down in float64 as numpy.linspace does."""
+    """Return `count` evenly spaced integers from `first` to `last`, rounded down like numpy.linspace with int64."""
     import numpy as np
 
     return [int(number) for number in np.linspace(first, last, count, dtype=np.int64)]
@@ -148,5 +148,5 @@ def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: f
 
 
 def exact_seconds(seconds: float) -> Fraction:
-    """Return a duration as the fraction that it was before its conversion to float64."""
+    """Recover the exact fraction of a duration that was converted to float64."""
     return Fraction(seconds).limit_denominator(10**6)

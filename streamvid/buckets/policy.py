@@ -1,4 +1,6 @@
-"""Options for choosing a size (classes.py has the rules), and the loss of fitting a clip to it, as exact fractions."""
+"""Options for choosing a size for a clip, and the scaling and cropping that the size requires, as exact fractions.
+
+classes.py applies the options."""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fra
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Choice of a clip's bucket among those that it can fill. The defaults follow Open-Sora 2.
+    """Choice of a clip's bucket among the buckets that the clip can fill. The defaults follow Open-Sora 2.
 
     ratio: "nominal" chooses the size whose nominal height/width differs least from the clip's (Open-Sora 2); "log"
         chooses the size whose actual height/width is nearest by factor, which crops least.
@@ -41,7 +43,7 @@ class Policy:
 
     ratio: RatioPolicy = option(
         "nominal",
-        help="Choose the size with the nearest nominal ratio, as Open-Sora does, or the one that crops least.",
+        help="Choose the size with the nearest nominal ratio, as Open-Sora does, or the size that crops least.",
         flag="--ratio-policy",
     )
     frames: FramesPolicy = option(

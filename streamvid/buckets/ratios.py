@@ -61,7 +61,7 @@ class Ratios:
         if low > high:
             raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}: swap them")
         if self.num_ar_buckets == 1 and low != high:
-            raise ConfigError("num_ar_buckets=1 allows no range from min_ar to max_ar: set both to the same value")
+            raise ConfigError("num_ar_buckets=1 requires equal min_ar and max_ar; set both to the same value")
         for name in self.tables:
             self.of(name)
 
@@ -73,7 +73,7 @@ class Ratios:
         return self.min_ar or Fraction(1, 2), self.max_ar or Fraction(2)
 
     def area(self, resolution: str) -> int:
-        """Return the number of pixels that a resolution's name stands for."""
+        """Return the number of pixels of a named resolution."""
         area = self.tables.get(resolution, {}).get("area")
         if area is None:
             return resolution_pixels(resolution)
@@ -91,8 +91,8 @@ class Ratios:
         within = {name: size for name, size in table.items() if low <= ratio_fraction(name) <= high}
         if not within:
             raise ConfigError(
-                f"{resolution} has no ratio from min_ar={float(low):g} to max_ar={float(high):g}; it has "
-                f"{', '.join(table)}: widen the bounds, or set num_ar_buckets"
+                f"{resolution} has no ratio from min_ar={float(low):g} to max_ar={float(high):g}; available: "
+                f"{', '.join(table)}; widen the bounds, or set num_ar_buckets"
             )
         return within
 
@@ -105,7 +105,7 @@ class Ratios:
                 continue
             where = f"ratios[{resolution!r}][{name!r}]"
             if re.fullmatch(r"[0-9.]+", name):
-                raise ConfigError(f"{where}: write the ratio as width:height; height/width {name} is '1:{name}'")
+                raise ConfigError(f"{where}: the key must be width:height; a height/width of {name} is '1:{name}'")
             ratio_fraction(name)
             match = _SIZE.fullmatch(size) if isinstance(size, str) else None
             if match is None:

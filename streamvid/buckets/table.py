@@ -1,7 +1,7 @@
 """Assignment of clips to a list of buckets, and the reasons if no bucket accepts a clip.
 
 Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
-largest area down. A class skips clips that are much smaller than itself. Otherwise, the size with the nearest ratio
+largest area down. A class skips clips that are much smaller than its area. Otherwise, the size with the nearest ratio
 wins, with the largest frame count that the clip can fill. If every size has every frame count, this is the order of
 Open-Sora 2.
 """
@@ -25,9 +25,9 @@ _DEFAULT_POLICY = Policy()
 class BucketTable:
     """The buckets of a dataset, and the rule that assigns clips to them.
 
-    `candidates` may contain one (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do. The
-    first then represents all of them in `buckets`, but every ratio takes part in the assignment. Raises ConfigError if
-    there are no buckets, or duplicate ones.
+    `candidates` may contain the same (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do.
+    The first then represents all of them in `buckets`, but every ratio takes part in the assignment. Raises ConfigError
+    if there are no buckets, or duplicate ones.
     """
 
     candidates: tuple[Bucket, ...]
@@ -110,7 +110,7 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
 
 
 def _limit(refused: Sequence[Bucket], clip: Shape, policy: Policy) -> tuple[str, str]:
-    """Return (kind, reason) for the bucket that exceeds a limit least."""
+    """Return (kind, reason) for the bucket that exceeds its limit by the least."""
     size = f"{clip.width}x{clip.height}"
     scales = {bucket: cover_scale(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}
     crops = {bucket: cropped_share(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}

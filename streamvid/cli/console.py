@@ -1,4 +1,4 @@
-"""Output of the verbs: progress, tables, sizes and JSON. It uses rich, which is imported only when needed."""
+"""Output of the verbs: progress, tables, sizes and JSON. The package rich is imported only when needed."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
 
 
 def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
-    """Return the click type for comma-separated values: of `kind` if that is int or float, otherwise text."""
+    """Return the click type for comma-separated values, parsed as `kind` if it is int or float, otherwise as text."""
     item = kind if kind in (int, float) else str
 
     def parse(text: str) -> tuple[Any, ...]:
@@ -254,7 +254,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[tuple[st
     found = dict(values or ())
     if len(found) < len(values or ()):
         twice = [name for name, _ in values if [other for other, _ in values].count(name) > 1]
-        raise click.BadParameter(f"{twice[0]!r} is given twice; omit one of them", ctx, param)
+        raise click.BadParameter(f"{twice[0]!r} is given more than once; keep one", ctx, param)
     return found or None
 
 

@@ -69,9 +69,9 @@ def cli(verbose: bool) -> None:
     """The way video reaches a GPU: bucketed shards, exact resumable streaming, uniform batches.
 
     \b
-    streamvid demo                          see everything work, on real clips
-    streamvid shard videos/ ds/ --dry-run   see what your own folder would become
-    streamvid stats ds/                     see what a dataset contains
+    streamvid demo                          run everything once, on real clips
+    streamvid shard videos/ ds/ --dry-run   preview the dataset for your own folder
+    streamvid stats ds/                     show what a dataset contains
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True
@@ -79,7 +79,7 @@ def cli(verbose: bool) -> None:
 
 
 def run(command: click.Command) -> None:
-    """Run `command` and exit with its exit code. A streamvid error is one message; --verbose adds its traceback."""
+    """Run `command` and exit with its exit code. A streamvid error prints one message; --verbose adds its traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name in another alphabet must not cause a failure

@@ -20,7 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 def run_training(config: TrainConfig) -> int:
-    """Train, alone or as one rank. Return the exit code: 128 + the number of the signal that stopped the run, or 0."""
+    """Train as a single process or one rank.
+
+    Return the exit code: 128 + the number of the signal that stopped the run, or 0.
+    """
     from streamvid.trainer.launch import end_processes
     from streamvid.trainer.trainer import train
 
@@ -34,7 +37,7 @@ def run_training(config: TrainConfig) -> int:
 
 
 def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: bool = False) -> int:
-    """Encode features, alone, as one rank, or as an independent part. Return the exit code."""
+    """Encode features as a single process, one rank, or an independent part. Return the exit code."""
     from streamvid.compat.diffsynth_data import note_dataset
     from streamvid.trainer.encode import encode
     from streamvid.trainer.launch import end_processes

@@ -5,7 +5,7 @@
     CACHE/KEY.lock     held by the building process; contains its progress, for waiting processes
 
 KEY depends on the options and the input: the rows of the metadata, and the name, size and modification time of each
-file (for an object, its version). A changed clip or caption creates another dataset, and so do copies with new times.
+file (for an object, its version). A changed clip or caption creates another dataset, and so do new modification times.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def cached_dataset(
 ) -> tuple[Path, ShardReport | None]:
     """Return the folder of the dataset for this input and these options, and a report if this process built it.
 
-    The first of several processes builds the dataset while the others wait. Raises the errors of `shard`, and
-    SourceError if the input changes while it is sharded.
+    The first of several processes builds the dataset while the others wait. Raises the same errors as
+    `shard`, and SourceError if the input changes while it is sharded.
     """
     key = content_key(source, options)
     folder = cache_folder() / key

@@ -43,7 +43,7 @@ def _layers(value: str) -> object:
 
 
 def _child_prefix(value: str) -> str:
-    """Remove `pipe.`, because DiffSynth-Studio's models belong to a pipe, ours to the training module."""
+    """Remove `pipe.`, because models are attributes of a pipe in DiffSynth-Studio and of the training module here."""
     return value.removeprefix("pipe.")
 
 
@@ -66,7 +66,7 @@ class DiffsynthFlag:
     """One flag of DiffSynth-Studio.
 
     option: option of TrainConfig that the flag sets, and whose type and help it shares; "" if it describes data.
-    help, kind: help text and type, if there is no option, or to replace those of the option. A bool is a switch.
+    help, kind: help text and type, if there is no option, or to replace those of the option. A bool flag is a switch.
     theirs: DiffSynth-Studio's default, if it differs from ours; used only without --config.
     """
 
@@ -120,7 +120,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     "Dataset": (
         DiffsynthFlag("dataset_base_path", help="Folder of media, a sealed dataset, or output of sft:data_process."),
         DiffsynthFlag("dataset_metadata_path", help="CSV, JSON or JSONL with one row per clip; sharded on first use."),
-        DiffsynthFlag("dataset_repeat", help="Repeats of each clip per epoch.  [default: 1]", kind=int),
+        DiffsynthFlag("dataset_repeat", help="Number of repeats of each clip per epoch.  [default: 1]", kind=int),
         DiffsynthFlag("dataset_num_workers", "data.num_workers"),
         DiffsynthFlag("data_file_keys", help="Metadata columns that contain file paths.  [default: image,video]"),
         DiffsynthFlag("extra_inputs", "data.extra_inputs", parse=_words),
@@ -209,7 +209,7 @@ class TrainRequest:
         """Return the configuration of the run. Shard its dataset if the flags describe one that does not exist yet.
 
         Mistakes that can be found without data are reported before sharding. Raises ConfigError for mistakes, and the
-        errors of `shard`.
+        same errors as `shard`.
         """
         tree = {} if self.file is None else read_yaml(self.file)
         sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}
@@ -274,7 +274,9 @@ def _theirs(said: Collection[str]) -> dict[str, object]:
     found |= _THEIR_OPTIMIZER
     if "model.lora.base_model" not in said:
         del found["model.lora.target_modules"]
-    elif "model.trainable" not in said:
+        return found
+    found["model.lora.format"] = "diffsynth"
+    if "model.trainable" not in said:
         found["model.trainable"] = []
     return found
 

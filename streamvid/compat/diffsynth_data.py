@@ -69,7 +69,7 @@ class DataFlags:
         if (self.height is None) != (self.width is None):
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
-                f"{alone} is {getattr(self, alone)} but {missing} is not given; give both for a fixed size, "
+                f"{alone} is {getattr(self, alone)}, but {missing} is not given; give both for a fixed size, "
                 "or neither to derive the size from each clip"
             )
 
@@ -91,8 +91,8 @@ class DataFlags:
         present = [name for name in dict.fromkeys(asked) if columns is None or name in columns]
         if not present:
             raise ConfigError(
-                f"data_file_keys is {','.join(asked)!r}, but the metadata has none of these columns; it has "
-                f"{', '.join(columns or ()) or 'none'}: name columns with file paths, such as --data_file_keys path"
+                f"data_file_keys is {','.join(asked)!r}, but the metadata has none of these columns; available: "
+                f"{', '.join(columns or ()) or 'none'}. Name columns with file paths, such as --data_file_keys path"
             )
         clip = next((name for name in ("video", "image") if name in present), present[0])
         return [clip, *(name for name in present if name != clip)]
@@ -127,7 +127,7 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     """Return the options of TrainConfig that select the data, by dotted name. Shard the data if requested.
 
     config: configuration of the run without these options.
-    Raises ConfigError for a folder of another kind, and the errors of sharding.
+    Raises ConfigError for a folder of another kind, and the same errors as `shard`.
     """
     from streamvid.dataset.tabular.reader import read_table
     from streamvid.modules.factory import import_object
@@ -178,7 +178,8 @@ def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> D
         return dataset
     if not isinstance(dataset, str | dict):
         raise ConfigError(
-            f"dataset_repeat={flags.dataset_repeat}: cannot be combined with several datasets; set num_repeats of each"
+            f"dataset_repeat={flags.dataset_repeat}: cannot be combined with several datasets; "
+            "set num_repeats of each dataset instead"
         )
     return {**(dataset if isinstance(dataset, dict) else {"url": dataset}), "num_repeats": flags.dataset_repeat}
 

@@ -72,7 +72,7 @@ class PlannedBatch:
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
     """Yield every batch of the run's rank in the order of delivery, provided that no sample is bad.
 
-    Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if that fails.
+    Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a read fails.
     """
     rows, start = IndexRows(), setup.selection.plan(Cursor())
     for request in setup.selection.requests(start, num_epochs):
@@ -128,7 +128,7 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadSample:
-    """Statistics of reads for some samples of a rank, from which all reads are estimated.
+    """Statistics about the reads of some samples of a rank, used to estimate all reads.
 
     read_share: bytes read per byte of stored clips.   requests_per_sample: object store requests per sample.
     decoded: bucket id → mean number of decoded frames per sample.

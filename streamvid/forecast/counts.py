@@ -31,7 +31,7 @@ class TailCounts:
 
 @dataclass(frozen=True, slots=True)
 class StarvedBucket:
-    """Bucket that has samples but delivers none. num_samples: available samples per epoch."""
+    """Bucket that has samples but delivers none. num_samples: number of available samples per epoch."""
 
     bucket_id: str
     num_samples: int
@@ -84,7 +84,7 @@ def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions,
 
 
 def failure_of(plan: EpochPlan, num_epochs: int) -> PlanError | None:
-    """Return the error that a run of this plan would raise before its first step, or None if it has a step."""
+    """Return the error that a run of this plan would raise before its first step, or None if the run has a step."""
     try:
         plan.check(num_epochs)
     except PlanError as error:
@@ -125,7 +125,7 @@ def _tail_counts(tail: Tail, num_steps: int, buckets: Sequence[BucketReport]) ->
 
 
 def _starved(report: BucketReport, options: PlanOptions, num_ranks: int, num_epochs: int) -> StarvedBucket:
-    """Return a starved bucket with all remedies that would give it a step."""
+    """Describe a starved bucket, with every remedy that would give it at least one step."""
     samples, remedies = -(-report.num_available // num_epochs), []
     if options.sync == "bucket" and samples >= num_ranks:
         remedies.append(f"batch size {samples // num_ranks}")

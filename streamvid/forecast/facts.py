@@ -1,4 +1,4 @@
-"""Reading of clip sizes from metadata, one block of rows at a time. No video is opened.
+"""Reader of clip sizes in metadata, one block of rows at a time. It opens no videos.
 
 Memory does not grow with the number of rows. Only the needed columns of CSV and Parquet files are converted.
 """
@@ -95,7 +95,7 @@ def is_metadata(source: Path) -> bool:
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """Find the columns of a metadata file or of a folder of Parquet files.
 
-    Raises SourceError if there are no columns for the sizes of clips. It names the missing columns and an alternative.
+    Raises SourceError if columns for clip sizes are missing. The error names these columns and an alternative.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)

@@ -62,7 +62,7 @@ class RankWork:
 
 @dataclass(frozen=True, slots=True)
 class EpochTime:
-    """Estimated duration of an epoch. Its parts overlap, so the longest one decides."""
+    """Estimated duration of an epoch. Its parts overlap, so the longest part determines the duration."""
 
     seconds: float
     bound_by: EpochPart

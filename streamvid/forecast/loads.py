@@ -1,4 +1,4 @@
-"""Loads of ranks: samples, tokens, costs and bytes of each rank at the steps of an epoch."""
+"""Loads of the ranks in an epoch: samples, tokens and costs per step, and bytes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Return the loads at all steps of the plan's epoch, or at as many steps as take a few seconds to compute."""
+    """Return the loads at all steps of the plan's epoch, or at fewer steps if all would take too long to compute."""
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

@@ -208,7 +208,7 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return the buckets' frame counts, ascending. The choice of a bucket depends only on those that a clip reaches."""
+    """Return the buckets' frame counts, ascending. Bucket choices depend only on the counts that a clip reaches."""
     if config.opensora is not None:  # including counts of probability 0, which keep clips from other buckets
         return sorted({frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames})
     return sorted(config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates})
@@ -219,7 +219,7 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows of a block that state a size and a number of frames. places: indices of these rows in the block."""
+    """Rows of a block that have a valid size and number of frames. places: indices of these rows in the block."""
 
     block: FactsBlock
     places: Int64Array
@@ -290,7 +290,7 @@ def _unusable(
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
-    """Return each row's number of frames at the requested rate, or -1 if it is unknown. Images keep their one frame."""
+    """Return each row's number of frames at the requested rate, or -1 if it is unknown. Images have one frame."""
     if rate.fps is None or rate.rule == "native":
         return frames
     if rate.rule == "cap":

@@ -77,7 +77,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True, slots=True)
 class LeftOutRow:
-    """Row of metadata that is assigned to no bucket."""
+    """Metadata row that is not assigned to a bucket."""
 
     row: int
     source: str

@@ -43,8 +43,8 @@ def wrap(
 ) -> tuple[str, ...]:
     """Checkpoint the blocks of `module` that `config.blocks` names; return their dotted names.
 
-    function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It configures
-        offloading itself, so it cannot be combined with `config.offload`.
+    function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. Such a
+        function configures offloading itself, so it cannot be combined with `config.offload`.
     A block inside another named block is skipped. Recomputing a block draws the same random numbers again.
     Raises ConfigError if a name matches nothing.
     """
@@ -67,7 +67,7 @@ def wrap(
 
 
 def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
-    """Configure DeepSpeed with `options` (`activation_checkpointing` of its JSON); return its checkpoint function."""
+    """Configure DeepSpeed's activation checkpointing with `options` from its JSON; return its checkpoint function."""
     from deepspeed import checkpointing
 
     checkpointing.configure(None, None, *(options.get(name) for name in _DEEPSPEED_OPTIONS))

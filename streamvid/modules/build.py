@@ -41,7 +41,7 @@ def build_module(
     "sft:data_process" freezes everything.
     dtype_of_frozen: dtype of frozen linear layers, convolutions and embeddings; None: unchanged.
     checkpoint_function: passed to `activation_checkpointing.wrap`.
-    Raises ConfigError for bad weight files before anything is built, and then for a wrong factory, key or name.
+    Raises ConfigError for a bad weight file before anything is built, and for an invalid factory, key or name.
     """
     sources = resolve(model.weights)
     lora.require_files(model.lora)
@@ -123,7 +123,7 @@ def _without_memory() -> Iterator[None]:
 
 
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
-    """Return the names of the module's encoders. Raises ConfigError if the task needs one that does not exist."""
+    """Return the names of the module's encoders. Raises ConfigError if the task needs an encoder that is missing."""
     named = getattr(module, "encoders", ())
     if isinstance(named, nn.Module | str) or not all(isinstance(name, str) for name in named):
         raise ConfigError(
@@ -190,7 +190,9 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
     both = [target for target in targets if any(f"{target}.".startswith(f"{name}.") for name in inside)]
     both += [name for name in inside if any(name.startswith(f"{target}.") for target in targets)]
     if both:
-        raise ConfigError(f"{some(both)} would be trained directly and by adapters; narrow target_modules or trainable")
+        raise ConfigError(
+            f"{some(both)} would be trained directly and through adapters; narrow target_modules or trainable"
+        )
     for parameter in kept:
         parameter.requires_grad_(True)
 

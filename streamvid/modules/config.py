@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from streamvid.config import Options, option, require
 
@@ -28,11 +28,14 @@ class WeightsConfig(Options):
     allow_unexpected: bool = option(False, help="Allow keys in files that the module does not have.")
 
 
+LoraFormat: TypeAlias = Literal["diffusers", "peft", "diffsynth"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(Options):
     """Low-rank adapters (LoRA), implemented by peft."""
 
-    base_model: str | None = option(None, help="Child that gets adapters; may be a dotted name.")
+    base_model: str | None = option(None, help="Child module that gets adapters; may be a dotted name.")
     target_modules: str | tuple[str, ...] = option(
         "",
         help="Suffixes of layer names, or 'regex:EXPRESSION' to match full names.",
@@ -44,8 +47,11 @@ class LoraConfig(Options):
     )
     dropout: float = option(0.0, minimum=0, help="Dropout probability of the adapters' inputs.")
     checkpoint: Path | None = option(None, help="File of adapters to start from.")
+    format: LoraFormat = option(
+        "diffusers", help="Format of saved adapters: that of diffusers, peft or DiffSynth-Studio."
+    )
     preset_path: Path | None = option(None, help="File of adapters to fuse into `preset_model` before training.")
-    preset_model: str | None = option(None, help="Child into which the preset adapters are fused.")
+    preset_model: str | None = option(None, help="Child module that receives the preset adapters.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

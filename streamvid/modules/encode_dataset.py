@@ -1,6 +1,6 @@
 """Encoding of a dataset into precomputed features by any number of processes.
 
-The unit of work is a shard, encoded from its first sample in batches of one size, each with its own seed. The
+The unit of work is a shard, encoded from its first sample in batches of a fixed size, each with its own seed. The
 resulting bytes do not depend on ranks, earlier shards or killed runs. The store of the features records the finished
 shards, so processes need no shared disk.
 """
@@ -54,7 +54,7 @@ class EncodeJob:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Open the features for writing. Raises ConfigError, naming differences, if they belong to another encoding."""
+        """Open the features for writing. If they come from another encoding, raise ConfigError with the differences."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 
@@ -72,7 +72,7 @@ def encode_dataset(
     """Encode this rank's share of the unfinished shards, and seal the features once all shards are complete.
 
     world: position of this process among all encoding processes.
-    wait_for_all: barrier over all ranks of a launch; None for independent processes, such as the jobs of an array, the
+    wait_for_all: barrier over all ranks of a launch; None for independent processes, such as those of a job array, the
         last of which seals the features.
     signal_number: called between batches; returns the number of a signal that ends the work, or None.
     progress: called with "encode", the number of samples encoded so far, and the total of this process.

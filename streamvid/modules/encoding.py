@@ -129,7 +129,7 @@ def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]])
 
 
 def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
-    """Return everything that the output of `encode` depends on, as JSON values.
+    """Return all facts that determine the output of `encode`, as JSON values.
 
     The module's attribute `encoder_args` may list the factory arguments that its encoders depend on. Features then
     remain valid if other arguments change.

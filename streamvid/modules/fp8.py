@@ -152,7 +152,7 @@ def _store_layer(path: str, layer: nn.Module) -> None:
 
 
 def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return the part and everything inside it except adapters, by name. Raises ConfigError if any is trainable."""
+    """Return a part and its submodules by name, except adapters. Raises ConfigError if any of them is trainable."""
     modules = dict(module.named_modules())
     if not name or name not in modules:
         raise ConfigError(

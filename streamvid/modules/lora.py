@@ -1,15 +1,24 @@
 """Low-rank adapters (LoRA) through peft: choice of layers, sources of weights, and names in files.
 
-A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. Keys in files are those of plain
-peft without a prefix, relative to the model that has the adapters: `blocks.0.q.lora_A.weight`.
+A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. Files are written in one of three
+formats, whose readers expect for a layer `blocks.0.q`:
+
+diffusers   transformer.blocks.0.q.lora_A.weight, and alpha in the header's `lora_adapter_metadata`
+peft        blocks.0.q.lora_A.weight; alpha is in a configuration of its own
+diffsynth   blocks.0.q.lora_A.default.weight; there is no alpha, so B is multiplied by the scale
+
+All of them are read, with alpha from wherever the format states it, and also ComfyUI's `diffusion_model.` prefix,
+`lora_down` and `lora_up`, and `alpha` tensors.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
-from streamvid.modules.config import LoraConfig
+from streamvid.modules.config import LoraConfig, LoraFormat
 from streamvid.modules.parts import LAYERS, child_names, part_of, some
 from streamvid.modules.weight_files import read_metadata, read_state
 
@@ -26,6 +35,9 @@ _log = logging.getLogger(__name__)
 REGEX = "regex:"
 LARGE = 512
 _ADAPTER = ".default."  # peft's name for an unnamed adapter
+#: Prefixes of keys in diffusers' files: names of pipeline components. The first one is the default.
+_PIPELINE_PARTS = ("transformer", "transformer_2", "unet", "text_encoder", "text_encoder_2")
+_DIFFUSERS_FACTS = "lora_adapter_metadata"
 
 
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
@@ -93,7 +105,7 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     if refused:
         raise ConfigError(
             f"target_modules matches {some(refused)}; adapters support linear and convolution layers, except inside "
-            "an nn.MultiheadAttention, which bypasses their forward; name only such layers"
+            "an nn.MultiheadAttention, which bypasses their forward; name only supported layers"
         )
     return tuple(chosen)
 
@@ -101,13 +113,12 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     """Add the adapters of `config.preset_path` to the weights of `config.preset_model`; return the number of layers.
 
-    W += alpha / rank · B @ A, computed in float32. If the file does not record alpha and rank, the scale is 1.
+    W += alpha / rank · B @ A, computed in float32. If the file does not state alpha, the scale is 1.
     """
     base, path = _child(module, "preset_model", config.preset_model), config.preset_path
-    state, known = _read(path, "preset_path", config.preset_model)
-    scale = float(known["alpha"]) / float(known["rank"]) if {"alpha", "rank"} <= known.keys() else 1.0
+    found = _read(path, "preset_path", base, config.preset_model)
     pairs: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in state.items():
+    for key, tensor in found.tensors.items():
         name, _, part = key.removesuffix(".weight").rpartition(".")
         pairs.setdefault(name, {})[part] = tensor
     for name, pair in pairs.items():
@@ -125,7 +136,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
                 f"{tuple(layer.weight.shape)}; use adapters for this model"
             )
         with torch.no_grad():
-            layer.weight.copy_(layer.weight.float() + scale * delta.reshape(layer.weight.shape))
+            layer.weight.copy_(layer.weight.float() + found.scale(name) * delta.reshape(layer.weight.shape))
     _log.info("fused the adapters of %s into %d layers of %s", path, len(pairs), config.preset_model)
     return len(pairs)
 
@@ -156,21 +167,39 @@ def base_of(module: nn.Module) -> str | None:
     return next((name for name, part in module.named_modules() if _peft_config(part) is not None), None)
 
 
-def metadata(module: nn.Module) -> dict[str, str]:
-    """Return the metadata of an adapter file: rank, alpha, dropout, base_model and target_modules (JSON)."""
-    base = base_of(module)
-    if base is None:
-        return {}
+def adapter_file(
+    module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return (tensors, metadata) of a file with the adapters among `tensors`; both empty if `module` has no adapters.
+
+    Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
+    """
+    state, base = adapter_state(module, tensors), base_of(module)
+    if not state or base is None:
+        return {}, {}
     config = _peft_config(module.get_submodule(base))
-    adapters = adapter_state(module, dict(module.named_parameters()))
-    layers = {name.rpartition(".lora_A.")[0] for name in adapters if ".lora_A." in name}
-    return {
+    layers = sorted({name.rpartition(".lora_A.")[0] for name in state if ".lora_A." in name})
+    alpha = float(config.lora_alpha)
+    if format == "diffsynth":  # has no place for alpha
+        scale = alpha / config.r
+        state = {name: tensor * scale if ".lora_B." in name else tensor for name, tensor in state.items()}
+        state = {name.replace(".weight", ".default.weight"): tensor for name, tensor in state.items()}
+        alpha = float(config.r)
+    facts = {
         "base_model": base,
         "rank": str(config.r),
-        "alpha": str(config.lora_alpha),
+        "alpha": str(alpha),
         "dropout": str(config.lora_dropout),
-        "target_modules": json.dumps(sorted(layers)),
+        "target_modules": json.dumps(layers),
     }
+    if format == "diffusers":
+        name = base.rpartition(".")[2]
+        prefix = name if name in _PIPELINE_PARTS else _PIPELINE_PARTS[0]
+        theirs = {"r": config.r, "lora_alpha": alpha, "lora_dropout": config.lora_dropout, "target_modules": layers}
+        facts["format"] = "pt"
+        facts[_DIFFUSERS_FACTS] = json.dumps({f"{prefix}.{key}": theirs[key] for key in sorted(theirs)})
+        state = {f"{prefix}.{key}": tensor for key, tensor in state.items()}
+    return state, facts
 
 
 def _peft_config(part: nn.Module) -> Any:
@@ -180,16 +209,14 @@ def _peft_config(part: nn.Module) -> Any:
 
 def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
     path = config.checkpoint
-    state, known = _read(path, "checkpoint", config.base_model)
-    alpha = known.get("alpha")
-    if alpha is not None and float(alpha) != _alpha(config):
-        raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}; set lora.alpha={alpha} to use it")
+    found = _read(path, "checkpoint", base, config.base_model)
+    state = found.tensors
     here = {plain_name(name): value for name, value in base.named_parameters() if is_adapter(name)}
     missing, unexpected = [n for n in here if n not in state], [n for n in state if n not in here]
     if missing or unexpected:
         raise ConfigError(
             f"checkpoint {path} does not fit; missing adapters: {some(missing) or 'none'}; unexpected adapters: "
-            f"{some(unexpected) or 'none'}; set lora.target_modules to the layers that it was trained with"
+            f"{some(unexpected) or 'none'}; set lora.target_modules to the layers of the checkpoint"
         )
     for name, parameter in here.items():
         if state[name].shape != parameter.shape:
@@ -197,22 +224,80 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
                 f"checkpoint {path}: {name} has shape {tuple(state[name].shape)}, not {tuple(parameter.shape)}; "
                 f"rank is {config.rank}: set lora.rank to the rank of the checkpoint"
             )
+        scale = found.scale(name.rpartition(".lora_")[0])
+        if scale != _alpha(config) / config.rank:
+            alpha = scale * config.rank
+            raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}; set lora.alpha={alpha} to use it")
         with torch.no_grad():
             parameter.copy_(state[name])
     _log.info("adapters of %s start from %s", config.base_model, path)
 
 
-def _read(path: Path | None, field: str, base: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of an adapter file, by their names in the model `base`, and the file's metadata."""
+@dataclass(frozen=True)
+class _Adapters:
+    """Adapters of a file, by their names in the model. facts: peft's description of them, as far as it is known.
+
+    alphas: alpha of single layers.
+    """
+
+    tensors: dict[str, Tensor]
+    facts: Mapping[str, Any]
+    alphas: Mapping[str, float]
+
+    def scale(self, layer: str) -> float:
+        """Return the factor of a layer's B @ A: alpha / rank, or 1 if the file does not state alpha."""
+        rank = self.tensors[f"{layer}.lora_A.weight"].shape[0]
+        alpha = (
+            self.alphas.get(layer) or _matching(self.facts.get("alpha_pattern"), layer) or self.facts.get("lora_alpha")
+        )
+        return 1.0 if alpha is None else float(alpha) / (math.sqrt(rank) if self.facts.get("use_rslora") else rank)
+
+
+def _matching(pattern: object, layer: str) -> Any:
+    """Return the value of the pattern that matches a layer's name, as peft looks it up."""
+    if not isinstance(pattern, Mapping):
+        return None
+    return next((value for key, value in pattern.items() if re.search(rf"(.*\.)?({key})$", layer)), None)
+
+
+def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _Adapters:
+    """Read an adapter file of streamvid, peft, diffusers or DiffSynth-Studio for the model `base`."""
     assert path is not None
-    state = {plain_name(key): tensor for key, tensor in read_state([path]).items()}
+    state = {_theirs(key): tensor for key, tensor in read_state([path]).items()}
     if not any(map(is_adapter, state)):
         raise ConfigError(f"{field} {path} contains neither lora_A nor lora_B; use a file of adapters")
-    for prefix in ("base_model.model.", "pipe.", f"{base}."):
-        # Removed only if all names have the prefix, because a layer may have the same name.
-        if all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-    return state, read_metadata(path)
+    layers = {layer for layer, _ in base.named_modules()}
+    for prefix in ("base_model.model.", "pipe.", f"{name}.", "diffusion_model.", *(f"{p}." for p in _PIPELINE_PARTS)):
+        # Removed only if all names have the prefix and are not those of layers, because a layer may have this name.
+        if all(key.startswith(prefix) for key in state) and not all(_layer(key) in layers for key in state):
+            state = {key.removeprefix(prefix): tensor for key, tensor in state.items()}
+    alphas = {_layer(key): float(tensor) for key, tensor in state.items() if key.endswith(".alpha")}
+    tensors = {key: tensor for key, tensor in state.items() if not key.endswith(".alpha")}
+    return _Adapters(tensors, _facts(path, field), alphas)
+
+
+def _theirs(key: str) -> str:
+    """Return peft's name for a key of an adapter file."""
+    return plain_name(key).replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
+
+
+def _layer(key: str) -> str:
+    return key.removesuffix(".alpha") if key.endswith(".alpha") else re.split(r"\.lora_[AB]\.", key)[0]
+
+
+def _facts(path: Path, field: str) -> Mapping[str, Any]:
+    """Return what the file's header, or peft's adapter_config.json next to it, states about the adapters."""
+    known, beside = read_metadata(path), path.with_name("adapter_config.json")
+    try:
+        if _DIFFUSERS_FACTS in known:
+            theirs = json.loads(known[_DIFFUSERS_FACTS])
+            return {key.partition(".")[2] or key: theirs[key] for key in theirs}
+        if "alpha" in known:
+            return {"lora_alpha": float(known["alpha"])}
+        facts = json.loads(beside.read_bytes()) if beside.is_file() else {}
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{field} {path}: the description of the adapters is damaged ({error})") from None
+    return facts if isinstance(facts, Mapping) else {}
 
 
 def _alpha(config: LoraConfig) -> float:
@@ -238,7 +323,7 @@ def _automatic(modules: Mapping[str, nn.Module]) -> list[str]:
     }
     large = [name for name, part in linear.items() if min(part.in_features, part.out_features) >= LARGE]
     if not linear:
-        raise ConfigError("target_modules is empty, and no list of blocks has a linear layer; name the layers")
+        raise ConfigError("target_modules is empty, and no list of blocks has a linear layer; set it to layer names")
     return large or list(linear)
 
 
@@ -262,7 +347,7 @@ def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]
             layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, LAYERS)})
             raise ConfigError(
                 f"target_modules contains {end!r}, but no layer name ends with it; use suffixes such as {some(layers)} "
-                f"or '{REGEX}EXPRESSION', or no value to choose layers by size"
+                f"or '{REGEX}EXPRESSION', or leave target_modules empty to choose layers by size"
             )
         chosen.update(dict.fromkeys(found))
     return [name for name in modules if name in chosen]

@@ -22,8 +22,10 @@ class OptimizerConfig(Options):
 
     factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer.")
     lr: float = option(1e-4, help="Peak learning rate.")
-    betas: tuple[float, float] | None = option((0.9, 0.99), help="Momentum coefficients; null if not accepted.")
-    weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null if not accepted.")
+    betas: tuple[float, float] | None = option(
+        (0.9, 0.99), help="Momentum coefficients; null if the optimizer has none."
+    )
+    weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null if the optimizer has none.")
     args: dict[str, Any] = option(default_factory=dict, help="Further arguments of the optimizer.")
     schedule: Literal["constant", "cosine", "linear"] = option("constant", help="Learning rate after the warmup.")
     warmup_steps: int = option(0, minimum=0, help="Steps of linear warmup.")

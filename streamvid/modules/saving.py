@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError, StreamvidError
 from streamvid.modules import lora
+from streamvid.modules.config import LoraFormat
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,14 @@ class WeightFile:
     metadata: dict[str, str]
 
 
-def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile, ...]:
+def files(
+    module: nn.Module, tensors: Mapping[str, Tensor], lora_format: LoraFormat = "diffusers"
+) -> tuple[WeightFile, ...]:
     """Split the changed tensors into one file per trainable child and one file for adapters.
 
     tensors: result of `changing`, gathered from all ranks, or moving averages of these tensors.
     Buffers are included for children whose parameters are all trainable. The adapter file is named "lora" if other
-    weights are trainable too. Its keys follow plain peft, relative to the model that has the adapters. Its metadata
-    contains rank and alpha.
+    weights are trainable too; `lora_format` determines its keys and metadata.
     """
     trains = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     whole = _whole_children(module)
@@ -40,8 +42,9 @@ def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile,
             children.setdefault(name.partition(".")[0] if "." in name else "", {})[name] = tensor.detach()
     is_only_one = len(children) == 1
     parts = [WeightFile("" if is_only_one else child, own, {}) for child, own in children.items()]
-    if adapters := lora.adapter_state(module, tensors):
-        parts.append(WeightFile("lora" if parts else "", adapters, lora.metadata(module)))
+    adapters, metadata = lora.adapter_file(module, tensors, lora_format)
+    if adapters:
+        parts.append(WeightFile("lora" if parts else "", adapters, metadata))
     return tuple(parts)
 
 

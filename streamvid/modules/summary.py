@@ -19,7 +19,7 @@ _HEADER = ("model", "class", "parameters", "trainable", "bytes", "dtype")
 
 @dataclass
 class ModelSize:
-    """One row of the table. A shared tensor counts for the first model that has it; bytes include buffers.
+    """One row of the table. A shared tensor counts for the first model that contains it; bytes include buffers.
 
     num_of_dtype: number of parameters per dtype name.
     """

@@ -85,7 +85,7 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
 
 
 def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
-    """Return the name, size and SHA-256 of each file, which do not depend on its folder."""
+    """Return the name, size and SHA-256 of each file, independent of the file's folder."""
     rows = []
     for file in files:
         with file.open("rb") as opened:
@@ -237,7 +237,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         reason = _one_line(error)
         raise ConfigError(
-            f"{file} is refused, because it is a pickle that holds more than tensors and could run any code "
+            f"{file} is refused, because it is a pickle that holds more than tensors and could run arbitrary code "
             f"({reason[max(0, reason.find('Unsupported')) :][:160]}); if you trust it, save its tensors as safetensors"
         ) from None
     return _only_tensors(file, loaded)

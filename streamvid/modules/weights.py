@@ -1,6 +1,6 @@
 """Loading of weight files into the training module: each file fills the child with matching keys and shapes.
 
-The keys of a file are those of its child, optionally all with one prefix: the child's name, pipe.NAME, model or
+The keys of a file are those of its child, optionally with one common prefix: the child's name, pipe.NAME, model or
 module. A file may also hold the whole training module.
 """
 
@@ -49,8 +49,8 @@ def load(
     """Load weight files into `module`. Return the child that each written path fills; "" is the whole module.
 
     may_lack: children that the task can do without; None: any child. Files of absent children are skipped.
-    Raises ConfigError before the first tensor changes if a key is missing or unexpected without permission, or if a
-    file fits no child or several. Raises ConfigError at the end if no file filled a meta tensor.
+    Raises ConfigError before the first tensor changes if a key is missing or unexpected and `config` does not allow
+    this, or if a file fits no child or several. Raises ConfigError at the end if no file filled a meta tensor.
     """
     states = [read_state(source.files) for source in sources]
     went: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The epoch as arithmetic: no I/O, no torch, no clock.
+"""Computation of the steps of an epoch, without I/O, torch or a clock.
 
 May import errors, config, buckets and the draw sets of dataset. README.md gives the reading order of the files.
 """

@@ -95,7 +95,7 @@ class CostTable:
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON that `from_json` reads back."""
+        """Return the table as plain JSON, for `from_json`."""
         return {
             "version": COST_VERSION,
             "tokens": dict(self.tokens),
@@ -105,7 +105,7 @@ class CostTable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CostTable:
-        """Return a table from the JSON of `to_json`. Raises ConfigError if the JSON is invalid."""
+        """Create a table from the JSON that `to_json` returns. Raises ConfigError if the JSON is invalid."""
         if not isinstance(value, Mapping) or value.get("version") != COST_VERSION:
             version = value.get("version") if isinstance(value, Mapping) else value
             raise ConfigError(
@@ -176,7 +176,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
 
 
 def _columns(tokens: int, batch_size: int) -> tuple[int, int, int]:
-    """Return the factors of the three coefficients."""
+    """Return the factors by which the formula multiplies the three coefficients."""
     return 1, batch_size * tokens, batch_size * tokens * tokens
 
 
@@ -197,8 +197,8 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
     """Return non-negative coefficients that minimize the squares of (prediction / value - 1), by trying all subsets.
 
-    rows: (amounts, value) with value > 0. At most as many coefficients as rows are not 0. The solution is exact, apart
-    from the rounding of amounts / value.
+    rows: (amounts, value) with value > 0. At most len(rows) coefficients are nonzero. The solution is exact,
+    apart from the rounding of amounts / value.
     """
     num_columns = len(rows[0][0])
     relative = [[amount * _SCALE // value for amount in amounts] for amounts, value in rows]

@@ -36,7 +36,7 @@ _PHASE_BITS = 20
 
 @dataclass(frozen=True, eq=False)
 class DrawSet:
-    """Draw set from the point of view of one of its buckets.
+    """Draw set as seen by one of its buckets.
 
     name: hash of the set's name, equal in all of its buckets. weights: probabilities of the buckets, in units of
     1 / UNIT; the difference of their sum from UNIT is the probability that a clip is drawn for no bucket.
@@ -89,7 +89,7 @@ def draw_sets(
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Samples that a pass takes from each shard: `sizes` samples, from `firsts` on, in the order permuted by `keys`."""
+    """Samples of a pass: `sizes` samples per shard, starting at index `firsts` of the order permuted with `keys`."""
 
     sizes: Int64Array
     firsts: Int64Array

@@ -110,7 +110,7 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the whole epoch, including steps already done and steps without a batch on some ranks."""
+        """Number of steps in the whole epoch, including completed steps and steps without a batch on some ranks."""
         return self.cursor.step + self.num_steps_left
 
     @cached_property
@@ -145,7 +145,7 @@ class EpochPlan:
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
 
     def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
-        """Count the steps from `positions` to the end of epoch `num_epochs - 1` if each epoch carries its remainder."""
+        """Count the steps from `positions` to the end of epoch `num_epochs - 1` with a tail that carries remainders."""
         total = 0
         for lane in (*self._lanes, *self._idle):
             units = 0
@@ -185,7 +185,7 @@ class EpochPlan:
         )
 
     def check(self, num_epochs: int | None = 1) -> None:
-        """Raise PlanError if no bucket fills a step in `num_epochs` epochs (None: endless), including the cursor's.
+        """Raise PlanError if no bucket fills a step in `num_epochs` epochs, including the cursor's. None means endless.
 
         A cursor at the end of an epoch that had steps is not an error.
         """
@@ -198,7 +198,7 @@ class EpochPlan:
             raise check.no_step(self._spans, self.options, self.num_ranks, soonest)
 
     def _num_epochs_to_a_step(self) -> int | None:
-        """Return the number of epochs, including this one, until carried samples fill a step; None: never."""
+        """Return the number of epochs, including this one, until carried samples fill a step; None if they never do."""
         if not self.options.tail_rule.carries:
             return None  # other tails have the same steps in every epoch, here none
         positions = {span.bucket_id: span.position for span in self._spans}
@@ -272,7 +272,7 @@ class EpochPlan:
         return self._streams[bucket_id].boundary(self.cursor.epoch)
 
     def end_of(self, bucket_id: str) -> int:
-        """Return the position at which the epoch ends in a bucket; no run passes it."""
+        """Return the position at which the epoch ends in a bucket. No run passes this position."""
         return self._streams[bucket_id].boundary(self.cursor.epoch + 1)
 
     @cached_property

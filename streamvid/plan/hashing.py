@@ -1,4 +1,4 @@
-"""Randomness as integer arithmetic: the same on every machine and every version of numpy and Python.
+"""Random numbers from integer arithmetic, equal on all machines and with all versions of numpy and Python.
 
 The whole algorithm, on 64-bit unsigned integers that wrap:
 
@@ -110,7 +110,7 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """Apply the network once. Its domain is the smallest sufficient power of two, so under half the places repeat."""
+    """Apply the network once, over the smallest sufficient power of two. Under half of the results are too large."""
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)

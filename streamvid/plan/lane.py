@@ -73,7 +73,7 @@ class Lane:
         return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
 
     def units(self, steps: Int64Array, ranks: range) -> tuple[Units, Int64Array]:
-        """Return (flat units of `ranks` at neighboring steps, number of samples of all ranks at each step)."""
+        """Return (flat units of `ranks` at consecutive steps, number of samples of all ranks at each step)."""
         sizes = np.array([span.batch_size for span in self.spans])
         first, last = steps[:1] * self.num_ranks, steps[-1:] * self.num_ranks + self.num_ranks
         if self.num_ranks <= _FEW_RANKS * len(self.spans):

@@ -121,7 +121,7 @@ class MixedStream:
 
     @property
     def has_several(self) -> bool:
-        """True if more than one dataset has samples here."""
+        """True if more than one dataset has samples in this bucket."""
         return len(self._streams) > 1
 
     def member_of(self, ordinals: Int64Array) -> Int64Array:
@@ -199,7 +199,7 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
     """Return (ordinals, passes, datasets as in `member_of`) for each stream, each in the shape of the positions.
 
     Ordinals count all samples of the bucket, dataset by dataset, in manifest order. Many streams are resolved together,
-    because for a few samples most of the cost is the call.
+    because the cost of a call exceeds that of a few samples.
     """
     split = [stream.split(positions) for stream, positions in asked]
     parts = [list(stream.members(members)) for (stream, _), (members, _) in zip(asked, split, strict=True)]

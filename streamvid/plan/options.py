@@ -1,4 +1,4 @@
-"""Plan options: everything that the order depends on besides the dataset, the batch sizes and the world."""
+"""Options that determine the order, together with the dataset, the batch sizes, the costs and the number of ranks."""
 
 from __future__ import annotations
 

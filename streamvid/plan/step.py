@@ -1,4 +1,4 @@
-"""One step: the samples that all ranks take together, assigned so that each rank reads few shards."""
+"""Step of an epoch: its samples, assigned to the ranks so that each rank reads few shards."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: i
 
 
 def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range) -> Draft:
-    """Draft the part of `ranks` in neighboring steps of a lane of several buckets."""
+    """Draft the part of `ranks` in consecutive steps of a lane of several buckets."""
     (numbers, units, extra), totals = lane.units(steps, ranks)
     sizes = np.array([span.batch_size for span in lane.spans])[numbers]
     starts = np.cumsum(sizes) - sizes
@@ -200,7 +200,7 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """Return the order of each row, (rows, samples). Datasets keep their places, or each rank would get only one."""
+    """Return the order of each row, (rows, samples). Datasets keep their places; sorting would separate them."""
     # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
     if stream.has_several:  # ordinals count one dataset after the other, and so does `order`

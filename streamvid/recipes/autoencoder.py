@@ -147,7 +147,7 @@ def save_autoencoder(model: Autoencoder, path: Path, facts: dict[str, str]) -> N
 def load_autoencoder(path: Path | None = None) -> Autoencoder:
     """Load a frozen float32 autoencoder from a file written by `save_autoencoder`, by default the shipped file.
 
-    Draws no random numbers. Raises ConfigError if the file is missing or is not such a file.
+    Draws no random numbers. Raises ConfigError if the file is missing or has another format.
     """
     source = path or SHIPPED
     try:
@@ -156,6 +156,7 @@ def load_autoencoder(path: Path | None = None) -> Autoencoder:
         model.load_state_dict({name: one.float() for name, one in load_file(source).items()}, assign=True)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"cannot load autoencoder {str(source)!r}: {error}; use a file of tools/train_autoencoder.py, or null"
+            f"cannot load autoencoder {str(source)!r}: {error}; use a file written by "
+            "tools/train_autoencoder.py, or null for the shipped weights"
         ) from None
     return model.eval().requires_grad_(False)

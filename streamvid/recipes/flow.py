@@ -61,5 +61,8 @@ def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: fl
 
 
 def guided(with_text: Tensor, without: Tensor, guidance: float) -> Tensor:
-    """Combine velocities by classifier-free guidance: 0 returns `without`, 1 `with_text`, and above 1 extrapolates."""
+    """Combine velocities by classifier-free guidance.
+
+    A scale of 0 returns `without`, a scale of 1 returns `with_text`, and a larger scale extrapolates.
+    """
     return without + guidance * (with_text - without)

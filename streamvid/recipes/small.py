@@ -59,7 +59,7 @@ class SmallConfig(Options):
             object.__setattr__(self, "autoencoder", Path(self.autoencoder))
             if self.codec != "autoencoder":
                 raise ConfigError(
-                    f"autoencoder is {str(self.autoencoder)!r} but codec is {self.codec!r}; omit autoencoder"
+                    f"autoencoder is {str(self.autoencoder)!r}, but codec is {self.codec!r}; omit autoencoder"
                 )
         is_divided = self.dim % 2 == 0 and self.dim % self.heads == 0
         require(is_divided, "dim", self.dim, f"an even number of at least 6 that is divisible by heads={self.heads}")

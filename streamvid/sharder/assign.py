@@ -64,7 +64,7 @@ class PlannedSample:
 
     @property
     def upscale(self) -> float | None:
-        """Factor by which the sides of the source are scaled to the bucket's size; None for text."""
+        """Scaling factor from the source's size to the bucket's size; None for text."""
         return None if self.bucket.is_text else float(cover_scale(*self._sizes))
 
     @property

@@ -105,7 +105,7 @@ def packets_path(staging: Path, path: str) -> Path:
 
 
 def load_marker(staging: Path, path: str) -> Marker:
-    """Load a shard's marker. Raises OSError if it cannot be read, ValueError or TypeError if it is invalid."""
+    """Load a shard's marker. Raises OSError if it cannot be read, and ValueError or TypeError if it is invalid."""
     return Marker(**json.loads(marker_path(staging, path).read_bytes()))
 
 
@@ -170,8 +170,8 @@ def _clip_paths(shard: PlannedShard) -> Iterator[str]:
 def build_shard(task: ShardTask) -> None:
     """Write the offsets, tar, packets and marker of a shard in this order, each atomically. Runs in a worker.
 
-    Raises SourceError if a file has changed since it was probed, StorageError if writing fails or an encoded clip is
-    damaged.
+    Raises SourceError if a file has changed since it was probed, and StorageError if writing fails or an encoded clip
+    is damaged.
     """
     folder, shard = task.folder, task.shard
     temporary = folder / f"{Path(shard.path).stem}.{os.getpid()}.tmp"

@@ -163,7 +163,7 @@ class EncodeTask:
 def encode_sample(task: EncodeTask) -> Finding:
     """Encode a clip into the staging folder. Runs in a worker.
 
-    Raises SourceError if the file has changed since it was probed, StorageError if writing fails.
+    Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
     """
     media = task.job.file.media(task.storage)
     media.check_unchanged()

@@ -108,7 +108,8 @@ def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
     if share > SHAPE_TOLERANCE:
         raise Rejected(
             f"{file.label}: {file.source} is {own.width}x{own.height}, but the clip is {probe.width}x{probe.height}; "
-            f"their aspect ratios may differ by at most {SHAPE_TOLERANCE:.0%}, so that their crops show the same part",
+            f"their aspect ratios may differ by at most {SHAPE_TOLERANCE:.0%}, so that their crops show the same part; "
+            "crop one of the files to the other's aspect ratio",
             kind="medium",
         )
 

@@ -209,8 +209,8 @@ class ClipOptions:
 class WorkOptions:
     """Options for running the sharder, which never affect the content of the dataset.
 
-    work_dir: local folder for unfinished work (encoded clips, tars, probing results) on a dataset in an object store.
-        None: a folder in the user's cache folder.
+    work_dir: local folder for unfinished work (encoded clips, tars, probing results) if the dataset is in an object
+        store. None: a folder in the user's cache folder.
     """
 
     workers: int = option(

@@ -104,7 +104,7 @@ def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Buc
 
 
 def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample]:
-    """Sort samples by a hash of seed and key, so that the order of the input does not matter."""
+    """Sort samples by a hash of seed and key, so the order of the input does not matter."""
     return sorted(samples, key=lambda sample: (stable_hash("order", str(seed), sample.key), sample.key))
 
 

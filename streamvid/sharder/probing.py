@@ -102,7 +102,7 @@ def probe_file(task: ProbeTask) -> Finding:
     """Probe one file. Runs in a worker.
 
     For a remote file, the finding includes "bytes_read", the number of bytes read. Raises StorageError if the store
-    fails and SourceError if the file has changed since it was listed; neither rejects the file.
+    fails and SourceError if the file has changed since it was listed; neither error rejects the file.
     """
     with opened(task.media, task.folder, clock_paused) as source:
         finding = attempt("probing", lambda: _probe(task, source))

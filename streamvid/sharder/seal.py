@@ -251,7 +251,7 @@ def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo
 
 
 def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) -> dict[str, MediaInfo]:
-    """Return the facts that readers need about each conditioning input; see dataset/README.md."""
+    """Return the description of each conditioning input for the manifest; see dataset/README.md."""
     found: dict[str, MediaInfo] = {}
     for column in columns:
         counts, stills, is_list = [0], [True], False

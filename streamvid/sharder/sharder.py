@@ -242,4 +242,4 @@ def _nothing_accepted(rejections: tuple[Rejection, ...]) -> str:
 
 
 def _no_progress(phase: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """Ignore progress reports."""

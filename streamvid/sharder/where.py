@@ -41,7 +41,7 @@ _SHOWN = 60
 class Where:
     """Condition on records. text: the condition as the user wrote it. node: the parsed condition.
 
-    kinds: column → type, for the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
+    kinds: type of each column, for the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
     """
 
     text: str
@@ -98,7 +98,7 @@ class Where:
 def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
     """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
-    user_types: metadata column → index type. Raises ConfigError, which names the text, the position and the remedy.
+    user_types: index types by metadata column. Raises ConfigError, which names the text, the position and the remedy.
     """
     kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}
 

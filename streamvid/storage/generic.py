@@ -11,7 +11,7 @@ from streamvid.storage.transport import Body, RequestError, Transport
 
 
 class FsspecTransport(Transport):
-    """Transport to `fsspec.filesystem(protocol)`, which splits uploads in its own way.
+    """Transport to `fsspec.filesystem(protocol)`, which decides how uploads are split.
 
     A requested version is checked after the read. Responses carry no version, so parts of one large read may come from
     two versions.

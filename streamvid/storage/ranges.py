@@ -54,8 +54,8 @@ def near_spans(
 ) -> list[list[int]]:
     """Return groups of indices of (start, end) spans, ordered by start.
 
-    Within a group, gaps are at most `gap_bytes`, and the spans together cover at most `max_bytes`. A longer span is a
-    group of its own.
+    Within a group, gaps are at most `gap_bytes`, and the spans together cover at most `max_bytes`. A longer span
+    forms a separate group.
     """
     groups: list[list[int]] = []
     first = last = 0

@@ -76,7 +76,7 @@ class RemoteStore(Store):
             made.transport.disconnect()
 
     def _forget_process(self) -> None:
-        """Drop connections, locks and threads, which belong to another process."""
+        """Drop the connections, locks and threads of the parent process."""
         self._lock = threading.Lock()
         self._made = None
         self._versions = OrderedDict()
@@ -284,7 +284,7 @@ class RemoteStore(Store):
     # Retries.
 
     def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer], num_bytes: int = 0) -> _Answer:
-        """Send a request until it succeeds, fails for good, or the deadline passes."""
+        """Send a request until it succeeds, fails permanently, or the deadline passes."""
         extra_seconds = num_bytes / _LEAST_BYTES_PER_SECOND
         call = Call(self._engine(), self.options.deadline_seconds, extra_seconds, self._warn_once)
         try:

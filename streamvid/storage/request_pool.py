@@ -57,7 +57,7 @@ class RequestPool:
         return int(self._limit)
 
     def submit(self, num_bytes: int, job: Callable[[], None]) -> None:
-        """Run `job`, which transfers `num_bytes`, as soon as the limits allow. It must not raise."""
+        """Run `job`, which transfers `num_bytes`, as soon as the limits allow. `job` must not raise."""
         with self._condition:
             self._queue.append((num_bytes, job))
             if self._num_idle < len(self._queue) and self._num_threads < self._max_requests:
@@ -72,7 +72,7 @@ class RequestPool:
                 self._condition.notify()
 
     def succeeded(self) -> None:
-        """Raise the limit by one or, after a cut, by one per round of requests."""
+        """Raise the limit by one or, after the first cut, by 1/limit."""
         with self._condition:
             step = 1.0 if self._is_growing_fast else 1.0 / self._limit
             self._limit = min(float(self._max_requests), self._limit + step)

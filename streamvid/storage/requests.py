@@ -1,7 +1,7 @@
 """Operations on one store: requests that are retried on failure and, for reads, hedged when slow.
 
-Requests run in the threads of a pool. The calling thread only waits, so no socket holds it beyond its deadline.
-A try keeps the bytes of its range until all have arrived, and the first try to finish copies them to their buffers.
+Requests run in the threads of a pool. The calling thread only waits, so no socket blocks it beyond its deadline.
+Each try holds its bytes until all of them have arrived. The first try to finish copies them to the caller's buffers.
 After the read has ended, for whatever reason, no request writes to a buffer.
 """
 
@@ -31,7 +31,7 @@ _Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
-    """Return the seconds to wait before a retry: increasing, and random so that readers do not retry all at once."""
+    """Return the seconds to wait before a retry. The delay grows and is random, so readers spread their retries."""
     first = _SLOW_DOWN_PAUSE_SECONDS if failure == "slow down" else _FIRST_PAUSE_SECONDS
     return random.uniform(0.1, 1.0) * min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(num_failures, 16))
 
@@ -102,7 +102,7 @@ class Operation:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the operation started."""
         return time.monotonic() - self._since
 
     def run(self, requests: Sequence[Request]) -> None:
@@ -230,7 +230,7 @@ class Call(Operation):
 
 
 class RangeRead(Operation):
-    """Operation that reads ranges of one object. version: version to read, "" for any; later, the version read."""
+    """Operation that reads ranges of one object. version: version to read, "" for any; then the one that was read."""
 
     version = ""
 

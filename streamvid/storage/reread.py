@@ -1,4 +1,4 @@
-"""Repeated reads of wrong bytes: bytes that arrive twice are stored that way; others were damaged in transit."""
+"""Repeated reads after a checksum mismatch, to distinguish wrong stored bytes from damage in transit."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def redact(url: str) -> str:
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
     """Return the store at a local path or at a file://, s3:// or memory:// URL. `options` apply to object stores.
 
-    Other object stores open through their fsspec packages and are untested. Nothing is connected or created yet.
+    Other object stores open through their fsspec packages and are untested. No connection or file is created yet.
 
     Raises StorageError if the URL is of any other kind or contains keys.
     """

@@ -51,7 +51,7 @@ class TrainProgress:
     num_tokens: int = 0
 
     def after(self, num_samples: int, num_tokens: int) -> TrainProgress:
-        """Return the position after one more step with this many samples and tokens."""
+        """Return the position after one more step with the given numbers of samples and tokens."""
         return TrainProgress(self.step + 1, self.num_samples + num_samples, self.num_tokens + num_tokens)
 
 
@@ -80,7 +80,7 @@ class Checkpoints:
         progress: TrainProgress,
         loader_state: Mapping[str, object],
     ) -> None:
-        """Save the weights as `name` and the state of this step, and remove the oldest beyond the numbers to keep."""
+        """Save the weights as `name` and the state of this step, and remove old files beyond the configured numbers."""
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         model = self.accelerator.unwrap_model(module).model
@@ -110,7 +110,7 @@ class Checkpoints:
         self.accelerator.wait_for_everyone()
 
     def _save_weights(self, name: str, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        for file in saving.files(model, tensors):
+        for file in saving.files(model, tensors, self.config.model.lora.format):
             path = self.config.output / f"{name}{file.name and '.'}{file.name}.safetensors"
             state = saving.remove_prefix(file.tensors, self.config.checkpoints.remove_prefix)
             temporary = path.with_name(f".{path.name}.tmp")
@@ -126,7 +126,7 @@ class Checkpoints:
             if existing or (output / METRICS_FILE).exists():
                 raise ConfigError(
                     f"output {output} already holds a run, but checkpoints.resume is null; "
-                    "allowed: 'latest' to resume it, or another output folder"
+                    "set it to 'latest' to resume the run, or choose another output folder"
                 )
             return None
         resume = Path(self.config.checkpoints.resume)
@@ -155,8 +155,8 @@ class Checkpoints:
         different = [f"{key} is {here}, but {there} in the checkpoint" for key, here, there in pairs if here != there]
         if different:
             raise StateError(
-                f"checkpoint {folder} belongs to another model: {', '.join(different)}; use the checkpoint's values, "
-                "or another output folder"
+                f"checkpoint {folder} was written for another model: {', '.join(different)}; use the checkpoint's "
+                "values, or another output folder"
             )
         try:
             self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
@@ -185,7 +185,7 @@ class Checkpoints:
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
-    """Make accelerate save and load only what training changes; weight files contain everything else.
+    """Make accelerate save and load only tensors that training changes; weight files contain all others.
 
     FSDP and DeepSpeed write sharded weights themselves.
     """
@@ -230,7 +230,9 @@ def _read_run(folder: Path) -> Mapping[str, Any]:
     """Read a checkpoint's trainer.json. Raises StateError if it is unreadable or of another version."""
     saved = _read_json(folder / "trainer.json")
     if saved.get("version") != STATE_VERSION:
-        raise StateError(f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}")
+        raise StateError(
+            f"checkpoint {folder} has version {saved.get('version')!r}; only {STATE_VERSION} can be resumed"
+        )
     return saved
 
 

@@ -36,7 +36,9 @@ class DataConfig(Options):
 
     dataset: DatasetValue = option(help="URL of a sealed dataset, fields of a DatasetConfig, or a list of either.")
     batch_size: int | dict[str, int] | None = option(None, help="Samples per batch and rank, or {bucket: samples}.")
-    max_tokens_per_batch: int | None = option(None, minimum=1, help="Video tokens per batch, instead of batch_size.")
+    max_tokens_per_batch: int | None = option(
+        None, minimum=1, help="Maximum video tokens per batch, instead of batch_size."
+    )
     accumulate: int = option(1, minimum=1, help="Batches per rank and optimizer step.")
     num_workers: int | None = option(
         None, minimum=0, help="Decode processes per rank.", shown_default="this rank's share of the cores"
@@ -71,7 +73,9 @@ class CheckpointConfig(Options):
     keep: int = option(3, minimum=1, help="Number of training states to keep.")
     keep_weights: int | None = option(None, minimum=1, help="Number of weight files to keep.", shown_default="all")
     remove_prefix: str = option("", help="Prefix to remove from the names of saved tensors.")
-    resume: str | Path | None = option("latest", help="'latest', a folder OUTPUT/state/step-N, or null for a new run.")
+    resume: str | Path | None = option(
+        "latest", help="'latest', a folder OUTPUT/state/step-N, or null to start a new run."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

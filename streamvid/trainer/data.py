@@ -71,7 +71,7 @@ class BatchClock:
         return batch
 
     def take_fields(self) -> dict[str, float]:
-        """Return the seconds since the last call, the part of them spent waiting for data, and the loader's figures."""
+        """Return the seconds since the last call, the seconds spent waiting for data, and the loader's figures."""
         now = time.perf_counter()
         seconds, waited = now - self._since, self._wait_seconds
         spent = {"seconds": round(seconds, 4), "data_wait_seconds": round(waited, 4)}

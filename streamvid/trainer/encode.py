@@ -23,11 +23,11 @@ def encode(
 ) -> EncodeResult:
     """Write the features of `config.data` with all ranks of this launch, and return once they are sealed.
 
-    A stopped encoding resumes if it is run again.
-    world: position among independent processes, such as the jobs of an array, which replaces the rank in this launch;
+    To resume a stopped encoding, run it again.
+    world: position among independent processes, such as those of a job array, which replaces the rank in this launch;
         the last process seals the features.
     progress: called with "encode", the number of samples encoded so far, and the total of this process.
-    Raises ConfigError for a wrong configuration, SampleError for too many bad samples, and the errors of the loader
+    Raises ConfigError for a wrong configuration, SampleError for too many bad samples, and errors from the loader
     and the writer.
     """
     source = source_of(config)

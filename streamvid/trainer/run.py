@@ -206,7 +206,7 @@ class Run:
         return self.config.checkpoints.steps is None and self.loader.num_steps_left == 0
 
     def total(self, progress: TrainProgress) -> TrainProgress:
-        """Add up the progress of all ranks."""
+        """Return the progress summed over all ranks."""
         counts = gather_object([(progress.num_samples, progress.num_tokens)])
         return TrainProgress(progress.step, sum(one[0] for one in counts), sum(one[1] for one in counts))
 

@@ -153,14 +153,14 @@ class ClipIndex:
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
         """Return the packets needed to decode `num_frames` frames from frame `start`, `stride` frames apart.
 
-        Raises DecodeError as `window_of` does, and if `num_frames` or `stride` is below 1.
+        Raises the same errors as `window_of`, and DecodeError if `num_frames` or `stride` is below 1.
         """
         if stride < 1 or num_frames < 1:
             raise DecodeError(f"num_frames is {num_frames} and stride is {stride}; both must be at least 1")
         return self.window_of(range(start, start + num_frames * stride, stride))
 
     def window_of(self, numbers: Sequence[int]) -> PacketWindow:
-        """Return the packets needed to decode the ascending frames `numbers`; a repeated one only gets its first slot.
+        """Return the packets needed to decode the ascending frames `numbers`. Repeated frames use their first slot.
 
         Raises DecodeError if the clip has fewer frames, no usable key packet, or two packets with the same timestamp.
         """

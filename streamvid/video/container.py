@@ -1,4 +1,4 @@
-"""The only code that opens media files; every file is treated as hostile.
+"""Opening of media files. No other code opens them, and every file is treated as hostile.
 
 FFmpeg gets a nameless reader, never a path, so that it cannot guess anything from a name, and no file can make it open
 another file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
@@ -49,7 +49,7 @@ _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", 
 
 
 class _Nameless:
-    """Open binary file without its name, from which FFmpeg would draw conclusions."""
+    """Open binary file without its name, because FFmpeg would guess the format from the name."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         self.read, self.seek, self.tell = file.read, file.seek, file.tell
@@ -169,7 +169,7 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
 
 
 class _MemoryFile(RangeFile):
-    """File over memory that copies only the bytes that are read."""
+    """File-like object over memory that copies only the bytes that are read."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__(len(view))

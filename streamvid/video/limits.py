@@ -33,7 +33,7 @@ CODECS = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for `probe` and `decode_into`. A file that exceeds one raises ProbeError or DecodeError."""
+    """Limits for `probe` and `decode_into`. A file that exceeds a limit raises ProbeError or DecodeError."""
 
     max_bytes: int = 16 << 30
     max_pixels: int = 8192 * 4320  #: per frame, counted as in FFmpeg: some decoders pad rows to 64 pixels

@@ -1,4 +1,4 @@
-"""Packet table of a video: its frames, their presentation times and possible decoding starts. Nothing is decoded.
+"""Packet table of a video: its frames, presentation times and possible decoding starts, found without decoding.
 
 A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9), or
 if it precedes the first key frame, because its picture refers to pictures that were cut away.
@@ -15,6 +15,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ProbeError
+from streamvid.video.bitstream import is_entry, is_hidden
 from streamvid.video.container import VideoFile, ffmpeg_errors
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 4096
 _ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
-_IDR, _SEI = 5, 6
-_RECOVERY_POINT = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,8 @@ class PacketTable:
     - timestamps: presentation times of the displayed frames, ascending, in ticks of `time_base`; the index is the frame
       number.
     - ordinals: position of each frame's packet in decode order, indexed by frame number.
-    - keys: (timestamp, ordinal) of each key packet in decode order, including discarded packets; packets flagged as
-      key whose picture is complete only some frames later (H.264 gradual refresh) are left out.
+    - keys: (timestamp, ordinal) of each key packet in decode order, including discarded packets; packets that the
+      container flags as key, but from which decoding cannot start, are left out (see bitstream.py).
     - rows: (timestamp, byte position, size) of every packet in decode order, used to recognize packets.
     - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
     - last_duration: duration of the last displayed frame, in ticks; 0 if unknown.
@@ -83,8 +82,10 @@ def read_packets(video: VideoFile) -> PacketTable:
             if packet.is_corrupt:
                 raise ProbeError(_broken_off(video, ordinal), kind="damaged")
             rows.append((packet.pts, packet.pos, packet.size))
-            if packet.pts is not None and _is_entry(video, packet):
-                keys.append((packet.pts, ordinal))
+            if packet.pts is not None and packet.is_keyframe:
+                header = video.decoder.extradata or b""
+                if is_entry(video.codec_name, memoryview(packet), header, is_first=ordinal == 0):
+                    keys.append((packet.pts, ordinal))
             if packet.is_discard or is_hidden(video.codec_name, memoryview(packet)):
                 continue
             if packet.pts is None:
@@ -158,12 +159,6 @@ def _make_table(
     )
 
 
-def _is_entry(video: VideoFile, packet: Packet[VideoStream]) -> bool:
-    if packet.is_keyframe and video.codec_name == "h264":
-        return is_h264_entry(memoryview(packet), video.decoder.extradata or b"")
-    return packet.is_keyframe
-
-
 def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, int]]) -> None:
     """Raise ProbeError if the file is shorter than its header or index declares."""
     if video.container_name == "mov":
@@ -230,72 +225,3 @@ def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
         return 0, at + 1
     value = int.from_bytes(head[at : at + length], "big") & ((1 << 7 * length) - 1)
     return (0 if value == (1 << 7 * length) - 1 else value), at + length
-
-
-# Facts that containers lack, read from the first bits of packets. Containers flag "gradual refresh" pictures as key
-# frames although the picture is complete only some frames later: a decoder that starts there returns gray smears with
-# the right timestamps and no error.
-
-
-def is_h264_entry(packet: memoryview, header: bytes) -> bool:
-    """Return whether decoding can start at a packet that is flagged as a key frame.
-
-    It cannot if the packet declares that its picture is complete only some frames later. header: the decoder's
-    extradata, which is an avcC box or data with start codes.
-    """
-    length_size = (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0
-    for unit in _units(packet, length_size):
-        kind = unit[0] & 0b11111 if len(unit) else 0
-        if kind == _IDR:
-            return True
-        if kind == _SEI:
-            payload = _recovery_point(unit[1:])
-            # The payload begins with the number of frames until then, Exp-Golomb coded: a first bit of 1 means 0.
-            if payload:
-                return payload[0] >= 0x80
-    return True
-
-
-def is_hidden(codec: str, packet: memoryview) -> bool:
-    """Return whether a packet is a separate VP8 or VP9 "alternative reference", which is not displayed."""
-    head = packet[0]
-    if codec == "vp8":
-        return not head >> 4 & 1
-    if codec != "vp9" or packet[-1] >> 5 == 0b110:  # a superframe contains a shown frame
-        return False
-    shift = 1 if head >> 4 & 0b11 == 0b11 else 0  # profile 3 has one more bit
-    shows_existing, shows_frame = head >> 3 - shift & 1, head >> 1 - shift & 1
-    return not (shows_existing or shows_frame)
-
-
-def _units(packet: memoryview, length_size: int) -> Iterator[memoryview]:
-    if length_size:
-        at = 0
-        while at + length_size < len(packet):
-            size = int.from_bytes(packet[at : at + length_size], "big")
-            at += length_size
-            yield packet[at : at + size]
-            at += size
-    else:
-        data = bytes(packet)
-        at = data.find(b"\0\0\1")
-        while at >= 0:
-            end = data.find(b"\0\0\1", at + 3)
-            yield packet[at + 3 : end if end >= 0 else len(packet)]
-            at = end
-
-
-def _recovery_point(messages: memoryview) -> memoryview | None:
-    at = 0
-    while at + 2 < len(messages):
-        kind = size = 0
-        while at < len(messages) and messages[at] == 0xFF:
-            kind, at = kind + 0xFF, at + 1
-        kind, at = kind + messages[min(at, len(messages) - 1)], at + 1
-        while at < len(messages) and messages[at] == 0xFF:
-            size, at = size + 0xFF, at + 1
-        size, at = size + messages[min(at, len(messages) - 1)], at + 1
-        if kind == _RECOVERY_POINT:
-            return messages[at : at + size]
-        at += size
-    return None

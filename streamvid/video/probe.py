@@ -30,7 +30,7 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
     animated WebP is rejected. verify: decode every frame.
 
     Raises ProbeError, whose message contains no path, if the file is not a video, is truncated, exceeds a limit, is
-    HDR, has timestamps that do not identify each frame or, with `verify`, has frames of several sizes or damaged ones.
+    HDR, has timestamps that do not identify each frame or, with `verify`, has damaged frames or several frame sizes.
     """
     with open_video(source, limits) as video:
         table = read_packets(video)

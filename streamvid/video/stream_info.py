@@ -67,7 +67,7 @@ class StreamInfo:
     @staticmethod
     @lru_cache(256)
     def from_json(text: str) -> StreamInfo:
-        """Build a description from the result of `to_json`. Raises DecodeError for anything else."""
+        """Build a description from the result of `to_json`. Raises DecodeError for any other text."""
         try:
             value = json.loads(text)
             value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
@@ -122,6 +122,6 @@ def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
 
 
 def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
-    """Set how many frames a decoder holds back to reorder them; otherwise, starting in mid-video would lose frames."""
+    """Set the number of frames that a decoder holds back for reordering. Otherwise, mid-video starts lose frames."""
     if codec == "h264":
         decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

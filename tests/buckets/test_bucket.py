@@ -86,7 +86,7 @@ def test_lists_of_buckets() -> None:
         ("830x480@81", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
         ("832x481@81", "height=481 is not a multiple of 16; nearest allowed: 480 and 496"),
         ("8x480@81", "nearest allowed: 16"),
-        ("256px-16f-7x5", "has no ratio 7:5; it has 2.39:1"),
+        ("256px-16f-7x5", "has no ratio 7:5; available: 2.39:1"),
         ("999999x480@81", "width=999999"),
     ],
 )

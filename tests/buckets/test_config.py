@@ -64,7 +64,9 @@ def test_opensoras_mapping_alone_is_its_bucket_config(tmp_path: Path) -> None:
 def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     text = "import os\nos.abort()\nbucket_config = {'_delete_': True, '256px': {33: ((1.0, 0.5), 12), 17: (1.0, 4)}}\n"
     path = written(tmp_path, text, "stage1.py")
-    with pytest.raises(ConfigError, match=r"pair \[1.0, 0.5\] with probabilities=None: set opensora-v2, where"):
+    with pytest.raises(
+        ConfigError, match=r"pair \[1.0, 0.5\] is ambiguous with probabilities=None; set opensora-v2 if"
+    ):
         load_bucket_config(path)
     config = load_bucket_config(path, ["probabilities=opensora-v1.2", "multiple=32"])
     assert {bucket.num_frames for bucket in config.table.buckets} == {17, 33}
@@ -184,7 +186,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{bucket_config: {256px: {}}}', "has no frame counts"),
         ('{bucket_config: {256px: {33: [0.0, 1]}}}', "every probability is 0"),
         ('{bucket_config: {256px_min: {33: [1.0, 1]}}}', "_min is not a setting; use 256px, 256px_max"),
-        ('{bucket_config: {"256px_ar7:5": {33: [1.0, 1]}}}', "256px has no ratio 7:5; it has 2.39:1"),
+        ('{bucket_config: {"256px_ar7:5": {33: [1.0, 1]}}}', "256px has no ratio 7:5; available: 2.39:1"),
         ('{bucket_config: {"256": {33: [1.0, 1]}}}', "resolution='256' is not a resolution name"),
         ('{bucket_config: {256px: {33: [1.0, 1]}, "256px_ar16:9": {33: [1.0, 2]}}}', "the batch sizes 1 and 2"),
         ('{bucket_config: {256px: {33: [0.5, 1]}}, policy: {frames: longest}}', "cannot be combined with keep probabilities"),
@@ -192,14 +194,14 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{buckets: [832x480@81], policy: {max_crop: 2}}', "policy.max_crop=2: must be a number from 0 to 1"),
         ('{buckets: [832x480@81], policy: {crop: 2}}', "policy has no field 'crop'"),
         ('{buckets: [832x480@81], assign: any}', "assign='any': must be 'draw' or 'all'"),
-        ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "frame_rate.rule='native' with fps=16: native has no fps"),
+        ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "frame_rate.rule='native' with fps=16: native accepts no fps"),
         ('{buckets: [832x480@81], frame_rate: {rule: cap, fps: .inf}}', "fps=inf: expected a number"),
         ('{buckets: [832x480@81], model: {multiple: 16}}', "lacks frame_rule"),
         ('{buckets: [832x480@81], model: {frame_rule: 4k+1, multiple: 16, fps: .inf}}', "fps=inf: expected a number"),
         ('{buckets: [832x480@81], frame_rate: {rule: cap, rate: 16}}', "frame_rate has no field 'rate'"),
         ('{resolution: [480p], num_frames: [17], min_ar: 2, max_ar: 1}', "min_ar=2 is above max_ar=1"),
         ('{resolution: [480p], num_frames: [17], min_ar: 90}', "480p has no ratio from min_ar=90"),
-        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "height/width 0.56 is '1:0.56'"),
+        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "a height/width of 0.56 is '1:0.56'"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": 854x480}}}', "nearest allowed: 848 and 864"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is not a size; write it as width"),
     ],

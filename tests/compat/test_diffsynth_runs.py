@@ -147,7 +147,7 @@ def test_the_documents_two_commands(videos: Path, tmp_path: Path) -> None:
     with safe_open(str(output / "epoch-1.safetensors"), framework="pt") as file:
         names = set(file.keys())
     assert {name.split(".")[0] for name in names} == {"blocks"} and any(
-        name.endswith("q.lora_A.weight") for name in names
+        name.endswith("q.lora_A.default.weight") for name in names
     )
 
     # Run again, the first stage finds all done; what it wrote is not read as anything else, or with other sizes.

@@ -184,7 +184,7 @@ def test_full_weights_of_two_models_and_adapters_of_a_third_train_together() -> 
     ("base", "trainable", "said"),
     [
         ("dit", ("dit",), "'dit' and lora.base_model is 'dit', but adapters need frozen weights"),
-        ("dit", ("dit.blocks.0",), "would be trained directly and by adapters"),
+        ("dit", ("dit.blocks.0",), "would be trained directly and through adapters"),
         ("autoencoder", (), "an encoder, which runs without gradients"),
         (
             "unet",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.modules import lora, saving
-from streamvid.modules.config import LoraConfig
+from streamvid.modules.config import LoraConfig, LoraFormat
 from tests.modules import modules
 from tests.modules.modules import differing, state_of
 
@@ -35,8 +35,8 @@ def adapted(seed: int = 0, trained: bool = True, dim: int = 16, **fields: object
     return module
 
 
-def save(module: nn.Module, path: Path) -> Path:
-    (file,) = [file for file in saving.files(module, saving.changing(module)) if file.metadata]
+def save(module: nn.Module, path: Path, lora_format: LoraFormat = "diffusers") -> Path:
+    (file,) = [file for file in saving.files(module, saving.changing(module), lora_format) if file.metadata]
     save_file(file.tensors, path, metadata=file.metadata)
     return path
 
@@ -114,7 +114,7 @@ def test_saved_keys_load_in_plain_peft(tmp_path: Path) -> None:
     import peft
 
     module = adapted(alpha=6.0)
-    path = save(module, tmp_path / "lora.safetensors")
+    path = save(module, tmp_path / "lora.safetensors", "peft")
     with safe_open(str(path), framework="pt") as file:
         said = file.metadata()
     state = load_file(path)
@@ -135,7 +135,7 @@ def test_saved_keys_load_as_a_folder_of_peft(tmp_path: Path) -> None:
     import peft
 
     module = adapted(target_modules="q,v")
-    file = saving.files(module, saving.changing(module))[-1]
+    file = saving.files(module, saving.changing(module), "peft")[-1]
     torch.manual_seed(0)
     theirs = modules.build(task="sft:train")
     config = peft.LoraConfig(r=4, lora_alpha=4, target_modules=json.loads(file.metadata["target_modules"]))
@@ -156,6 +156,99 @@ def test_a_checkpoint_is_taken_in_all_forms_of_its_keys(tmp_path: Path, prefix: 
     save_file(renamed, tmp_path / "lora.safetensors")
     again = adapted(trained=False, target_modules="q,v", checkpoint=tmp_path / "lora.safetensors")
     assert torch.equal(output(again), output(module))
+
+
+FORMATS: tuple[LoraFormat, ...] = ("diffusers", "peft", "diffsynth")
+
+
+@pytest.mark.parametrize("lora_format", FORMATS)
+@pytest.mark.parametrize("alpha", [None, 6.0])
+def test_every_format_is_read_with_its_scale(tmp_path: Path, lora_format: LoraFormat, alpha: float | None) -> None:
+    module = adapted(alpha=alpha)
+    path = save(module, tmp_path / "lora.safetensors", lora_format)
+    torch.manual_seed(0)
+    fused = modules.build(task="sft:train")
+    lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit"))
+    assert torch.allclose(output(fused), output(module), atol=1e-5)
+    given = {"alpha": 4.0 if lora_format == "diffsynth" else alpha, "checkpoint": path}
+    assert torch.allclose(output(adapted(trained=False, **given)), output(module), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"alpha is 5.5, but .*; set lora.alpha="):
+        adapted(trained=False, **given | {"alpha": 5.5})
+
+
+def wan() -> nn.Module:
+    from diffusers import WanTransformer3DModel
+
+    torch.manual_seed(0)
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "num_layers": 2}
+    texts = {"text_dim": 16, "freq_dim": 32, "ffn_dim": 32, "rope_max_seq_len": 32}
+    return WanTransformer3DModel(**sizes, **texts, cross_attn_norm=True).eval()
+
+
+def wan_output(model: nn.Module) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    latents = torch.randn(1, 4, 2, 8, 8, generator=generator)
+    texts = torch.randn(1, 5, 16, generator=generator)
+    with torch.no_grad():
+        found: Tensor = model(latents, torch.tensor([500]), texts, return_dict=False)[0]
+    return found
+
+
+@pytest.mark.parametrize("alpha", [None, 16.0])
+def test_diffusers_loads_what_is_saved_at_its_scale(tmp_path: Path, alpha: float | None) -> None:
+    """The file as its pipelines load it; a file that loads nothing would be only a warning there."""
+    holder = nn.ModuleDict({"dit": wan()})
+    config = LoraConfig(base_model="dit", target_modules="to_q,to_v,ffn.net.2", rank=8, alpha=alpha)
+    lora.inject(holder, config)
+    for name, parameter in holder.named_parameters():
+        if lora.is_adapter(name):
+            torch.nn.init.normal_(parameter, std=0.2)
+    path = save(holder, tmp_path / "lora.safetensors")
+    theirs = wan()
+    before = wan_output(theirs)
+    theirs.load_lora_adapter(str(tmp_path), weight_name=path.name)
+    assert torch.allclose(wan_output(theirs), wan_output(holder["dit"]), atol=1e-5)
+    assert not torch.allclose(before, wan_output(theirs), atol=1e-2)
+
+
+@pytest.mark.parametrize("alpha", [8.0, 16.0])
+def test_what_diffusers_saves_is_read_at_its_scale(tmp_path: Path, alpha: float) -> None:
+    import peft
+    from diffusers import WanPipeline
+    from peft.utils import get_peft_model_state_dict
+
+    theirs = wan()
+    theirs.add_adapter(peft.LoraConfig(r=8, lora_alpha=alpha, target_modules=["to_q", "to_v"]))
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    layers = get_peft_model_state_dict(theirs)
+    facts = theirs.peft_config["default"].to_dict()
+    WanPipeline.save_lora_weights(str(tmp_path), layers, transformer_lora_adapter_metadata=facts)
+    fused = nn.ModuleDict({"dit": wan()})
+    lora.fuse_preset(fused, LoraConfig(preset_path=next(tmp_path.glob("*.safetensors")), preset_model="dit"))
+    assert torch.allclose(wan_output(fused["dit"]), wan_output(theirs), atol=1e-4)
+
+
+def test_alpha_of_a_peft_folder_and_of_single_layers_is_read(tmp_path: Path) -> None:
+    import peft
+
+    module = adapted(alpha=6.0, target_modules="q,v")
+    state = lora.adapter_state(module, saving.changing(module))
+    prefixed = {f"base_model.model.{name}": tensor for name, tensor in state.items()}
+    save_file(prefixed, tmp_path / "adapter_model.safetensors")
+    peft.LoraConfig(r=4, lora_alpha=6.0, target_modules=["q", "v"]).save_pretrained(str(tmp_path))
+    comfy = {
+        f"diffusion_model.{name}".replace("lora_A", "lora_down").replace("lora_B", "lora_up"): tensor
+        for name, tensor in state.items()
+    }
+    layers = {name.partition(".lora_down")[0] for name in comfy if "lora_down" in name}
+    save_file(comfy | {f"{name}.alpha": torch.tensor(6.0) for name in layers}, tmp_path / "comfy.safetensors")
+    for name in ("adapter_model", "comfy"):
+        torch.manual_seed(0)
+        fused = modules.build(task="sft:train")
+        lora.fuse_preset(fused, LoraConfig(preset_path=tmp_path / f"{name}.safetensors", preset_model="dit"))
+        assert torch.allclose(output(fused), output(module), atol=1e-5), name
 
 
 def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -> None:

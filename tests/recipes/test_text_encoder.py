@@ -122,8 +122,8 @@ def test_padding_keeps_every_state_and_says_where_they_are(lengths: list[int]) -
     ("given", "named"),
     [
         ({"kind": "t5"}, "'t5'"),
-        ({"kind": "transformers"}, "give either of them"),
-        ({"kind": "transformers", "path": "x", "package": "y"}, "give either of them"),
+        ({"kind": "transformers"}, "set exactly one of them"),
+        ({"kind": "transformers", "path": "x", "package": "y"}, "set exactly one of them"),
         ({"kind": "bytes", "path": "x"}, "omit both"),
         ({"kind": "bytes", "width": 7}, "width is 7"),
         ({"max_tokens": 0}, "max_tokens=0: must be an integer from 2"),

@@ -57,7 +57,7 @@ def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, t
 
 def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tmp_path: Path) -> None:
     """Rows 22, 28, 29: plain keys that peft loads, rank and alpha beside them; a frozen base."""
-    adapted = LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0)
+    adapted = LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0, format="peft")
     model = ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare", "vae.bias"), lora=adapted)
     config = config_of(dataset, tmp_path / "run", {"max_steps": 4, "model": model})
     with pytest.raises(ConfigError, match="encoder"):

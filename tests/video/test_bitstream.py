@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamvid.video.packets import is_h264_entry, is_hidden
+from streamvid.video.bitstream import is_h264_entry, is_hidden
 
 _AVC = bytes([1, 100, 0, 10, 0xFF])  # an avcC box's first bytes: four-byte lengths
 

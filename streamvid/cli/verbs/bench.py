@@ -72,8 +72,8 @@ def command(
     need = report.need
     if need is not None and need.obstacles:
         raise LoaderError(
-            f"steps of {need.step_seconds:g} s cannot be fed here: {'; '.join(need.obstacles)}. Steps of "
-            f"{need.fastest_step_seconds:.3g} s can be fed; for shorter ones: {'; '.join(report.verdict.advice)}"
+            f"this machine and store cannot feed steps of {need.step_seconds:g} s: {'; '.join(need.obstacles)}. They "
+            f"can feed steps of {need.fastest_step_seconds:.3g} s; for shorter ones: {'; '.join(report.verdict.advice)}"
         )
 
 

@@ -28,7 +28,9 @@ dataset. If interrupted, run the same command again: it resumes."""
 @click.argument("source")
 @click.argument("dest")
 @click.option("--check-existing", is_flag=True, help="Read the files at DEST, and replace those that differ.")
-@click.option("--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files to copy at a time.")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of files to copy at a time."
+)
 @click.option(
     "--temp-dir",
     type=click.Path(),
@@ -37,7 +39,7 @@ dataset. If interrupted, run the same command again: it resumes."""
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_pair_flags
 def command(source: str, dest: str, as_json: bool, **options: Any) -> None:
-    """Copy the sealed dataset at SOURCE to DEST, or repair the same dataset there."""
+    """Copy the sealed dataset at SOURCE to DEST, or repair an existing copy at DEST."""
     from streamvid.dataset.upkeep.copy import copy_dataset
 
     run_and_print(lambda progress: copy_dataset(source, dest, progress=progress, **options), as_json, _print)

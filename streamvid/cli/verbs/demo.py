@@ -37,7 +37,7 @@ _CLEAN_UP_SECONDS = 20.0
 def command(folder: str, steps: int | None, workers: int | None) -> int:
     """Build a small corpus of real clips, shard it, stream an epoch, train the small model, and show its loss.
 
-    Takes a minute or two on two cores. `pip install 'streamvid[demo]'` installs the clips that it needs.
+    The demo takes a minute or two on two cores. `pip install 'streamvid[demo]'` installs the clips that it needs.
     """
     root = Path(folder)
     if root.exists() and not root.is_dir():

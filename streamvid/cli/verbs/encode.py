@@ -40,7 +40,9 @@ def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> Worl
 @click.command(epilog=_EPILOG)
 @click.option("--config", type=click.Path(), metavar="FILE", help="YAML file of a training run, or a preset: tiny.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
-@click.option("--part", callback=_part, metavar="I/N", help="Encode part I of N; the last to finish seals features.")
+@click.option(
+    "--part", callback=_part, metavar="I/N", help="Encode part I of N; the part that finishes last seals the features."
+)
 @click.option("--dry-run", is_flag=True, help="Show what remains to be done; load no model and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(config: str | None, overrides: tuple[str, ...], part: World | None, dry_run: bool, as_json: bool) -> int:

@@ -161,12 +161,12 @@ def _from_dataset(
     for name, value in given.items():
         if name not in _BOTH_KINDS and value is not None:
             option = flags.get(name, "--" + name.replace("_", "-"))
-            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset; omit it or reshard")
+            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset; omit it, or reshard")
     dataset = open_dataset(source, storage=storage)
     run = replace(run, preset=given["preset"])
     if given["bucket_config"] is not None:
         if run.batch_size is not None or run.max_tokens_per_batch is not None:
-            raise ConfigError("--bucket-config cannot be combined with other options for batch sizes; omit one")
+            raise ConfigError("--bucket-config cannot be combined with other options for batch sizes; omit it")
         run = replace(run, batch_size=load_bucket_config(given["bucket_config"]))
     found = forecast_dataset(dataset, run)
     if keys is not None:

@@ -34,7 +34,7 @@ problem is found, otherwise 1; the last line then gives the remedy. If interrupt
     type=click.IntRange(1, 256),
     default=8,
     show_default=True,
-    help="Files to read at a time (16 MiB each).",
+    help="Number of files to read at a time (16 MiB each).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags

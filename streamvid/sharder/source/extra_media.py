@@ -102,7 +102,7 @@ def find_files(
             if not medium.is_optional:
                 raise Rejected(
                     f"conditioning input {medium.name!r} is missing: column {medium.column!r} is empty; "
-                    f"{medium.name}?={medium.column} accepts rows without it",
+                    f"use {medium.name}?={medium.column} to accept rows without it",
                     kind="medium",
                 )
             continue

@@ -31,8 +31,8 @@ def is_media_name(name: str) -> bool:
 def file_paths(root: Path) -> list[str]:
     """Return the relative paths of all files below `root`, without hidden names, sorted by path components.
 
-    Links to folders are followed, but each real folder is visited only once, so that link loops end. A folder with a
-    media extension is visited, and also returned so that it is rejected. Raises SourceError if a folder cannot be read.
+    Links to folders are followed, but each real folder is visited only once, so link loops end. A folder with a media
+    extension is visited, and returned so that the caller rejects it. Raises SourceError if a folder cannot be read.
     """
     return sorted(_walk(root, "", set()), key=lambda path: path.split("/"))
 

@@ -147,7 +147,7 @@ class Media:
             raise
 
     def check_unchanged(self) -> None:
-        """Raise SourceError if a local file has changed since it was probed; remote reads check this themselves."""
+        """Raise SourceError if a local file has changed since it was probed. Remote reads include this check."""
         if self.is_remote:
             return
         try:

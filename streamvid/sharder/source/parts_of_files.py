@@ -25,7 +25,7 @@ _REMEDY = (
 
 
 def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
-    """Raise SourceError if columns look like the time ranges of clips. used: columns that have another use."""
+    """Raise SourceError if columns look like the time ranges of clips. used: columns to ignore."""
     names = {_plain(name): name for name in table.names if name not in used}
     for first, last in _PAIRS:
         for prefix in _PREFIXES:
@@ -35,7 +35,7 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
                     raise SourceError(f"columns {one!r} and {other!r} look like time ranges, but {_REMEDY}")
     for plain in names.keys() & _RANGE_LISTS:
         if _holds_ranges(table, names[plain]):
-            raise SourceError(f"column {names[plain]!r} looks like time ranges, but {_REMEDY}")
+            raise SourceError(f"column {names[plain]!r} seems to hold time ranges, but {_REMEDY}")
 
 
 def _plain(name: str) -> str:

@@ -74,7 +74,7 @@ class _SealedClip(NamedTuple):
 
 @dataclass
 class _SealedReader:
-    """Reader of a dataset's clips, each from its largest bucket."""
+    """Reader of a dataset's clips. If several buckets store a clip, only the largest copy is kept."""
 
     dataset: Dataset
     where: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TarSample:
-    """Members of one sample, by the part of their names after the first dot. broken: problems of unusable members."""
+    """Members of one sample, by the part of their names after the first dot. broken: errors of unusable members."""
 
     media: dict[str, TarMember] = field(default_factory=dict)
     texts: dict[str, str | None] = field(default_factory=dict)
@@ -58,8 +58,8 @@ def read_tars(
 ) -> tuple[MemberFolder, MetadataTable, str, str | None]:
     """Read tars in order. Return (place of the members, table of samples, video column, caption column or None).
 
-    wanted: extensions that the user's options name as columns of clips or conditioning inputs. Raises SourceError for a
-    tar that cannot be read at all, StorageError if a store fails.
+    wanted: extensions that the user's options name as columns of clips or conditioning inputs. Raises SourceError if a
+    tar cannot be read at all, and StorageError if a store fails.
     """
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:

@@ -118,7 +118,7 @@ class Pool:
             if not worker.is_ready and code >= 0:
                 raise errors.StreamvidError(
                     f"a worker process ended with exit code {code} before its first task; see its messages on stderr, "
-                    "and raise worker_memory_bytes if memory ran out"
+                    "and increase worker_memory_bytes if memory ran out"
                 ) from None
             return Crash(max(0, -code))
         if "ready" in answer:

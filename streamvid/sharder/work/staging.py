@@ -172,7 +172,7 @@ class Staging:
 def locked_staging(dest: Destination) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
 
-    Workers hold the lock too, so this waits briefly for the workers of a sharder that was just killed.
+    Workers hold the lock too, so this function waits briefly for the workers of a sharder that was just killed.
     """
     try:
         lock = _lock(dest.folder)

@@ -4,7 +4,7 @@ The cache is not trusted: readers verify the bytes against the index's checksums
 is not required either: if the disk fails, a warning is logged once and the bytes come from the store.
 
 Put the folder on a local disk (host/lock.py lists the requirements of its locks). If several machines share a folder,
-they keep recounting it.
+they recount its files again and again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CacheStats:
 
 @dataclass(slots=True)
 class _Process:
-    """State of one process. A forked child starts anew, with a lock that no thread holds."""
+    """State of one process. A forked child starts with a new state, whose lock no thread holds."""
 
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -94,7 +94,7 @@ class BlockCache:
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object. Storing a block that is wanted only in part takes memory.
+        """Fill every buffer from its offset in the object. Storing a partly requested block needs memory for all of it.
 
         name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
         fetch: function that reads the given ranges: whole blocks, or only the wanted bytes if nothing can be stored. It
@@ -210,7 +210,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read or claim a block. Return True if read, False if it must be fetched, None if others are fetching it."""
+        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader does so."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
@@ -234,7 +234,7 @@ class BlockCache:
         return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
 
     def _count(self, wanted: int, fetched: int) -> None:
-        """Update the weighted recent traffic, in bytes. The caller must hold the process lock."""
+        """Add to the decaying counts of recent traffic in bytes. The caller must hold the process lock."""
         process = self._process()
         process.recently_wanted += wanted
         process.recently_fetched += fetched
@@ -260,7 +260,7 @@ class BlockCache:
     def _bring(
         self, blocks: list[CacheBlock], fetch: Fetch, get: Callable[[CacheBlock], bool | None]
     ) -> list[CacheBlock]:
-        """Read or fetch all blocks except those that other readers are fetching, and return the latter.
+        """Read or fetch the blocks, and return those that other readers are fetching.
 
         Locks cannot deadlock: the first round never waits, and the second takes its locks in ascending order.
         """

@@ -1,8 +1,8 @@
-"""Files of the local cache: blocks, claims on blocks, the total size, and eviction.
+"""Files of the local cache: block storage, claims on blocks, total size, and eviction.
 
-    <folder>/streamvid-cache-1/.streamvid-cache          marks this folder as our cache
+    <folder>/streamvid-cache-1/.streamvid-cache          marks this folder as a streamvid cache
                               /.ledger                   total size of the files below, with a checksum
-                              /ab/<sha256>-<block>       a block, last modified when last used, within seconds
+                              /ab/<sha256>-<block>       a block, with the approximate time of its last use as mtime
                               /ab/<sha256>-<block>.part  a block in progress, locked by its writer
 
 The files are authoritative; the ledger only saves adding up their sizes. If its writer is killed, its total may be too
@@ -264,7 +264,7 @@ class CacheFolder:
 
 
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """Return the files in eviction order: shuffled, except that the most recently used quarter and four more come last.
+    """Return the files in eviction order: first the older ones, shuffled, then the most recent quarter (at least four).
 
     storage/README.md compares this order with LRU.
     """
@@ -274,7 +274,7 @@ def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int,
 
 
 class _Ledger:
-    """Total size of all files, saved at each change while its file is locked."""
+    """Total size of all files in the cache. The ledger file is locked during each change."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -29,7 +29,7 @@ def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, i
 class CachedStore(Store):
     """Store that reads files with known content through `cache`, and other files directly from `store`.
 
-    known: path → content. Cached bytes may be wrong: readers verify them just as they verify bytes from a store.
+    known: content by path. Cached bytes may be wrong: readers verify them just as they verify bytes from a store.
     """
 
     def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:

@@ -1,6 +1,6 @@
 """HTTP client for GET requests over persistent connections, with only the features that fast ranged reads need.
 
-urllib3 takes about three to four times the CPU time; storage/README.md has the comparison.
+urllib3 needs about three to four times as much CPU time; storage/README.md contains the comparison.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """The response itself, under botocore's name for the body. An attribute would be a reference cycle."""
+        """The response itself, under botocore's name for the body. An attribute would create a reference cycle."""
         return self
 
     def readinto(self, view: memoryview) -> int:

@@ -96,7 +96,7 @@ def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
     if start < 0:
         raise ConfigError(f"start is {start}; it must be 0 or more")
     if stride < 1:
-        raise ConfigError(f"stride is {stride}; it must be 1 or more: every stride-th frame is decoded")
+        raise ConfigError(f"stride is {stride}; it must be 1 or more, because every stride-th frame is decoded")
 
 
 def _check_length(table: PacketTable, num_frames: int | None) -> None:

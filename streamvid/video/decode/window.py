@@ -1,4 +1,4 @@
-"""Main loop of decoding: from packets to the wanted frames, found by timestamp.
+"""Main loop of decoding, which finds the wanted frames by timestamp.
 
 A frame is accepted only if its timestamp equals the one that its packet declares: "the first at or after" would
 silently deliver shifted frames if some do not decode. Unwanted pictures that no other picture refers to are skipped,

@@ -34,7 +34,7 @@ LOSSLESS_PSNR = 100.0
 
 
 def psnr(square_error: int, num_values: int) -> float:
-    """Return the PSNR in decibels for a sum of square errors over 8-bit values; at most LOSSLESS_PSNR."""
+    """Return the PSNR in decibels (at most LOSSLESS_PSNR) for a sum of squared errors over 8-bit values."""
     if not square_error:
         return LOSSLESS_PSNR
     return min(LOSSLESS_PSNR, 10 * math.log10(255**2 * num_values / square_error))
@@ -113,7 +113,7 @@ def picture_checksum(frame: VideoFrame) -> int:
 def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> None:
     times = [Fraction(time) * table.time_base for time in table.timestamps]
     if times != [tick * timeline.time_base for tick in timeline.ticks]:
-        raise DecodeError(f"the timestamps of its {len(times)} frames are not the {len(timeline.ticks)} expected ones")
+        raise DecodeError(f"its {len(times)} timestamps differ from the {len(timeline.ticks)} expected timestamps")
     wanted = tuple(range(0, len(times), encoding.gop))
     if table.keyframes != wanted:
         raise DecodeError(f"its key frames are {table.keyframes[:8]}; there must be one every {encoding.gop} frames")
@@ -121,7 +121,7 @@ def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> 
 
 def _check_frame(frame: VideoFrame, number: int, table: PacketTable, tags: ColorTags, checksums: list[int]) -> None:
     if number >= len(checksums) or frame.is_corrupt or picture_checksum(frame) != checksums[number]:
-        raise DecodeError(f"frame {number} is a different picture")
+        raise DecodeError(f"frame {number} shows a different picture")
     if frame.pts != table.timestamps[number]:
         raise DecodeError(f"frame {number} decodes at {frame.pts}, but its packet declares {table.timestamps[number]}")
     found = ColorTags(frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range)

@@ -43,7 +43,7 @@ class Encoding:
 
     - codec: "h264" (fast to decode), "av1" (smallest), "mjpeg" (independent pictures), "ffv1" (lossless).
     - crf: quality; lower values give better and larger clips: 1 to 51 for h264 (default 18), 1 to 63 for av1 (24),
-      quantizer 2 to 31 for mjpeg (3). None selects the default, and is the only value for ffv1.
+      quantizer 2 to 31 for mjpeg (3). None selects the default, and is the only value allowed for ffv1.
     - gop: number of frames from one key frame to the next, 1 to 600. No GOP refers to another. 0 selects the codec's
       default: 16 for h264 and av1; 1 for mjpeg and ffv1, which allow no other value.
 

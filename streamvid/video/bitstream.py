@@ -1,0 +1,215 @@
+"""Facts about packets that containers lack or state wrongly, read from the first bits of the packets.
+
+Containers flag packets as key frames from which decoding cannot start: pictures of a gradual refresh, or every packet
+(a MOV file without a `stss` box, many AVI and ASF files). A decoder that starts there returns smeared pictures with the
+right timestamps and no error. A flag is therefore trusted only if the picture's own header agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+_IDR, _SEI, _RECOVERY_POINT = 5, 6, 6
+_HEVC_ENTRIES, _HEVC_PICTURES = range(16, 24), range(32)
+_VC1_ADVANCED = 3
+#: Codecs with pictures that refer to others but do not declare it in their header: only the first packet is an entry.
+_UNDECLARED = frozenset({"qtrle", "gif"})
+
+
+def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -> bool:
+    """Return whether decoding can start at a packet that the container flags as a key frame.
+
+    header: the decoder's extradata. is_first: True for the first packet of the stream.
+    The flag is trusted for codecs without a reader here: AV1, and codecs without references between pictures.
+    """
+    if codec in _UNDECLARED:
+        return is_first
+    read = _READERS.get(codec)
+    return read is None or read(packet, header)
+
+
+def is_h264_entry(packet: memoryview, header: bytes) -> bool:
+    """Return whether decoding can start at a packet that is flagged as a key frame.
+
+    Decoding cannot start there if the packet declares that its picture is complete only some frames later.
+    header: the decoder's extradata, which is an avcC box or data with start codes.
+    """
+    length_size = (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0
+    for unit in _units(packet, length_size):
+        kind = unit[0] & 0b11111 if len(unit) else 0
+        if kind == _IDR:
+            return True
+        if kind == _SEI:
+            payload = _recovery_point(unit[1:])
+            # The payload begins with the number of frames until then, Exp-Golomb coded: a first bit of 1 means 0.
+            if payload:
+                return payload[0] >= 0x80
+    return True
+
+
+def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
+    length_size = (header[21] & 0b11) + 1 if len(header) > 21 and header[0] == 1 else 0
+    kinds = (unit[0] >> 1 & 0b111111 for unit in _units(packet, length_size) if len(unit))
+    return next((kind in _HEVC_ENTRIES for kind in kinds if kind in _HEVC_PICTURES), False)
+
+
+def _is_mpeg12_entry(packet: memoryview, _: bytes) -> bool:
+    """Parse ISO/IEC 13818-2, 6.2.3: start code, 10 bits of temporal reference, 3 bits of coding type (1: intra)."""
+    return _after(packet, b"\0\0\1\0").take(10, 3)[1] == 1
+
+
+def _is_mpeg4_entry(packet: memoryview, _: bytes) -> bool:
+    """Parse ISO/IEC 14496-2, 6.2.5: start code, 2 bits of coding type (0: intra)."""
+    return _after(packet, b"\0\0\1\xb6").take(2)[0] == 0
+
+
+def _is_h263_entry(packet: memoryview, _: bytes) -> bool:
+    """Parse ITU-T H.263, 5.1: 22 bits of start code, 8 of temporal reference, then PTYPE or PLUSPTYPE."""
+    start, _, _, source_format, coding_type = _Bits(packet).take(22, 8, 5, 3, 1)
+    if start != 1 << 5:
+        return False
+    if source_format != 0b111:
+        return coding_type == 0
+    *_, has_options = _Bits(packet).take(22, 8, 5, 3, 3)
+    *_, coding_type = _Bits(packet).take(22, 8, 5, 3, 3, 18 if has_options == 1 else 0, 3)
+    return coding_type == 0
+
+
+def _is_flv1_entry(packet: memoryview, _: bytes) -> bool:
+    """Parse Sorenson H.263: 17 start code bits, 5 of version, 8 of temporal reference, 3 of size, 2 of coding type."""
+    *_, size = _Bits(packet).take(17, 5, 8, 3)
+    return _Bits(packet).take(17, 5, 8, 3, {0: 16, 1: 32}.get(size, 0), 2)[-1] == 0
+
+
+def _is_msmpeg4_entry(packet: memoryview, _: bytes) -> bool:
+    """Parse MS-MPEG4 versions 2 and 3 and WMV 1: the first 2 bits are the coding type (0: intra)."""
+    return _Bits(packet).take(2)[0] == 0
+
+
+def _is_wmv2_entry(packet: memoryview, _: bytes) -> bool:
+    """Parse WMV 2: the first bit is the coding type (0: intra)."""
+    return _Bits(packet).take(1)[0] == 0
+
+
+def _is_wmv3_entry(packet: memoryview, header: bytes) -> bool:
+    """Parse SMPTE 421M, annex J (STRUCT_C) and 7.1.1: picture header of the simple and main profiles."""
+    *_, has_range, num_b_frames, _, has_interpolation, _ = _Bits(memoryview(header)).take(24, 1, 3, 2, 1, 1)
+    *_, is_predicted, is_intra = _Bits(packet).take(has_interpolation, 2, has_range, 1, 1)
+    return not is_predicted and (not num_b_frames or bool(is_intra))
+
+
+def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
+    """Parse SMPTE 421M, 6.1 (sequence header) and 7.1.1: picture header of the advanced profile."""
+    sequence = _after(memoryview(header), b"\0\0\1\x0f")
+    *_, is_interlaced = sequence.take(41, 1)
+    bits = _after(packet, b"\0\0\1\x0d") if bytes(packet[:3]) == b"\0\0\1" else _Bits(packet)
+    coding = bits.ones(2) if is_interlaced else 0
+    if coding == 2:  # two fields: the first picture type of both
+        return bits.take(3)[0] <= 1
+    return bits.ones(4) == 2
+
+
+def _is_vp8_entry(packet: memoryview, _: bytes) -> bool:
+    """Parse RFC 6386, 9.1: the first bit is 0 for key frames."""
+    return not packet[0] & 1
+
+
+def _is_vp9_entry(packet: memoryview, _: bytes) -> bool:
+    shows_existing, is_inter, _ = _vp9_head(packet)
+    return not (shows_existing or is_inter)
+
+
+_READERS: dict[str, Callable[[memoryview, bytes], bool]] = {
+    "h264": is_h264_entry,
+    "hevc": _is_hevc_entry,
+    "mpeg1video": _is_mpeg12_entry,
+    "mpeg2video": _is_mpeg12_entry,
+    "mpeg4": _is_mpeg4_entry,
+    "h263": _is_h263_entry,
+    "flv1": _is_flv1_entry,
+    "msmpeg4v2": _is_msmpeg4_entry,
+    "msmpeg4v3": _is_msmpeg4_entry,
+    "wmv1": _is_msmpeg4_entry,
+    "wmv2": _is_wmv2_entry,
+    "wmv3": _is_wmv3_entry,
+    "vc1": _is_vc1_entry,
+    "vp8": _is_vp8_entry,
+    "vp9": _is_vp9_entry,
+}
+
+
+def is_hidden(codec: str, packet: memoryview) -> bool:
+    """Return whether a packet is a separate VP8 or VP9 "alternative reference", which is not displayed."""
+    if codec == "vp8":
+        return not packet[0] >> 4 & 1
+    if codec != "vp9" or packet[-1] >> 5 == 0b110:  # a superframe contains a shown frame
+        return False
+    shows_existing, _, shows_frame = _vp9_head(packet)
+    return not (shows_existing or shows_frame)
+
+
+def _vp9_head(packet: memoryview) -> tuple[int, int, int]:
+    """Return show_existing_frame, frame_type (0: key) and show_frame of the VP9 bitstream specification, 6.2."""
+    shift = 1 if packet[0] >> 4 & 0b11 == 0b11 else 0  # profile 3 has one more bit
+    return packet[0] >> 3 - shift & 1, packet[0] >> 2 - shift & 1, packet[0] >> 1 - shift & 1
+
+
+class _Bits:
+    """Bits of a packet's first bytes, the most significant first; ones after their end, which no intra picture has."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = bytes(data[:32]) + b"\xff" * 32, 0
+
+    def take(self, *sizes: int) -> list[int]:
+        """Return the next numbers, each with its own width in bits."""
+        found = []
+        for size in sizes:
+            end = self._at + size
+            number = int.from_bytes(self._data[self._at // 8 : -(-end // 8)], "big")
+            found.append(number >> -end % 8 & ((1 << size) - 1))
+            self._at = end
+        return found
+
+    def ones(self, most: int) -> int:
+        """Return the number of ones before the next zero, at most `most`."""
+        return next((number for number in range(most) if not self.take(1)[0]), most)
+
+
+def _after(packet: memoryview, start_code: bytes) -> _Bits:
+    """Return the bits after a start code; if there is no start code, all bits are 1."""
+    data = bytes(packet)
+    at = data.find(start_code)
+    return _Bits(memoryview(data[at + len(start_code) :] if at >= 0 else b""))
+
+
+def _units(packet: memoryview, length_size: int) -> Iterator[memoryview]:
+    if length_size:
+        at = 0
+        while at + length_size < len(packet):
+            size = int.from_bytes(packet[at : at + length_size], "big")
+            at += length_size
+            yield packet[at : at + size]
+            at += size
+    else:
+        data = bytes(packet)
+        at = data.find(b"\0\0\1")
+        while at >= 0:
+            end = data.find(b"\0\0\1", at + 3)
+            yield packet[at + 3 : end if end >= 0 else len(packet)]
+            at = end
+
+
+def _recovery_point(messages: memoryview) -> memoryview | None:
+    at = 0
+    while at + 2 < len(messages):
+        kind = size = 0
+        while at < len(messages) and messages[at] == 0xFF:
+            kind, at = kind + 0xFF, at + 1
+        kind, at = kind + messages[min(at, len(messages) - 1)], at + 1
+        while at < len(messages) and messages[at] == 0xFF:
+            size, at = size + 0xFF, at + 1
+        size, at = size + messages[min(at, len(messages) - 1)], at + 1
+        if kind == _RECOVERY_POINT:
+            return messages[at : at + size]
+        at += size
+    return None
