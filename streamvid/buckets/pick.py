@@ -21,6 +21,7 @@ Way: TypeAlias = Literal["step", "time", "number", "spread", "linspace"]
 
 _WAYS = frozenset(get_args(Way))
 _MAX_TICKS = (1 << 63) - 1
+_MAX_DENOMINATOR_OF_SECONDS = 10**6
 _MAX_DENOMINATOR = 10**9  # of a time base: the finest in containers is a nanosecond
 
 
@@ -148,5 +149,23 @@ def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: f
 
 
 def exact_seconds(seconds: float) -> Fraction:
-    """Recover the exact fraction of a duration that was converted to float64."""
-    return Fraction(seconds).limit_denominator(10**6)
+    """Recover the exact fraction of a duration that was converted to float64.
+
+    It is the simplest fraction that rounds to this float. The nearest one with a bounded denominator is another one for
+    long durations, whose floats are further apart than such fractions.
+    """
+    exact = Fraction(seconds)
+    half = Fraction(math.ulp(seconds)) / 2
+    found = _simplest(exact - half, exact + half) if exact > half else exact
+    is_found = found.denominator <= _MAX_DENOMINATOR_OF_SECONDS and float(found) == seconds
+    return found if is_found else exact.limit_denominator(_MAX_DENOMINATOR_OF_SECONDS)
+
+
+def _simplest(low: Fraction, high: Fraction) -> Fraction:
+    """Return the fraction with the smallest denominator between two positive numbers, by continued fractions."""
+    whole = math.floor(low)
+    if whole == low:
+        return Fraction(whole)
+    if whole + 1 <= high:
+        return Fraction(whole + 1)
+    return whole + 1 / _simplest(1 / (high - whole), 1 / (low - whole))

@@ -22,6 +22,7 @@ from streamvid.buckets.classes import Choices, Shape
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import bucket_config_to_json
 from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.pick import exact_seconds
 from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.errors import SourceError
 from streamvid.forecast.counts import count_run, failure_of
@@ -303,8 +304,7 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
     if rate.rule == "resample":
         result = np.where(known, np.maximum(result, 1), -1)
     for place in np.flatnonzero(known & (np.abs(exact - np.rint(exact)) < _NEAR)).tolist():
-        duration = Fraction(float(seconds[place])).limit_denominator(10**6)
-        result[place] = rate.num_frames(int(frames[place]), None, duration)
+        result[place] = rate.num_frames(int(frames[place]), None, exact_seconds(float(seconds[place])))
     return np.where(frames == 1, frames, result)
 
 

@@ -25,6 +25,7 @@ from streamvid.sharder.probing import (
     Progress,
     attempt,
     file_state,
+    note,
     rejection_of,
     run_tasks,
 )
@@ -42,7 +43,7 @@ from streamvid.video.limits import Limits
 if TYPE_CHECKING:
     from streamvid.video.container import Source
 
-ENCODE_VERSION = 2
+ENCODE_VERSION = 3
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
@@ -54,7 +55,7 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
     progress("encode", done, len(wanted))
     with journal:
         for key, finding in _run([wanted[key] for key in todo], options, staging):
-            journal.add(key, finding)
+            note(journal, key, finding)
             done += 1
             progress("encode", done, len(wanted))
     samples: list[PlannedSample] = []
@@ -169,10 +170,10 @@ def encode_sample(task: EncodeTask) -> Finding:
     media.check_unchanged()
     if media.has_checksum:
         data = media.read()
-        finding = attempt("encoding", lambda: _encode(task, data))
+        finding = attempt("encoding", media.source, lambda: _encode(task, data))
     else:
         with opened(media, task.path.parent.parent, clock_paused) as source:
-            finding = attempt("encoding", lambda: _encode(task, source))
+            finding = attempt("encoding", media.source, lambda: _encode(task, source))
     media.check_unchanged()
     return finding
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamvid.buckets.pick import exact_seconds
-from streamvid.errors import DecodeError, ProbeError, Rejected, SourceError, StorageError
-from streamvid.host.journal import FileState, Journal
+from streamvid.errors import DecodeError, ProbeError, Rejected, SourceError, StorageError, StreamvidError
+from streamvid.host.journal import FileState, Journal, Key
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 3
+PROBE_VERSION = 4
 MAX_REASON_CHARS = 500
 _EXTENSIONS = {
     "mov": "mp4",
@@ -105,7 +106,7 @@ def probe_file(task: ProbeTask) -> Finding:
     fails and SourceError if the file has changed since it was listed; neither error rejects the file.
     """
     with opened(task.media, task.folder, clock_paused) as source:
-        finding = attempt("probing", lambda: _probe(task, source))
+        finding = attempt("probing", task.media.source, lambda: _probe(task, source))
         return {**finding, "bytes_read": source.bytes_read} if isinstance(source, SpooledFile) else finding
 
 
@@ -117,8 +118,12 @@ def _probe(task: ProbeTask, source: Source) -> Finding:
     return asdict(copied(Probe, info, extension=clip_extension(info.container, task.media.source), timing=timing))
 
 
-def attempt(what: str, work: Callable[[], Finding]) -> Finding:
-    """Run `work` on one file. Return a rejection if the file causes an error."""
+def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
+    """Run `work` on the file `name`. Return a rejection if the file causes an error.
+
+    Raises StreamvidError for errors that no file causes, such as a library of another version: they would reject all
+    files.
+    """
     try:
         return work()
     except (ProbeError, DecodeError) as error:
@@ -127,10 +132,25 @@ def attempt(what: str, work: Callable[[], Finding]) -> Finding:
         raise
     except OSError as error:
         return rejected(f"cannot be read: {error.strerror or error}", "unreadable-file")
+    except (ImportError, AttributeError, NameError, TypeError) as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise StreamvidError(
+            f"{what} {name} failed with {type(error).__name__}: {error} ({at.filename}:{at.lineno}). This is a fault of "
+            "the installation or of streamvid, not of the file. Finished work is kept: repair the installation, and run "
+            "the same command again"
+        ) from error
     except MemoryError:
         return rejected("needs more memory than worker_memory_bytes allows", "memory")
     except Exception as error:  # noqa: BLE001 — one bad file must not end the run, and its error is reported
         return rejected(f"{what} failed because of a bug in streamvid: {type(error).__name__}: {error}", "fault")
+
+
+def note(journal: Journal, key: Key, finding: Finding) -> None:
+    """Store a finding; that of a bug or a lack of memory for this run only, because the next run may do better."""
+    if finding.get("kind") in ("fault", "memory"):
+        journal.findings[key] = finding
+    else:
+        journal.add(key, finding)
 
 
 def rejected(reason: str, kind: str) -> Finding:
@@ -205,7 +225,7 @@ def probe_all(
     with journal:
         handler, limit = f"{__name__}:probe_file", _time_limit(options)
         for number, finding in run_tasks("probing", handler, len(states), task, options, limit, held_fd):
-            journal.add(states[number], finding)
+            note(journal, states[number], finding)
             done += 1
             progress("probe", done, len(sources))
     return {state: _found(journal.findings[state], state[0], record.source) for state, record in sources.items()}

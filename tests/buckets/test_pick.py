@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamvid.buckets.frames import FrameRate, FrameRule
@@ -92,6 +92,7 @@ def test_the_time_base_follows_from_the_average_rate(gaps: list[int], base: Frac
 
 
 @given(st.integers(1, 10**7), bases)
+@example(8269361, Fraction(1001, 30000))  # 3.2 days
 def test_a_duration_is_the_fraction_it_was(ticks: int, base: Fraction) -> None:
     """Up to rates at which a tick is a microsecond, so that counts at a rate are the same wherever they are made."""
     assert exact_seconds(float(ticks * base)) == ticks * base

@@ -18,7 +18,7 @@ import pytest
 import streamvid
 from streamvid.dataset.reader import open_dataset
 from tests.cli.conftest import OPTIONS, Call, Tiny
-from tests.clips import encode, frames_of
+from tests.clips import ROOT, encode, frames_of
 from tests.conftest import run_streamvid
 from tests.files import tree_of
 
@@ -34,6 +34,25 @@ def test_report_is_the_tables_and_the_counts(tiny: Tiny, tmp_path: Path) -> None
     assert re.search(r"^rejected: row 0  broken\.mp4: .*not a video", done.stdout, re.MULTILINE)
     assert "3 input rows = 2 samples in 2 shards" in done.stdout and "+ 1 rejected" in done.stdout
     assert f"next: streamvid stats {tmp_path / 'ds'}" in done.stdout
+    assert tree_of(tmp_path / "ds") == tree_of(tiny.dataset)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "raise ImportError('libavcodec.so.61: cannot open shared object file')",
+        "def open(*args, **options): raise TypeError('open() got an unexpected keyword argument')",
+    ],
+)
+def test_a_broken_installation_rejects_no_file(tiny: Tiny, tmp_path: Path, fault: str) -> None:
+    """A library of another version would reject every video, and the journal go on doing so after its repair."""
+    (tmp_path / "broken" / "av").mkdir(parents=True)
+    (tmp_path / "broken" / "av" / "__init__.py").write_text(f"__version__ = '0'\n{fault}\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'broken'}:{ROOT}"}
+    done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, check=False, env=env)
+    assert done.returncode == 1 and "not of the file" in done.stderr, done.stderr
+    assert "rejected" not in done.stdout and not (tmp_path / "ds" / "manifest.json").exists()
+    run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
     assert tree_of(tmp_path / "ds") == tree_of(tiny.dataset)
 
 
