@@ -172,7 +172,7 @@ class ClipOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.fps_rule is not None and self.fps is None:
-            raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; set fps too, such as fps=16")
+            raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set fps, such as fps=16")
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
             return

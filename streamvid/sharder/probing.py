@@ -135,9 +135,9 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
     except (ImportError, AttributeError, NameError, TypeError) as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise StreamvidError(
-            f"{what} {name} failed with {type(error).__name__}: {error} ({at.filename}:{at.lineno}). This is a fault of "
-            "the installation or of streamvid, not of the file. Finished work is kept: repair the installation, and run "
-            "the same command again"
+            f"{what} {name} failed with {type(error).__name__}: {error} ({at.filename}:{at.lineno}). This is a fault "
+            "of the installation or of streamvid, not of the file. Finished work is kept: repair the installation, and "
+            "run the same command again"
         ) from error
     except MemoryError:
         return rejected("needs more memory than worker_memory_bytes allows", "memory")

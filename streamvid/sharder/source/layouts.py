@@ -263,7 +263,8 @@ def _read_imagefolder(source: _Source) -> SourceInput:
         parts.append(MetadataTable(part.names, tuple(_below(block, folder) for block in part.blocks)))
     if not parts:
         raise SourceError(
-            f"source {source.place.url} holds no metadata.csv, .jsonl or .parquet; add one, or change --layout"
+            f"source {source.place.url} holds no metadata.csv, metadata.jsonl or metadata.parquet; "
+            "add one, or choose another layout with --layout"
         )
     return SourceInput(source.place, _concatenated(parts), _FILE_NAME)
 
