@@ -43,17 +43,17 @@ class PlannedSample:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Extensions of the clip and conditioning inputs, the same for all samples of a shard."""
+        """Extensions of the sample's clip and conditioning inputs. All samples of a shard have the same extensions."""
         return (self.clip.extension, *sorted(medium.extension for medium in self.media))
 
     @property
     def num_bytes(self) -> int:
-        """Total size of the clip and its conditioning inputs, in bytes."""
+        """Total size in bytes of the sample's clip and conditioning inputs."""
         return self.clip.num_bytes + sum(medium.clip.num_bytes for medium in self.media)
 
     @property
     def members(self) -> list[tuple[str, Record | MediaFile, Clip]]:
-        """(extension, file, clip) tuples for the sample's clip and then for each conditioning input."""
+        """Tuples (extension, file, clip): the sample's clip first, then its conditioning inputs."""
         media = ((medium.extension, medium.file, medium.clip) for medium in self.media)
         return [(self.clip.extension, self.record, self.clip), *media]
 
@@ -74,9 +74,9 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Samples and rejections for every window of every record.
+    """Samples and rejections that result from assigning buckets to all records.
 
-    draw_sets: (bucket id, probability) pairs by PlannedSample.draw_set, for clips that several buckets store.
+    draw_sets: PlannedSample.draw_set → (bucket id, probability) pairs, for clips stored in several buckets.
     """
 
     samples: tuple[PlannedSample, ...]
@@ -85,13 +85,13 @@ class Assignment:
 
 
 def window_name(window: Window, probe: Probe) -> str:
-    """Return the name of a window for messages, or "" if it is the whole source."""
+    """Return a message prefix that names a window, or "" if the window covers the whole source."""
     is_whole = window.num_frames == probe.num_frames
     return "" if is_whole else f"frames {window.start} to {window.start + window.num_frames - 1}: "
 
 
 def assign(records: Sequence[Record], probes: Probes, options: ShardOptions) -> Assignment:
-    """Assign a bucket to every probed record, or reject it with a reason."""
+    """Assign a bucket to every probed record, or reject the record with a reason."""
     samples: list[PlannedSample] = []
     rejected: list[Rejection] = []
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]] = {}
@@ -134,7 +134,7 @@ _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
 
 
 def assign_texts(records: Sequence[Record], options: ShardOptions) -> Assignment:
-    """Create a sample from each text record. Equal texts share a record key, so they are always in the same split."""
+    """Create a sample from each text record. Records with the same text share a record key and thus a split."""
     seen: Counter[str] = Counter()
     samples = []
     for record in records:
@@ -156,11 +156,11 @@ def _drawn(
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
     """Yield (window, bucket, draw set or "") per bucket that stores the window, or (window, None, reason) if none does.
 
-    A draw depends only on the seed and the clip, so adding input never changes the bucket of another clip.
+    A draw depends only on the seed and the clip, so that adding input never changes the buckets of existing clips.
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
-            # The loader draws the bucket anew in each pass: see sharder/plan.py, dataset/draws.py, plan/draws.py.
+            # The loader draws a new bucket in each pass: see sharder/plan.py, dataset/draws.py, plan/draws.py.
             members = tuple(sorted((bucket.id, probability) for bucket, probability in choices.options))
             draw_set = f"{stable_hash('draw set', *(f'{name} {share}' for name, share in members)):016x}"
             draw_sets[draw_set] = members
@@ -173,7 +173,7 @@ def _drawn(
 
 
 def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """Yield each window of a source with its bucket choices. Raises NoBucketError if a window fits no bucket."""
+    """Yield each window of a source with its bucket choices. Raises NoBucketError if no bucket accepts a window."""
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
@@ -188,7 +188,7 @@ def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choi
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
-    """Return the frame count of the whole source without using frame times. For copies, count at the reading rate."""
+    """Return the frame count of the whole source without using frame times. Copies are counted at the reading rate."""
     rate = options.frame_rate
     if probe.is_image or options.clips.is_native or not probe.fps:
         return probe.num_frames
@@ -196,7 +196,7 @@ def _num_frames(probe: Probe, options: ShardOptions) -> int:
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """Return the smallest frame count above 1 and below `most` for which a bucket accepts the source, else `most`."""
+    """Return the smallest frame count above 1 and below `most` at which a bucket accepts the source, else `most`."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count for count in sorted(counts) if 1 < count < most)
@@ -229,9 +229,9 @@ def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: S
 def sample_key(
     source: str, window_start: int, window_num_frames: int, bucket_id: str, occurrence: int = 0, *, stem_of: str = ""
 ) -> str:
-    """Return a sample's key: a readable stem and a hash of its identity. Adding input never changes it.
+    """Return a sample's key: a readable stem followed by a hash. Adding input never changes existing keys.
 
-    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name for the stem; "": source.
+    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name for the stem, if any.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:
@@ -245,16 +245,16 @@ def record_key(source: str) -> str:
 
 
 def safe_stem(source: str) -> str:
-    """Return a file's name for use in a key. It has no dots, because tar readers split names at the first dot."""
+    """Return a file's name for use in a key. Dots are replaced, because tar readers split names at the first dot."""
     stem = posixpath.splitext(posixpath.basename(source))[0]
     return _UNSAFE.sub("_", stem)[:MAX_STEM_CHARS].strip("_-") or "clip"
 
 
 def split_of(own: str, val_fraction: float) -> str:
-    """Return "train" or "val" from the record key alone, so adding input never moves a sample."""
+    """Derive the split, "train" or "val", from the record key alone, so that adding input never moves a sample."""
     return "val" if stable_hash("split", own) < val_fraction * 2.0**64 else "train"
 
 
 def stable_hash(*parts: str) -> int:
-    """Return a 64-bit hash of texts, the same on every machine and in every version."""
+    """Return a 64-bit hash of the given texts. It is the same on every machine and in every version."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big")

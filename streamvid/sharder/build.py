@@ -1,4 +1,4 @@
-"""Building of shards, each an idempotent unit of work with a name fixed by the plan (SHARD-1)."""
+"""Shard building. Each shard is an idempotent unit of work whose name is fixed by the plan (SHARD-1)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Task that builds one shard. folder: folder of the plan inside the staging folder."""
+    """Task that builds one shard. folder: the plan's folder inside the staging folder."""
 
     dest: str
     storage: StorageOptions
@@ -72,7 +72,7 @@ class Marker:
 
 
 def sample_json(sample: PlannedSample) -> str:
-    """Return the `.json` member, which describes a sample to other readers in pixels and seconds."""
+    """Return a sample's `.json` member for other readers. Sizes are in pixels, and durations are in seconds."""
     value = {
         "columns": sample.record.columns,
         "duration_seconds": sample.clip.duration_seconds,
@@ -110,7 +110,7 @@ def load_marker(staging: Path, path: str) -> Marker:
 
 
 def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Return whether a shard is finished and was built from the same input. sizes: file size in bytes by path."""
+    """Return whether a shard is finished and was built from the same input. sizes: result of `shard_sizes`."""
     try:
         marker = load_marker(folder, shard.path)
         packets = packets_path(folder, shard.path).read_bytes()
@@ -146,7 +146,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
         for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, todo[index])):
             if isinstance(answer, Crash):
                 raise StorageError(
-                    f"cannot write {todo[number].path}: its worker process died twice ({answer}). Signal 9 (SIGKILL) "
+                    f"cannot write {todo[number].path}: the worker process died twice ({answer}). Signal 9 (SIGKILL) "
                     "usually means that memory ran out; run the same command again with fewer workers"
                 )
             done += 1
@@ -221,7 +221,7 @@ class _Clips:
 
 
 def _members(task: ShardTask, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield (key, members by extension) for each sample."""
+    """Yield each sample as (key, contents of its tar members by extension)."""
     from streamvid.video.clip_index import index_clip
     from streamvid.video.limits import STORED_LIMITS
 
@@ -236,7 +236,7 @@ def _members(task: ShardTask, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _read(clip: Clip, file: Record | MediaFile, storage: StorageOptions) -> bytes:
-    """Read the bytes to store. Raises SourceError if a file has changed, and StorageError if a clip is damaged."""
+    """Read a clip. Raises SourceError if the source file has changed, StorageError if the encoded clip is damaged."""
     if clip.sha256:
         return read_encoded(Path(clip.path), file.source, clip.sha256)
     return file.media(storage).read()

@@ -1,7 +1,7 @@
-"""Encoding of native clips in worker processes, so that a hostile file can crash only a worker.
+"""Encoding of native clips in worker processes, which isolate crashes caused by hostile files.
 
-Shards are cut by size, so all clips are encoded before the first shard is written; until then they stay in the staging
-folder. A journal stores the findings, so no clip is encoded twice (SHARD-1).
+Shards are cut by size, so all clips are encoded before the first shard is written. Until then, the clips are stored in
+the staging folder. A journal stores the results, so that later runs can reuse them (SHARD-1).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ENCODE_VERSION = 3
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode the remaining clips. Return the samples with their encoded clips; other samples become rejections."""
+    """Encode the clips that are not encoded yet. Return an assignment in which failures have become rejections."""
     wanted = _wanted(assignment.samples, staging.clips)
     journal = Journal(staging.encode_journal, journal_header(options))
     todo = [key for key in wanted if not _holds(journal.findings.get(key), options)]
@@ -79,7 +79,7 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
 def restore_clips(
     samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Encode again each clip that these samples need but an earlier run removed. Remove all other clips.
+    """Re-encode the missing clips of these samples, and remove the clips of all other samples.
 
     Raises StorageError if the bytes of a clip differ from those of its first encoding.
     """
@@ -89,17 +89,17 @@ def restore_clips(
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
             raise StorageError(
-                f"encoding {wanted[key].file.source} again produced different bytes; delete {staging.folder} and run "
-                "the same command again"
+                f"re-encoding {wanted[key].file.source} produced different bytes; delete {staging.folder} and run the "
+                "same command again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One clip to encode: a sample's own file, or one of its conditioning inputs.
+    """Job that encodes one file: the file of a sample's clip or of one of its conditioning inputs.
 
-    clip: facts known before encoding.   follows: for a conditioning video, the serialized Timing of the sample's clip.
+    clip: facts known before encoding. follows: for a conditioning video, the Timing of the sample's source as text.
     """
 
     file: Record | MediaFile
@@ -122,7 +122,7 @@ class Job:
 
 
 def jobs_of(sample: PlannedSample) -> list[Job]:
-    """Return the jobs of a sample: its clip, then its conditioning inputs."""
+    """Return the encoding jobs of a sample: one for its clip, then one per file of its conditioning inputs."""
     jobs = [Job(sample.record, sample.clip, sample.window, sample.bucket)]
     for medium in sample.media:
         window = Window(0, 1, 1) if medium.is_still else sample.window
@@ -151,7 +151,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """Task that encodes one clip. path: output file.   fps: output frame rate; None keeps all frames of the window."""
+    """Task that encodes one clip. path: output file. fps: output frame rate; None keeps all frames of the window."""
 
     job: Job
     storage: StorageOptions
@@ -198,7 +198,7 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
 
 
 def _timeline(task: EncodeTask) -> Timeline:
-    """Return the frames and times of the clip that a conditioning video must match."""
+    """Return the timeline of the sample's clip, whose frames and times a conditioning video must match."""
     timing = Timing.from_text(task.job.follows)
     return make_timeline(
         tuple(timing.timestamps),
@@ -224,7 +224,7 @@ def read_encoded(path: Path, source: str, sha256: str) -> bytes:
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
-    """Return the journal's header, which contains the settings on which its findings depend."""
+    """Return the journal's header, which contains the settings that determine the findings."""
     rules = {"encoding": options.encoding_json(), "limits": asdict(options.limits)}
     return {"encode_version": ENCODE_VERSION, **rules}
 
@@ -258,7 +258,7 @@ def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip
 
 
 def _wanted(samples: Iterable[PlannedSample], folder: Path) -> dict[Key, Job]:
-    """Return the jobs of these samples by key; remove the clips of all other jobs from the folder."""
+    """Return the jobs of these samples by key, and remove the clips of all other jobs from the folder."""
     wanted = {job.key: job for sample in samples for job in jobs_of(sample)}
     names = {_name(key) for key in wanted}
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Conditioning inputs of a sample (control videos, reference images, masks): the columns that name their files."""
+"""Metadata columns that name the files of conditioning inputs (control videos, reference images, masks)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
 class MediaColumn:
     """Conditioning input, and the metadata column that names its files.
 
-    kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip; None
-    means "image" if all files are images, otherwise "video".
+    kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip. None
+    selects "image" if all files are images, else "video".
     is_mask: the input is delivered with one channel and stored without loss in native datasets.
     is_optional: rows without the input are accepted.
     """
@@ -32,7 +32,7 @@ class MediaColumn:
 
     @property
     def stem(self) -> str:
-        """First part of each member's extension."""
+        """Prefix of the extensions of this input's tar members."""
         return self.name.replace("_", "")
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
                 f"media: each name and column must be unique, and txt and json are reserved; rename {', '.join(twice)}"
             )
     if len(found) > MAX_MEDIA:
-        raise ConfigError(f"media: {len(found)} inputs given; at most {MAX_MEDIA} are allowed")
+        raise ConfigError(f"media: {len(found)} inputs are given; at most {MAX_MEDIA} are allowed")
     return tuple(found)
 
 
@@ -72,6 +72,6 @@ def file_keys(text: str) -> tuple[str, dict[str, str]]:
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(
-            f"data_file_keys={text!r}: must list columns of files, the clip's column first, such as video,control_video"
+            f"data_file_keys={text!r}: list the file columns, starting with the clip's, such as video,control_video"
         )
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

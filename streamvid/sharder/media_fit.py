@@ -1,4 +1,4 @@
-"""Conditioning inputs of a sample: checks that they fit the clip, and the form in which they are stored."""
+"""Checks of conditioning inputs against a sample's clip, and the form in which the inputs are stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPE_TOLERANCE = 0.02
 class PlannedMedium:
     """One file of a conditioning input, as stored with a sample's clip.
 
-    is_still: True if the input is one picture per clip; False if it has the same number of frames as the clip.
+    is_still: True for one picture per clip; False for a video with as many frames as the clip.
     """
 
     column: MediaColumn
@@ -59,7 +59,7 @@ def fit_media(
     columns: Sequence[MediaColumn],
     stills: frozenset[str],
 ) -> tuple[PlannedMedium, ...]:
-    """Return a record's conditioning inputs as copies. Raises Rejected if one of them does not fit the clip."""
+    """Match a record's conditioning inputs to its clip. Raises Rejected if one of the inputs does not fit."""
     of_name = {medium.name: medium for medium in columns}
     found = []
     for file in record.extra:
@@ -81,7 +81,7 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     """Raise Rejected unless an input has as many frames as the clip, at the same times."""
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: a list must hold images, but {file.name} is a video; declare image:{file.name}",
+            f"{file.label}: a list must hold images, but {file.name} is a video; declare it as image:{file.name}",
             kind="medium",
         )
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
@@ -95,8 +95,9 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     apart, limit = _apart_seconds(own, probe), TIME_TOLERANCE / probe.fps if probe.fps else 0.0
     if apart > limit:
         raise Rejected(
-            f"{file.label}: a frame of {file.source} is {apart:.3f} s from the clip's frame; at most {limit:.3f} s "
-            f"(half a frame) are allowed; give both files the same frame rate (now {own.fps:.3f} and {probe.fps:.3f})",
+            f"{file.label}: a frame of {file.source} is {apart:.3f} s from the same frame of the clip; at most "
+            f"{limit:.3f} s (half a frame) is allowed; give both files the same frame rate "
+            f"(now {own.fps:.3f} and {probe.fps:.3f})",
             kind="medium",
         )
 
@@ -118,7 +119,7 @@ def _count(probe: Probe) -> str:
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:
-    """Return the largest time difference in seconds between frames with the same index, both relative to frame 0."""
+    """Return the largest time difference in seconds between corresponding frames, with times relative to frame 0."""
     import numpy as np
 
     times: list[Any] = []

@@ -1,4 +1,4 @@
-"""Sharder options, each declared once: the signature, YAML, `streamvid shard` flags and errors use these declarations.
+"""Sharder options. The signature, YAML fields, `streamvid shard` flags and errors are derived from these classes.
 
 ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
               ├─ buckets: a BucketConfig, a preset's name, a YAML file, or a mapping of its fields
@@ -38,7 +38,7 @@ _NATIVE_SIDES = range(16, 8193, 2)
 
 @dataclass(frozen=True)
 class CaptionOptions:
-    """Source of captions."""
+    """Options for reading captions."""
 
     column: str | tuple[str, ...] | None = option(
         None,
@@ -67,7 +67,8 @@ class CaptionOptions:
             raise ConfigError(f"column={self.column!r}: list each column only once, or pass only '' for no captions")
         if self.weight_column is not None and (self.column == "" or self.weight_column in several):
             raise ConfigError(
-                f"weight_column={self.weight_column!r}: must differ from the caption columns, and requires at least one"
+                f"weight_column={self.weight_column!r}: must differ from the caption columns, and cannot be combined "
+                "with column=''; name another column, or omit it"
             )
 
 
@@ -79,8 +80,8 @@ class SourceOptions:
         {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:" or "mask:" before a
         name sets its kind.
     where: condition in the language of the loader's `where=`. It can use metadata columns, text (the caption), source,
-        and the width, height, num_frames, fps, duration_seconds and aspect_ratio of the file. Rows for which it is
-        false or unknown are rejected. Rows that a condition on metadata alone rejects are not probed.
+        and the width, height, num_frames, fps, duration_seconds and aspect_ratio of the file. Rows for which the
+        condition is false or unknown are rejected. A condition that uses only metadata is evaluated before probing.
     """
 
     metadata: str | Path | None = option(
@@ -121,7 +122,7 @@ class SourceOptions:
 
     @cached_property
     def media_columns(self) -> tuple[MediaColumn, ...]:
-        """Parsed conditioning inputs."""
+        """Conditioning inputs parsed from `media`."""
         return media_columns(self.media)
 
 
@@ -133,8 +134,8 @@ class ClipOptions:
         "text" uses metadata without files, and each row with a caption becomes a sample.
     fps, fps_rule: frame rate at which clips are read, and the rule that selects the frames: "resample" (nearest in
         time), "cap" (every n-th frame, up to fps) or "fix_frame_rate" (by frame number, as DiffSynth does). With
-        fps=None, every frame is read, or the buckets set the rate. Copies keep all frames, and readers select; native
-        clips contain only the selected frames and allow only "resample".
+        fps=None, every frame is read, or the buckets set the rate. Copies keep all frames, and readers select from
+        them. Native clips contain only the selected frames, and allow only "resample".
     codec, crf, gop, max_clip_seconds, min_psnr: options for native clips only.
     """
 
@@ -165,7 +166,7 @@ class ClipOptions:
         None, help="Maximum length of native clips; longer sources are split.", metavar="S", above=0, maximum=86400
     )
     min_psnr: float | None = option(
-        None, help="Reject native clips with a lower PSNR-Y.", metavar="DB", above=0, maximum=100
+        None, help="Minimum PSNR-Y of native clips; clips below it are rejected.", metavar="DB", above=0, maximum=100
     )
 
     def __post_init__(self) -> None:
@@ -200,7 +201,7 @@ class ClipOptions:
 
     @cached_property
     def frame_rate(self) -> FrameRate | None:
-        """Frame rate at which clips are read; None if the buckets set it."""
+        """Frame rate at which clips are read; None if the buckets determine it."""
         return None if self.fps is None else FrameRate(self.fps_rule or "resample", self.fps)  # type: ignore[arg-type]
 
 
@@ -311,16 +312,18 @@ class ShardOptions:
         for name, value in given.items():
             if value:
                 raise ConfigError(
-                    f"{name}={value!r}: cannot be combined with clips='text', which has no files; omit one of them"
+                    f"{name}={value!r}: cannot be combined with clips='text', which has no files; omit one of the two"
                 )
         if self.source.captions.column == "" or self.source.captions.lines:
-            raise ConfigError("clips='text' needs captions from metadata: omit --caption-column '' and --caption-lines")
+            raise ConfigError(
+                "clips='text' requires captions from metadata; omit --caption-column '' and --caption-lines"
+            )
 
     def _check_native(self) -> None:
         if self.frame_rate.rule not in ("native", "resample"):
             raise ConfigError(
                 f"fps_rule={self.frame_rate.rule!r}: cannot be combined with clips='native', which selects the "
-                "frames nearest in time; use 'resample', or clips='copy'"
+                "frames nearest in time; use fps_rule='resample' or clips='copy'"
             )
         if self.verify == "probe":
             raise ConfigError(
@@ -330,8 +333,8 @@ class ShardOptions:
         for bucket in () if self.config.is_dynamic else self.table.candidates:
             if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
                 raise ConfigError(
-                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips must be even "
-                    f"numbers from 16 to {_NATIVE_SIDES[-1]}; choose another size, or use clips='copy'"
+                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips must be even and "
+                    f"between 16 and {_NATIVE_SIDES[-1]}; choose another size, or use clips='copy'"
                 )
 
     @property
@@ -399,7 +402,7 @@ class ShardOptions:
 
 
 def _buckets_json(config: BucketConfig) -> dict[str, object]:
-    """Return the settings that determine the buckets, as a plain list if the configuration sets only buckets."""
+    """Return the bucket configuration for the manifest. It is a plain list if only the buckets are configured."""
     is_listed = config.buckets or config.resolution
     if is_listed and config.ratios == Ratios(config.multiple):
         plain = BucketConfig(

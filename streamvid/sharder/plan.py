@@ -1,4 +1,4 @@
-"""The shard plan: the samples of each shard. Equal input and options result in the same plan on any machine."""
+"""Shard plan, which assigns samples to shards. Equal input and options result in the same plan on every machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_TEXTS_A_SHARD = 8192
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A unit of work: the ordered samples of one tar, which share bucket, split and member extensions."""
+    """Ordered samples of one tar, all with the same bucket, split and member extensions."""
 
     bucket: Bucket
     number: int
@@ -42,15 +42,15 @@ class PlannedShard:
 
     @property
     def clip_bytes(self) -> int:
-        """Total size of the shard's clips and conditioning inputs, in bytes."""
+        """Total size in bytes of the shard's clips and conditioning inputs."""
         return sum(sample.num_bytes for sample in self.samples)
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """All shards, bucket by bucket in the table's order, and all rejections in the order of the input.
+    """Shards in the order of the bucket table, and rejections in the order of the input.
 
-    draws: sets of clips that several buckets store.
+    draws: sets of clips that are stored in several buckets.
     """
 
     shards: tuple[PlannedShard, ...]
@@ -97,7 +97,7 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
 
 
 def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the table's buckets in order or, if sizes are derived from the clips, those in use, largest first."""
+    """Return the table's buckets in order. If sizes are derived from clips, return the used buckets, largest first."""
     if not config.is_dynamic:
         return config.table.buckets
     return tuple(sorted(set(found), key=lambda bucket: (-bucket.num_pixels, bucket.id)))
@@ -122,7 +122,7 @@ def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection]
 
 
 def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes: int) -> Iterator[Sequence[_Item]]:
-    """Yield consecutive runs of about equal size. A run exceeds `shard_size_bytes` only if it is a single larger item.
+    """Yield runs of items of about equal total size. Only a run of one item may exceed `shard_size_bytes`.
 
     sizes: size of each item in bytes.
     """
@@ -146,8 +146,8 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
 class DrawnGroup:
     """Clips with the same draw set, split and member extensions, cut into shards.
 
-    buckets: pairs of (bucket id, probability times UNIT). shards: for each bucket, in the order of `buckets`, the
-    samples of each of its shards. All buckets have the same clips in the same order.
+    buckets: (bucket id, probability times UNIT) pairs. shards: for each bucket, in the order of `buckets`, a tuple of
+    shards with their samples. All buckets store the same clips in the same order.
     """
 
     buckets: tuple[tuple[str, int], ...]
@@ -159,7 +159,7 @@ class DrawnGroup:
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
-        """Return the group as the manifest stores it. firsts: index of its first shard, by bucket id."""
+        """Return the group as the manifest stores it. firsts: bucket id → number of the group's first shard."""
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
@@ -172,7 +172,7 @@ def drawn_groups(
     seed: int,
     shard_size_bytes: int,
 ) -> list[DrawnGroup]:
-    """Group the samples that belong to a draw set, in an order that does not depend on the order of the input.
+    """Group the samples of clips that several buckets store. The result does not depend on the order of the input.
 
     If a clip could not be encoded for one bucket, its samples in the other buckets keep their probabilities.
     """
@@ -199,10 +199,10 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return probability times UNIT by bucket id, rounded so that their sum is also rounded to the nearest integer."""
+    """Return integer weights (probability times UNIT) by bucket id. Their sum is the exact sum, rounded."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
-    # A probability that would round to 0 gets 1, taken from the largest.
+    # A probability that would round to 0 becomes 1; the largest weight is reduced instead.
     for _ in range(sum(weights.values()) - UNIT):
         weights[max(weights, key=lambda name: (weights[name], name))] -= 1
     missing = int(sum((value for _, value in exact), Fraction(0)) + Fraction(1, 2)) - sum(weights.values())

@@ -1,4 +1,4 @@
-"""Probing of each record's file in worker processes, so that a hostile file can crash only a worker."""
+"""Probing of files in worker processes, which isolate crashes caused by hostile files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _EXTENSIONS = {
 class Probe:
     """Facts about a file that the sharder needs. width, height: display size in pixels.
 
-    extension: extension of a copy.   timing: a `Timing` as text; "" if it is not needed.
+    extension: extension of the tar member if the file is copied. timing: a `Timing` as text; "" if it is not needed.
     """
 
     width: int
@@ -88,7 +88,7 @@ Probes: TypeAlias = Mapping[FileState, Probe | Rejected]
 class ProbeTask:
     """Task that probes one file.
 
-    verify: decode every frame.   timing: return the time of each frame.
+    verify: True to decode every frame. timing: True to return the time of each frame.
     folder: directory for temporary copies of remote files; None for the system's temporary directory.
     """
 
@@ -154,7 +154,7 @@ def note(journal: Journal, key: Key, finding: Finding) -> None:
 
 
 def rejected(reason: str, kind: str) -> Finding:
-    """Return the finding of a file that cannot be used."""
+    """Return a finding that rejects a file."""
     return {"rejected": reason, "kind": kind}
 
 
@@ -185,10 +185,10 @@ def run_tasks(
 
 
 def clip_extension(container: str, source: str) -> str:
-    """Return the extension of a clip's member in a tar, from the file's container instead of its name.
+    """Return the extension of a clip's tar member, which depends on the file's container rather than its name.
 
-    Each family of containers has one extension, so .mov and .MP4 files share shards. Only the extension .webm is
-    kept, because it implies certain codecs.
+    Each family of containers has one extension, so that .mov and .MP4 files share shards. As an exception, .webm files
+    keep their extension, because it implies certain codecs.
     """
     name = _EXTENSIONS.get(container)
     if name is None:
@@ -238,7 +238,7 @@ def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | Non
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
-    """Return the journal's header, which contains the settings on which its findings depend."""
+    """Return the journal's header, which contains the settings that determine the findings."""
     limits = [getattr(options.work, _time_limit(options)), options.work.worker_memory_bytes]
     rules = {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}
     return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **rules}
@@ -250,12 +250,12 @@ def _is_verified(options: ShardOptions) -> bool:
 
 
 def _time_limit(options: ShardOptions) -> str:
-    """Return the name of the option that limits the probing time. Full decoding shares the limit of encoding."""
+    """Return the name of the option that limits the probing time: the encoding limit if all frames are decoded."""
     return "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
 
 
 def file_state(record: Record | MediaFile) -> FileState:
-    """Return the path, size and version of a file, which together identify one version of it."""
+    """Return the path, size and version of a file, which together identify its content."""
     return (record.path, record.num_bytes, record.version)
 
 

@@ -40,7 +40,7 @@ REMEDIES: Mapping[str, str] = {
     "too-short-for-its-size": "add a bucket of the clip's size or smaller with at most its frame count",
     "max-upscale": "raise --max-upscale, or add a smaller size to the buckets",
     "max-crop": "raise --max-crop, or add aspect ratios: --num-ar-buckets N",
-    "probability": "raise the probabilities in --bucket-config, or draw buckets anew in each epoch: --assign all",
+    "probability": "raise the probabilities in --bucket-config, or draw a new bucket in each epoch: --assign all",
     "min-psnr": "accept lower quality with a lower --min-psnr, or store more bytes with a lower --crf",
 }
 
@@ -55,14 +55,14 @@ class RejectedKind:
     examples: tuple[tuple[int, str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-serializable values."""
+        """Return the fields as JSON-serializable values."""
         names = ("row", "source", "reason")
         examples = [dict(zip(names, example, strict=True)) for example in self.examples]
         return {"kind": self.kind, "count": self.count, "remedy": self.remedy, "examples": examples}
 
 
 def by_kind(rejections: Iterable[tuple[str, int, str, str]]) -> tuple[RejectedKind, ...]:
-    """Group rejections, given as (kind, row, source, reason), by kind, with the most frequent kind first (SHARD-3)."""
+    """Group (kind, row, source, reason) tuples by kind. The most frequent kind comes first (SHARD-3)."""
     counts: dict[str, int] = {}
     examples: dict[str, list[tuple[int, str, str]]] = {}
     for kind, row, source, reason in rejections:

@@ -19,10 +19,10 @@ BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """One bucket in a report. num_bytes: total size of its clips. mean_crop: mean fraction of a frame's area cropped.
+    """Bucket in a report. num_bytes: total size of the clips. mean_crop: mean fraction of the frame area cropped.
 
-    source_bytes: total size of its clips' source files, each counted once. mean_psnr_y, min_psnr_y: PSNR-Y of encoded
-    clips in decibels; None for other clips. In a dry run of native clips, the unknown num_bytes and num_shards are 0.
+    source_bytes: total size of the clips' source files, each counted once. mean_psnr_y, min_psnr_y: PSNR-Y of native
+    clips in decibels, else None. In a dry run of native clips, num_bytes and num_shards are unknown and therefore 0.
     """
 
     bucket_id: str
@@ -44,11 +44,11 @@ class ShardReport:
     """Report of a run. `state` is "built", "already sealed" or "dry run".
 
     num_records: number of input rows. num_windows: number of windows into which the rows were split, equal to
-    num_records unless sources are longer than max_clip_seconds. num_windows is num_samples + num_rejected, with each
-    clip counted once (SHARD-3). stored_clips: with assign="all", (number of clips that several buckets store, number of
-    their samples). clips: "copy", "native" or "text". encode_seconds: CPU time for encoding, including earlier
-    unfinished runs; None if nothing was encoded. probe_bytes_read: number of bytes read from remote files for probing;
-    None if no remote file was probed.
+    num_records unless sources are longer than max_clip_seconds. num_windows equals num_samples + num_rejected,
+    with each clip counted once (SHARD-3). stored_clips: with assign="all", (number of clips that several buckets store,
+    number of samples of these clips). clips: "copy", "native" or "text". encode_seconds: CPU time for encoding,
+    including earlier unfinished runs; None if nothing was encoded. probe_bytes_read: number of bytes read from remote
+    files for probing; None if no remote file was probed.
     """
 
     state: str
@@ -91,13 +91,13 @@ class ShardReport:
         return sum(row.source_bytes for row in self.buckets)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-serializable values, including all rejections."""
+        """Return the report as JSON-serializable values, including all rejections."""
         sums = ("num_samples", "num_shards", "num_bytes", "num_rejected", "num_windows", "source_bytes")
         kinds = [kind.to_json() for kind in self.rejected_by_kind]
         return {**asdict(self), **{name: getattr(self, name) for name in sums}, "rejected_by_kind": kinds}
 
     def summary(self, max_rejections: int = 10) -> str:
-        """Return a short text summary with the first rejections."""
+        """Return a summary of a few lines of text, with at most `max_rejections` rejections."""
         lines = [
             f"{self.state}: {self.num_samples} samples in {self.num_shards} shards, {self.num_bytes} bytes; "
             f"{self.num_rejected} of {self.num_records} records rejected"
@@ -114,7 +114,7 @@ class ShardReport:
 
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:
-    """Return the report of a plan, whether built or not."""
+    """Return the report of a plan. state: BUILT or DRY_RUN."""
     clips: dict[Bucket, list[_Clip]] = {}
     seconds: dict[str, float] = {}
     for shard in plan.shards:
@@ -140,7 +140,7 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
-    """Return the report of the run that built a dataset, except for state, encode_seconds and probe_bytes_read."""
+    """Reconstruct the report of the run that built a dataset, except for state, encode_seconds and probe_bytes_read."""
     clips: dict[str, list[_Clip]] = {}
     for shard in dataset.shards:
         rows = dataset.samples(shard, list(_COLUMNS)).to_pylist()

@@ -1,4 +1,4 @@
-"""Sealing: the index is written from the markers of finished shards, and the manifest last (SHARD-2)."""
+"""Sealing of a dataset. The index is written from markers of finished shards; the manifest follows last (SHARD-2)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _write_samples(
 
 
 def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
-    """Return the concatenated packet tables of shards, and the location of each table (None without packets)."""
+    """Return the joined packet tables of shards, and the location of each table (None if a shard has no packets)."""
     tables = [_packets(shard, folder) for shard in shards]
     places: list[TablePlace | None] = []
     offset = 0
@@ -145,8 +145,8 @@ def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
         for path, num_bytes in sizes_noted.items():
             if sizes.get(path) != num_bytes:
                 raise StorageError(
-                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written; the "
-                    "file was later changed or removed. Run the same command again"
+                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written, so it was "
+                    "changed or removed afterwards; run the same command again"
                 )
 
 
@@ -272,7 +272,7 @@ def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) 
 
 
 def _quality(plan: ShardPlan) -> dict[str, object]:
-    """Return the PSNR-Y of native clips in decibels, overall and per bucket."""
+    """Return PSNR-Y statistics of native clips in decibels, overall and per bucket."""
     found: dict[str, list[float]] = {}
     for shard in plan.shards:
         found.setdefault(shard.bucket.id, []).extend(sample.clip.psnr_y or 0.0 for sample in shard.samples)

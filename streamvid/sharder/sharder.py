@@ -38,15 +38,15 @@ def shard(
     options: ShardOptions,
     progress: Progress | None = None,
 ) -> ShardReport:
-    """Build the dataset at `dest` from media folders, metadata files, tars or sealed datasets. The call is idempotent.
+    """Build the dataset at `dest` from a folder of media, a metadata file, tars or sealed datasets.
 
     Several sources are read one after the other. Sources and `dest` may be in object stores.
 
-    After an interruption at any point, the same call resumes and ends with the same bytes (SHARD-1). If an equal
-    dataset is already sealed at `dest`, it is left unchanged.
+    This function is idempotent. After an interruption at any point, the same call resumes and produces the same bytes
+    (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged.
 
     Raises SourceError if input cannot be read or changes while it is read, or if every row is rejected; SealedError if
-    `dest` holds a different dataset; DatasetError if `dest` holds other files or another sharder is working there; and
+    `dest` holds a different dataset; DatasetError if `dest` holds other files or another sharder is using `dest`; and
     StorageError if a store fails.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
@@ -102,12 +102,12 @@ def dry_run(
     options: ShardOptions,
     progress: Progress | None = None,
 ) -> ShardReport:
-    """Compute the shard plan without writing to `dest`. Reuse the probing results of an unfinished run there.
+    """Run all stages up to the shard plan without writing to `dest`. Probes of an unfinished run at `dest` are reused.
 
     Native clips are not encoded, so the report contains neither their size nor the number of their shards.
 
-    Raises the same errors as `shard`, except that it accepts an occupied `dest` and, if all rows are rejected, returns
-    a report that lists the reasons.
+    Raises the same errors as `shard`, except that an occupied `dest` and the rejection of all rows are not errors. The
+    report lists the reasons for all rejections.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
     records = apply_where(read_records(source, options), options)
@@ -161,7 +161,7 @@ def _assigned(
 ) -> tuple[RecordSet, Assignment, int | None]:
     """Probe and assign all records.
 
-    Return (records that meet `where`, assignment, number of bytes read from remote files or None if all are local).
+    Return (records that meet `where`, assignment, number of bytes read from remote files, or None if there are none).
     """
     if options.clips.is_text:
         return records, assign_texts(records.records, options), None
@@ -177,8 +177,8 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
     """Return the report of the dataset sealed in `store` if it is the requested one, else None.
 
-    None means that there is no dataset or that `overwrite` replaces it. Raises SealedError, which names the difference,
-    if it is a different dataset and `overwrite` is not set.
+    If a different dataset is sealed there, return None if `overwrite` is True. Otherwise, raise SealedError, which
+    names the difference.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -219,7 +219,7 @@ def _short(value: object) -> str:
 
 
 def _condemn_old(staging: Staging) -> None:
-    """Mark an old dataset's files for removal, its manifest first."""
+    """Record an old dataset's files for removal, and remove its manifest."""
     store = staging.store
     if store.size(MANIFEST) is None:
         return
@@ -229,8 +229,8 @@ def _condemn_old(staging: Staging) -> None:
         paths += [path for info in old.shards for path in (info.path, offsets_path(info.path))]
     except StreamvidError as error:
         raise DatasetError(
-            f"{store.url} holds a damaged dataset, so its files cannot be distinguished from yours ({error}); "
-            "delete everything there yourself, or choose another dest"
+            f"{store.url} holds a damaged dataset ({error}), so its files cannot be distinguished from other files; "
+            "delete everything there, or choose another dest"
         ) from error
     staging.condemn(paths)
 

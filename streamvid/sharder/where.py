@@ -1,6 +1,6 @@
-"""The sharder's `where`: rows that do not meet a condition become rejections, if possible before they are probed.
+"""Sharder option `where`, which rejects rows that do not meet a condition, if possible before they are probed.
 
-Conditions have the same syntax and treat missing values in the same way as the loader's `where=`
+Conditions have the same syntax as the loader's `where=`, and treat missing values in the same way
 (dataset/filter/expression.py).
 """
 
@@ -39,7 +39,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Where:
-    """Condition on records. text: the condition as the user wrote it.   node: the parsed condition.
+    """Condition on records. text: the condition as the user wrote it. node: the parsed condition.
 
     kinds: type of each column, for the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
     """
@@ -56,8 +56,8 @@ class Where:
     def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
         """Return the records that meet the condition; the others become rejections of kind "where".
 
-        probes: probes of all records if the condition needs them. A record that probing rejected is kept, so that
-        it is rejected with the reason from probing.
+        probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,
+        so that its rejection states the reason from probing.
         """
         kept: list[Record] = []
         rejections = list(records.rejections)
@@ -96,7 +96,7 @@ class Where:
 
 
 def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
-    """Parse a condition on the user's columns, on FACTS, and on `text` and `source`.
+    """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
     user_types: index types by metadata column. Raises ConfigError, which names the text, the position and the remedy.
     """
@@ -113,10 +113,11 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
 
 
 def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None = None) -> RecordSet:
-    """Reject rows that do not meet the `where` condition, if there is one.
+    """Reject the rows that do not meet the `where` condition, if there is one.
 
-    This function is called before and after probing. Without `probes`, it skips a condition that needs them; with
-    `probes`, it skips a condition that needs none. Raises ConfigError if the condition needs probes but clips='text'.
+    The sharder calls this function before probing, without `probes`, and again after probing. Only the second call
+    evaluates a condition that requires probes. Raises ConfigError if such a condition is applied to text rows, which
+    are not probed.
     """
     text = options.source.where
     if text is None:

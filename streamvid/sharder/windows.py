@@ -24,7 +24,7 @@ TEXT_EXTENSION = "txt"
 
 
 def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
-    """Return an instance of `cls` with the fields that `source` has under the same name; `others` take precedence."""
+    """Return an instance of `cls` with the fields that it shares with `source`. Values in `others` take precedence."""
     names = {field.name for field in fields(cast("Any", cls))} & {field.name for field in fields(source)}
     return cls(**{**{name: getattr(source, name) for name in names}, **others})
 
@@ -33,8 +33,8 @@ def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
 class Clip:
     """Stored form of a source file or a conditioning input. Before encoding, num_bytes is 0 and path is empty.
 
-    path: current location of its bytes.   sha256: checksum of an encoded clip; "" for a copy of its source.
-    psnr_y: PSNR-Y in decibels; None for a copy.   encode_seconds: CPU time for encoding.
+    path: path or URL of the file that stores the bytes. sha256: checksum of an encoded clip; "" for a copy.
+    psnr_y: PSNR-Y in decibels; None for a copy. encode_seconds: CPU time for encoding.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Source frames from `start` up to, but not including, `start + num_frames`, and the frame count of their clip."""
+    """Range of `num_frames` source frames from index `start`. num_clip_frames: frame count of the resulting clip."""
 
     start: int
     num_frames: int
@@ -78,7 +78,7 @@ class Timing:
         return Timing(info.timestamps, info.time_base, info.last_duration, usual)
 
     def to_text(self) -> str:
-        """Return the timing as text with compressed time steps, which is short if the frame rate is constant."""
+        """Return the timing as text. Compressed time steps keep the text short if the frame rate is constant."""
         import numpy as np
 
         steps = np.diff(np.array(self.timestamps, "<i8"), prepend=0)
@@ -114,8 +114,8 @@ def cut_windows(timing: Timing, max_seconds: float | None, fps: Fraction | None,
     """Return consecutive windows of about equal length that together contain every frame once.
 
     A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer clip
-    frames than `least`, the smallest count that a bucket accepts. Length is measured in frames or, with
-    `fps`, in seconds (and thus in clip frames).
+    frames than `least`, the smallest count that a bucket accepts. Windows have about equal frame counts or,
+    with `fps`, about equal durations.
     """
     whole = timing.window(0, len(timing.timestamps), fps)
     if max_seconds is None:

@@ -252,7 +252,7 @@ def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path)
         ({"fps": 24}, "fps cannot be combined with clips='text'"),
         ({"codec": "h264"}, "codec='h264': cannot be combined with clips='text', which has no files"),
         ({"video_column": "v"}, "video_column='v': cannot be combined with clips='text'"),
-        ({"caption_column": ""}, "clips='text' needs captions from metadata"),
+        ({"caption_column": ""}, "clips='text' requires captions from metadata"),
         ({"media": {"control": "c"}}, "media=.*: cannot be combined with clips='text'"),
     ],
 )

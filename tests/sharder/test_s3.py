@@ -200,7 +200,7 @@ def test_an_unfinished_build_of_something_else_leaves_nothing(
     dest = f"s3://{bucket}/ds"
     with pytest.raises(Stop):
         shard(built.source, dest, options(buckets=BUCKETS[:1], seed=9), stop_at("seal", 4))
-    with pytest.raises(DatasetError, match="is building something else.*--abandon"):
+    with pytest.raises(DatasetError, match="is building a different dataset.*--abandon"):
         shard(built.source, dest, options(work_dir=tmp_path / "other"))
     shard(built.source, dest, options())
     assert moto_server.tree(bucket, "ds") == built.tree

@@ -159,7 +159,7 @@ def test_wrong_words_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="layout='wds': must be 'metadata', 'folder'"):
         read(tmp_path, layout="wds")
     for layout, message in {
-        "lists": "needs a list of captions",
+        "lists": "requires a list of captions",
         "imagefolder": "holds no metadata.csv",
         "parquet": "holds no .parquet file",
         "tars": "holds no .tar file",
@@ -223,9 +223,9 @@ def test_hostile_tars_end_in_rejections(tmp_path: Path) -> None:
         *("link.mp4: is a symbolic link", "hard.mp4: is a hard link", "pipe.mp4: is not a regular file"),
         *(
             "good.mp4: is in the tar twice",
-            "both: has several media members (mp4, webm)",
-            "json.json: is not valid JSON",
-            "list.json: is a list",
+            "both: the sample has several media members (mp4, webm)",
+            "json.json: the file is not valid JSON",
+            "list.json: the file holds a list",
         ),
     ):
         assert part in reasons

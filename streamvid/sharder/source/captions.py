@@ -37,7 +37,7 @@ class CaptionColumns:
         return self.names if self.weights is None else (*self.names, self.weights)
 
     def cells(self, block: RowBlock) -> list[CaptionCells]:
-        """Return the values of each row in these columns."""
+        """Return the caption and weight values of each row."""
         columns = [[listed_captions(value) for value in block.column(name).values()] for name in self.names]
         weights: list[object] = [None] * block.num_rows
         if self.weights is not None:
@@ -48,7 +48,7 @@ class CaptionColumns:
 
 @dataclass(frozen=True, slots=True)
 class CaptionCells:
-    """Values of one row in the caption columns and the weight column, as the user gave them."""
+    """Caption and weight values of one row, as given in the metadata."""
 
     values: tuple[object, ...] = ()
     weights: object = None
@@ -64,7 +64,7 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None
 ) -> CaptionColumns:
-    """Return the columns that the caption options name, or the usual column. Raises SourceError if one is missing."""
+    """Return the columns that the options name, or else the detected one. Raises SourceError if a column is missing."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
@@ -79,12 +79,12 @@ def text_source(text: str) -> str:
 
 
 def caption_lines(text: str | None) -> Captions:
-    """Return the captions of a text with one caption per line."""
+    """Split a text with one caption per line into captions."""
     return parse_captions([line.strip() for line in (text or "").splitlines() if line.strip()])
 
 
 def check_captions(captions: Captions) -> Captions:
-    """Return the captions if they can be stored and read everywhere. Raises Rejected with the reason otherwise."""
+    """Return the captions unchanged. Raises Rejected if one is not valid text or if they are too large in total."""
     for text, _ in captions:
         check_text(text, "the caption")
     if len(captions) > 1:
@@ -104,7 +104,7 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
 
 
 def _weights(value: object) -> object:
-    """Return the weights in a cell as a list, or None. A single number becomes a list of one weight."""
+    """Return the weights in a cell as a list, or None if the cell is empty."""
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)

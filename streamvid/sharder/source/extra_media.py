@@ -1,7 +1,7 @@
-"""Files of conditioning inputs (control videos, reference images, masks) that metadata rows name.
+"""Files of conditioning inputs (control videos, reference images, masks), as named in metadata rows.
 
-These files become members of the sample's tar, next to its clip. A video input has the same number of frames as the
-clip's source, at the same times, so that the loader finds a matching frame for every frame that it reads from the clip.
+Each file becomes a member of the sample's tar, next to the clip. A video input has as many frames as the clip's source,
+at the same times, so that every frame that is read from the clip has a counterpart in the input.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MediaCells: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """One file of a conditioning input. `item` is its index in a list; None if the row names a single file.
+    """One file of a conditioning input. `item` is the file's index in a list; None if the row names a single file.
 
-    source, path, num_bytes, version: as in Record.
+    source, path, num_bytes, version: same as in Record.
     """
 
     name: str
@@ -39,7 +39,7 @@ class MediaFile:
     version: str
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file as workers receive it. storage: options with which workers access its store."""
+        """Return the file in the form that workers receive. storage: options that workers use to access its store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
     @property
@@ -57,7 +57,9 @@ class MediaFile:
 def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -> None:
     """Raise SourceError if the input lacks one of these columns."""
     if table is None and columns:
-        raise SourceError("media needs metadata columns, but this source has no metadata; add a metadata file")
+        raise SourceError(
+            "media requires metadata columns, but this source has no metadata; add a metadata file, or omit media"
+        )
     for medium in columns:
         if table is not None and table.names and medium.column not in table.names:
             listed = ", ".join(table.names)
@@ -85,14 +87,14 @@ def _cells(column: Column, medium: MediaColumn) -> list[object]:
 
 
 def paths_of(cells: MediaCells) -> list[object]:
-    """Return all paths that a row names."""
+    """Return all paths of conditioning inputs in a row."""
     return [path for cell in cells.values() for path in (cell if isinstance(cell, list) else [cell]) if path]
 
 
 def find_files(
     cells: MediaCells, columns: Sequence[MediaColumn], place: Place, max_clip_bytes: int
 ) -> tuple[MediaFile, ...]:
-    """Find the files that a row names. Raises Rejected if a file cannot be used or a required input is missing."""
+    """Find a row's conditioning inputs. Raises Rejected if a file cannot be used or a required input is missing."""
     found: list[MediaFile] = []
     for medium in columns:
         cell = cells.get(medium.name)

@@ -1,4 +1,4 @@
-"""Media files by name: folder listings in a fixed order, and metadata paths, which must stay inside their folder."""
+"""Listing of media folders in a fixed order, and resolution of the paths in metadata rows."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def locate(value: object, root: Path) -> tuple[str, str]:
     """Return (source, local path or URL) of the file that a metadata row names.
 
     A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is used unchanged, because the user
-    chose it. `source` is relative to `root`, with forward slashes, if the file is inside it. Raises
-    Rejected for an invalid path.
+    chose it. `source` is relative to `root`, with forward slashes, if the file is inside. Raises Rejected
+    if the path is invalid.
     """
     text = check_path(value)
     if is_object(text):
@@ -89,7 +89,7 @@ def check_path(value: object) -> str:
     if value is None:
         raise Rejected("the path is missing", kind="bad-path")
     if not isinstance(value, str):
-        raise Rejected(f"the path is a {type(value).__name__}, not text", kind="bad-path")
+        raise Rejected(f"the path has type {type(value).__name__}; it must be text", kind="bad-path")
     if len(value) > MAX_PATH_CHARS:
         raise Rejected(f"the path has {len(value)} characters; at most {MAX_PATH_CHARS} are allowed", kind="bad-path")
     return check_text(value, "the path")
@@ -104,14 +104,14 @@ def relative_source(path: str) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is the URL of an object. Raises Rejected if it is invalid or contains credentials."""
+    """Return whether a text is the URL of an object. Raises Rejected if the URL is invalid or contains credentials."""
     match = _URL.match(text)
     if match is None or match[1] not in OBJECT_SCHEMES:
         return False
     bucket, _, key = text[match.end() :].partition("/")
     if not bucket or not key or "@" in bucket:
         raise Rejected(
-            "is not a valid URL of an object, such as s3://bucket/clip.mp4 (without credentials)",
+            "the path is not a valid object URL; use a URL such as s3://bucket/clip.mp4, without credentials",
             kind="bad-path",
         )
     try:
@@ -127,12 +127,13 @@ def _strip_scheme(text: str) -> str:
         return text
     if match[1].lower() != "file":
         raise Rejected(
-            f"uses {match[1].lower()}://, but only local files and s3:// objects can be read; download the file first",
+            f"the path uses {match[1].lower()}://, but only local files and s3:// objects are supported; "
+            "download the file first",
             kind="bad-path",
         )
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
-        raise Rejected("is a file:// URL with a host; use a URL such as file:///folder/clip.mp4", kind="bad-path")
+        raise Rejected("the file:// URL names a host; use a URL such as file:///folder/clip.mp4", kind="bad-path")
     return check_text(url2pathname(parts.path), "the path")
 
 

@@ -1,7 +1,7 @@
-"""Source layouts: each is recognized by its files and read as a place that holds files and a table of rows.
+"""Source layouts. Each is recognized by its files, and is read as a place that holds files and a table of rows.
 
-To add a layout, write a function that recognizes it and one that reads it, add a line to `_LAYOUTS` and its
-name to `SourceLayout` in sharder/options.py. Access files through `source.place`, so that object stores work. The
+To add a layout, write a function that recognizes it and one that reads it, add a line to `_LAYOUTS`, and add
+its name to `SourceLayout` in sharder/options.py. Access files through `source.place`, so that object stores work. The
 layout that recognizes a source reads it, unless the option `layout` names another one. Tars and sealed datasets have
 their own modules; the other layouts are here. New column names need no layout: see VIDEO_COLUMNS and CAPTION_COLUMNS.
 """
@@ -44,7 +44,7 @@ _FILE_NAME = "file_name"
 
 @dataclass(frozen=True)
 class SourceInput:
-    """Input of the sharder. place: location of the files. table: metadata rows; None if the input is only media files.
+    """Input of the sharder. place: location of the files. table: metadata rows; None for media files without metadata.
 
     video_column, caption_column: column names if the layout defines them, else None.
     """
@@ -88,8 +88,8 @@ class _Source:
 class _Layout:
     """Source layout. recognise: function that returns a true value if a source has the layout.
 
-    is_certain: True if later layouts are not tried after this one matches. takes_base_path: True if paths may be
-    relative to another folder. takes_file: True if the source may be a single file.
+    is_certain: True if later layouts are not tried after this one recognizes a source. takes_base_path: True if paths
+    may be relative to another folder. takes_file: True if the source may be a single file.
     """
 
     recognise: Callable[[_Source], object]
@@ -100,7 +100,7 @@ class _Layout:
 
 
 def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
-    """Read a source's rows and find its files. Raises SourceError if that fails, and StorageError if a store fails."""
+    """Read a source's rows and find its files. Raises SourceError if reading fails, StorageError if a store fails."""
     found = _open_source(source, options)
     name = options.source.layout or _detect(found)
     layout = _LAYOUTS[name]
@@ -184,7 +184,7 @@ def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
         return BucketFolder.listed(store, storage)
     root = Path(os.path.abspath(store.root))  # noqa: PTH100
     if not root.is_dir():
-        raise SourceError(f"base_path={str(folder)!r} is not an existing folder")
+        raise SourceError(f"base_path={str(folder)!r} is not an existing folder; check the path")
     return LocalFolder(root, ObjectStates(storage))
 
 
@@ -222,8 +222,8 @@ def _read_lists(source: _Source) -> SourceInput:
     prompts, videos = source.first(PROMPT_LISTS), source.first(VIDEO_LISTS)
     if prompts is None or videos is None:
         raise SourceError(
-            f"source {source.place.url}: layout 'lists' needs a list of captions ({', '.join(PROMPT_LISTS)}) and one "
-            f"of files ({', '.join(VIDEO_LISTS)})"
+            f"source {source.place.url}: layout 'lists' requires a list of captions ({', '.join(PROMPT_LISTS)}) and "
+            f"a list of files ({', '.join(VIDEO_LISTS)})"
         )
     captions, files = _lines(source.media(prompts)), _lines(source.media(videos))
     while files and not files[-1].strip():
@@ -256,13 +256,16 @@ def _read_imagefolder(source: _Source) -> SourceInput:
         part = source.table(name)
         if _FILE_NAME not in part.names:
             raise SourceError(
-                f"metadata {source.place.url}/{name} has no column {_FILE_NAME}, which holds the file names; add it, "
-                "or read only the files with --layout folder"
+                f"metadata {source.place.url}/{name} has no column {_FILE_NAME} with file names; add the column, or "
+                "use --layout folder to read the files without metadata"
             )
         folder = posixpath.dirname(name)
         parts.append(MetadataTable(part.names, tuple(_below(block, folder) for block in part.blocks)))
     if not parts:
-        raise SourceError(f"source {source.place.url} holds no metadata.csv, .jsonl or .parquet in any folder")
+        raise SourceError(
+            f"source {source.place.url} holds no metadata.csv, metadata.jsonl or metadata.parquet; "
+            "add one, or choose another layout with --layout"
+        )
     return SourceInput(source.place, _concatenated(parts), _FILE_NAME)
 
 
@@ -289,7 +292,7 @@ def _is_parquet(source: _Source) -> bool:
 def _read_parquet(source: _Source) -> SourceInput:
     names = _outside_datasets(source, ".parquet")
     if not names:
-        raise SourceError(f"source {source.place.url} holds no .parquet file")
+        raise SourceError(f"source {source.place.url} holds no .parquet file; choose another layout with --layout")
     return SourceInput(source.place, _concatenated([source.table(name) for name in names]))
 
 
@@ -300,7 +303,7 @@ def _tars(source: _Source) -> list[str]:
 def _read_tars(source: _Source) -> SourceInput:
     names = _tars(source)
     if not names:
-        raise SourceError(f"source {source.shown} holds no .tar file")
+        raise SourceError(f"source {source.shown} holds no .tar file; choose another layout with --layout")
     wanted = {source.options.source.video_column or "", *source.options.source.media.values()}
     return SourceInput(*read_tars(source.place, names, wanted))
 
@@ -337,7 +340,7 @@ def _outside_datasets(source: _Source, suffix: str) -> list[str]:
 
 
 def _dataset_folders(name: str) -> list[str]:
-    """Return the folders that would be a dataset if `name` were one of its files."""
+    """Return the folders that could be the root of a dataset that contains the file `name`."""
     parts = name.split("/")
     return ["/".join(parts[:at]) for at, part in enumerate(parts) if part in ("shards", "index")]
 

@@ -1,6 +1,6 @@
-"""File of a record, on this machine or in an object store. Reading fails if the file has changed since probing.
+"""Files of records, on this machine or in an object store. Reading fails if a file has changed since probing.
 
-A file may be part of a larger one, such as a member of a tar, and is then read from there.
+A file may be a part of a larger file, such as a member of a tar. Only this part is read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _CHECKSUM = "sha256:"
 
 
 def is_remote(path: str | Path) -> bool:
-    """Return whether a path is the URL of a file or folder that is not on this machine."""
+    """Return whether a path is a URL other than a file:// URL."""
     return isinstance(path, str) and _URL.match(path) is not None and path[:5].lower() != "file:"
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return (URL of the bucket, key). A key is used as is: it has no escapes and no query."""
+    """Split a URL into (bucket URL, key). The key is used unchanged: it has no escapes and no query."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme.lower()}://{bucket}", key
@@ -46,7 +46,7 @@ def store_of(bucket_url: str, storage: StorageOptions) -> Store:
 
 
 def version_of(status: os.stat_result) -> str:
-    """Return the version of a local file, which changes when the file does."""
+    """Return the version of a local file: its modification time in nanoseconds."""
     return str(status.st_mtime_ns)
 
 
@@ -62,9 +62,9 @@ def checksum_version(sha256: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One version of a source's file, as workers receive it.
+    """Version of a source file, in the form that workers receive.
 
-    path: local path or URL, or the `part_path` of a part.   num_bytes: size of the file or part.
+    path: local path, URL, or result of `part_path`. num_bytes: size of the file or part.
     """
 
     path: str
@@ -84,7 +84,7 @@ class Media:
 
     @property
     def offset(self) -> int:
-        """Offset of the first byte in the whole file."""
+        """Byte offset of the part in the whole file; 0 for a whole file."""
         return int(self.path.partition(_PART)[2] or 0)
 
     @property
@@ -98,13 +98,13 @@ class Media:
 
     @property
     def place(self) -> tuple[Store, str]:
-        """Store of a remote file, and the file's key in it."""
+        """Store that holds a remote file, and the file's key in that store."""
         bucket_url, key = split_url(self.file)
         return store_of(bucket_url, self.storage), key
 
     @contextmanager
     def opened(self) -> Iterator[str | BinaryIO]:
-        """Open a local file for decoding: yield its path, or a file object for a part. Raises SourceError."""
+        """Yield the path of a local file, or a file object for a part. Raises SourceError if opening fails."""
         if not self.is_part:
             yield self.path
             return
@@ -118,7 +118,7 @@ class Media:
     def read(self) -> bytes:
         """Return all bytes of the file that was probed.
 
-        Raises SourceError if the file has changed since then, and StorageError if the store fails.
+        Raises SourceError if the file has changed since then, StorageError if the store fails.
         """
         if not self.is_remote:
             return self._verified(self._read_local())
@@ -130,9 +130,9 @@ class Media:
         return self._verified(cast("bytes", data))
 
     def read_ranges(self, ranges: Ranges) -> None:
-        """Fill buffers with parts of a remote file; offsets count from its first byte.
+        """Fill buffers with ranges of a remote file or part. Offsets are relative to its first byte.
 
-        Raises SourceError if the file is gone or has changed since it was probed, and StorageError if the store fails.
+        Raises SourceError if the file was removed or changed after it was probed, StorageError if the store fails.
         """
         store, key = self.place
         version = "" if self.has_checksum else self.version

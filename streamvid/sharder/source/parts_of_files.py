@@ -1,4 +1,4 @@
-"""Detection of rows that describe only a part of a file, whose captions would not fit the whole file."""
+"""Detection of rows that describe only a part of a file, so that their captions do not fit the whole file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _holds_ranges(table: MetadataTable, name: str) -> bool:
 
 
 def check_own_files(files: Iterable[tuple[int, str]]) -> None:
-    """Raise SourceError if rows share a file. files: (row number, name of its file)."""
+    """Raise SourceError if rows share a file. files: (row number, file name) pairs."""
     first_rows: dict[str, int] = {}
     shared: list[tuple[int, int, str]] = []
     for row, name in files:
@@ -66,6 +66,6 @@ def check_own_files(files: Iterable[tuple[int, str]]) -> None:
     if shared:
         first, second, name = shared[0]
         raise SourceError(
-            f"{len(shared)} row(s) name a file that an earlier row also names, such as rows {first} and {second}: "
-            f"{name}. {_REMEDY}"
+            f"{len(shared)} row(s) use the same file as an earlier row; for example, rows {first} and {second} "
+            f"use {name}. {_REMEDY}"
         )

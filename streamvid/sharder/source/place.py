@@ -1,4 +1,4 @@
-"""Places that hold input files (folders, prefixes of object stores, tars): which files exist, and their states."""
+"""Places that hold input files (folders, prefixes of object stores, tars), and the states of these files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SealedOrigin:
 
 
 class Place:
-    """Source of files. Methods raise Rejected for a problem with one row, and other errors for the place itself."""
+    """Location of input files. Methods raise Rejected for problems with one row, and other errors for the location."""
 
     @property
     def url(self) -> str:
@@ -54,7 +54,7 @@ class Place:
         raise NotImplementedError
 
     def is_file(self, path: str) -> bool:
-        """Return whether this file exists, hidden or not."""
+        """Return whether a file exists. Hidden files are included."""
         raise NotImplementedError
 
     def locate(self, value: object) -> tuple[str, str]:
@@ -67,30 +67,30 @@ class Place:
 
     @property
     def storage(self) -> StorageOptions:
-        """Storage options with which workers access the files."""
+        """Storage options that workers use to access the files."""
         return StorageOptions()
 
     def media(self, path: str) -> Media:
-        """Return a file of the place for reading. Raises Rejected if it is not a file."""
+        """Return a file for reading. Raises Rejected if `path` is not a file."""
         source, found = self.locate(path)
         return Media(found, source, *self.state(found), self.storage)
 
     def is_folder(self, path: str) -> bool:
-        """Return whether this folder exists, hidden or not, and is not empty."""
+        """Return whether a folder exists. Hidden folders are included."""
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
         """Request the states of all objects that rows name, concurrently."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Read the caption files of these media files concurrently if they are objects."""
+        """If these media files are objects, read their caption files concurrently."""
 
     def caption(self, file: CaptionFile) -> str | None:
         """Return the trimmed text of a caption file, or None if it is missing or blank."""
         return None
 
     def origin(self, path: str) -> SealedOrigin | None:
-        """Return the facts from a sealed dataset about a file that `locate` found; None for other files."""
+        """Return the origin of a file that `locate` found, or None if the file is not from a sealed dataset."""
         return None
 
 
@@ -119,7 +119,7 @@ class ObjectStates:
 
 @dataclass(frozen=True)
 class LocalFolder(Place):
-    """Folder on this machine. Rows may also name objects."""
+    """Folder on this machine. Rows may also name objects in object stores."""
 
     root: Path
     objects: ObjectStates
@@ -221,7 +221,7 @@ class BucketFolder(Place):
             path = path.removeprefix(inside)
         elif is_remote(path) or path.startswith(("/", "file:")):
             raise Rejected(
-                "is neither a relative path in the bucket of the source nor an s3:// URL; upload it, or fix its path",
+                "the path is neither relative to the source nor an s3:// URL; upload the file, or fix the path",
                 kind="bad-path",
             )
         source = relative_source(path)
@@ -244,10 +244,10 @@ class BucketFolder(Place):
 
 @dataclass(frozen=True)
 class MemberFolder(Place):
-    """Place whose files are parts of other files, mostly members of tars.
+    """Place whose files are parts of other files, such as members of tars.
 
-    where: (source, part path) of each file, by the name in its row. states: (size in bytes, version) by part path.
-    origins: SealedOrigin by part path.
+    where: name in rows → (source, part path), for all files. states: part path → (size in bytes, version).
+    origins: part path → SealedOrigin.
     """
 
     root_url: str
@@ -268,7 +268,7 @@ class MemberFolder(Place):
     def locate(self, value: object) -> tuple[str, str]:
         path = check_path(value)
         if path not in self.where:
-            raise Rejected("is not a member of these tars", kind="missing-file")
+            raise Rejected("the file is not a member of the source's tars", kind="missing-file")
         return self.where[path]
 
     def state(self, path: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Records: rows of the user's input whose files exist. All other rows become rejections."""
+"""Reading of input rows. Rows with usable files become records; all other rows become rejections."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Record:
     origin: SealedOrigin | None = None
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file as workers receive it. storage: options with which workers access its store."""
+        """Return the file in the form that workers receive. storage: options that workers use to access its store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Input row that is in no shard, with the reason. `kind` classifies the reason. Rows are counted from 0."""
+    """Rejected input row, with the reason. `kind` classifies the reason. Row numbers start at 0."""
 
     row: int
     source: str
@@ -78,7 +78,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RecordSet:
-    """The whole input: each row is in `records` or in `rejections`. user_types: index type of each metadata column."""
+    """Complete input. Each row is in `records` or in `rejections`. user_types: metadata column → index type."""
 
     records: tuple[Record, ...]
     rejections: tuple[Rejection, ...]
@@ -89,7 +89,7 @@ class RecordSet:
         return len(self.records) + len(self.rejections)
 
     def sha256(self) -> str:
-        """Return a digest of everything that the dataset takes from the input, except the contents of files."""
+        """Return a digest of all input that determines the dataset, except the contents of files."""
         digest = hashlib.sha256(json.dumps(list(self.user_types.items())).encode())
         for record in self.records:
             digest.update(_line(record.row, record.source, record.num_bytes, record.caption, record.columns))
@@ -105,9 +105,9 @@ class RecordSet:
 
 
 def read_records(source: str | Path | Sequence[str | Path], options: ShardOptions) -> RecordSet:
-    """Read the whole input: one source, or several one after the other.
+    """Read one source, or several sources one after the other.
 
-    A row that cannot be used becomes a rejection. Raises SourceError for input that cannot be read.
+    A row that cannot be used becomes a rejection. Raises SourceError if a source cannot be read.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
     if len(sources) > 1 and options.source.metadata is not None:
@@ -177,7 +177,7 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
     place, table = found.place, found.table
     if options.clips.is_text and table is None:
         raise SourceError(
-            f"{place.url} has no metadata, but clips='text' (--clips text) needs rows; add a metadata file"
+            f"{place.url} has no metadata, but clips='text' (--clips text) requires rows; add a metadata file"
         )
     check_columns(table, options.source.media_columns)
     roles = _Roles()
@@ -254,7 +254,7 @@ def _captions(cells: CaptionCells | CaptionFile, place: Place, options: ShardOpt
 
 
 def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> RecordSet:
-    """Join several inputs. A file is identified by its name, so no two files may have the same name."""
+    """Join several inputs. Raises SourceError if two of them have files with the same name."""
     owners: dict[str, int] = {}
     types: dict[str, str] = {}
     for number, part in enumerate(parts):
@@ -280,7 +280,7 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Return a record with columns of these types, in the validation split if `val` contains its record key."""
+    """Return a record with converted columns. It is in the validation split if `val` contains its record key."""
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin
     if origin is not None and origin.record_key in val:

@@ -40,7 +40,7 @@ def is_manifest(media: Media) -> bool:
 
 
 def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, MetadataTable, str, str]:
-    """Return (place of the clips, table of clips, video column, caption column). Raises SourceError if that fails."""
+    """Return a dataset's (place, table, video column, caption column). Raises SourceError if it cannot be read."""
     try:
         dataset = Dataset(open_store(place.url, storage))
         reader = _SealedReader(dataset)
@@ -88,7 +88,7 @@ class _SealedReader:
         if media:
             raise SourceError(
                 f"the dataset {self.dataset.url} has conditioning inputs ({', '.join(media)}), which cannot be read "
-                "from sealed datasets; shard its original source again"
+                "from sealed datasets; shard the original source instead"
             )
         for shard in self.dataset.shards:
             for clip, columns in self._clips(shard):
@@ -119,7 +119,7 @@ class _SealedReader:
         self.rows[name] = {**columns, MEDIA: name, CAPTION: caption}
 
     def _is_largest(self, name: str, clip: _SealedClip) -> bool:
-        """Return whether this is the largest copy so far of a clip that several buckets may store."""
+        """Return whether this copy of a clip is the largest so far. If so, discard the previous one."""
         window = (clip.record_key, str(clip.window_start), str(clip.window_source_frames))
         area = clip.clip_width * clip.clip_height
         if window in self.areas and self.areas[window][0] >= area:

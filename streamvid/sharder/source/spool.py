@@ -1,7 +1,7 @@
-"""Seekable file over a remote object: requested bytes are fetched once, into an unlinked temporary file.
+"""Seekable file over a remote object. Requested bytes are fetched once and stored in an unlinked temporary file.
 
-A reader may seek freely: at worst, every byte is fetched once, and memory holds one piece at a time. The temporary file
-disappears with the process, however it ends.
+A reader may seek freely, because no byte is fetched more than once. Memory holds only one piece at a time. The
+temporary file disappears with the process, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def opened(
 ) -> Iterator[str | BinaryIO | SpooledFile]:
     """Open a local or remote file for decoding. folder, waiting: see SpooledFile.
 
-    Raises an error of the store even if a demuxer treated it as the end of the file.
+    Raises errors of the store even if the demuxer treated them as the end of the file.
     """
     if not media.is_remote:
         with media.opened() as local:
@@ -74,7 +74,7 @@ class SpooledFile(FarFile):
     """Binary file over a remote `media`. folder: directory of the temporary file; None for the system's default.
 
     first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: context manager entered during each wait
-    for the store, to exclude the wait from the reader's time limit. error: last store error, which readers may hide.
+    for the store, to exclude the wait from the reader's time limit. error: last error of the store, if any.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SpooledFile(FarFile):
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
-        """Return the range, extended by a read-ahead that grows during sequential reads."""
+        """Extend a range by a read-ahead that grows during sequential reads."""
         if start != self._last_end:
             self._run_start = start
         ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))

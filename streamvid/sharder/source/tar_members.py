@@ -42,7 +42,7 @@ class TarMember:
 
 
 def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
-    """Yield the members of a tar of `num_bytes` bytes in order, without folders.
+    """Yield the members of a tar in order, except folders. num_bytes: size of the tar.
 
     Raises Rejected at the point where the tar becomes unreadable; the members before it are valid.
     """
@@ -99,7 +99,7 @@ def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the records of a PAX header, in the form "LENGTH KEY=VALUE". LENGTH includes the whole record."""
+    """Yield (key, value) pairs of a PAX header. Each line is "LENGTH KEY=VALUE"; LENGTH counts the whole line."""
     while data:
         digits = data.partition(b" ")[0]
         length = int(digits) if digits.isdigit() and len(digits) < 10 else 0

@@ -63,7 +63,9 @@ def read_tars(
     """
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:
-        raise SourceError(f"source {place.url} holds only metadata tars; pass the parent folder, which has the videos")
+        raise SourceError(
+            f"source {place.url} holds only metadata tars; pass the parent folder, which contains the videos"
+        )
     reader = _TarReader(place, frozenset(wanted))
     rows = [row for _, part in concurrently(reader.rows, sources) for row in part]
     has_captions = any(isinstance(row, dict) and CAPTION in row for row in rows)
@@ -137,7 +139,7 @@ class _TarReader:
             return asked[:1] if asked else list(sample.media)
         videos = [extension for extension in bare if extension not in IMAGE_EXTENSIONS]
         if len(bare) > 1 and len(videos) != 1:
-            raise Rejected(f"has several media members ({', '.join(bare)}); choose the clip with --video-column")
+            raise Rejected(f"the sample has several media members ({', '.join(bare)}); choose one with --video-column")
         self.num_left_out += len(sample.media) - 1
         return videos or bare
 
@@ -164,7 +166,7 @@ class _TarReader:
         return _Tar(media, samples, "")
 
     def _metas(self, name: str) -> dict[str, _TarSample]:
-        """Return the samples of the Cosmos metadata tar for a tar of videos, or none without such a tar."""
+        """Return the samples of the Cosmos metadata tar that belongs to a tar of videos; empty if there is none."""
         parts = name.split("/")
         for at, part in enumerate(parts[:-1]):
             beside = "/".join([*parts[:at], _METAS_OF.get(part, ""), *parts[at + 1 :]])
@@ -173,7 +175,7 @@ class _TarReader:
         return {}
 
     def _parquet(self, name: str) -> dict[str, Mapping[str, object]]:
-        """Return the rows of the Parquet file next to a tar, by key, or an empty mapping if there is none."""
+        """Return the rows of the Parquet file next to a tar, by key; empty if there is no such file."""
         beside = posixpath.splitext(name)[0] + ".parquet"
         if not self.place.is_file(beside):
             return {}
@@ -230,24 +232,24 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
         try:
             sample.columns[base] = _object(member, read)
         except Rejected as error:
-            sample.broken.append(f"{member.name}: {error}; its sample is read without it")
+            sample.broken.append(f"{member.name}: {error}; the sample is read without this file")
 
 
 def _object(member: TarMember, read: Read) -> Mapping[str, object]:
     if member.num_bytes > MAX_JSON_BYTES:
-        raise Rejected(f"has {member.num_bytes} bytes; at most {MAX_JSON_BYTES} are allowed")
+        raise Rejected(f"the file has {member.num_bytes} bytes; at most {MAX_JSON_BYTES} are allowed")
     try:
         data = read(member.offset, member.num_bytes)
         value = json.loads(data.decode("utf-8-sig", "surrogateescape"), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
-        raise Rejected("is not valid JSON") from None
+        raise Rejected("the file is not valid JSON") from None
     if not isinstance(value, dict):
-        raise Rejected(f"is a {type(value).__name__}, not a JSON object")
+        raise Rejected(f"the file holds a {type(value).__name__}, not a JSON object")
     return value
 
 
 def _caption_of_windows(row: Mapping[str, object]) -> str | None:
-    """Return the caption of the first Cosmos-Curate window, which is at the start of the clip, or None."""
+    """Return the caption of the first Cosmos-Curate window, at the start of the clip; None if there is no caption."""
     for name in _WINDOWS:
         windows = row.get(name)
         if isinstance(windows, list) and windows and isinstance(windows[0], dict):

@@ -1,4 +1,4 @@
-"""Units of work: destination.py and staging.py manage their files; pool.py and worker.py run them.
+"""Execution of units of work: destination.py and staging.py manage files; pool.py and worker.py run tasks.
 
-Imports dataset, storage, host and the sharder's options.
+This package imports dataset, storage, host and the sharder's options.
 """

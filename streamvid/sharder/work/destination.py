@@ -19,7 +19,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """Dataset destination. store: store of its files. folder: local folder for unfinished work, which may not exist."""
+    """Destination of a dataset. store: store for its files. folder: local folder for unfinished work; may not exist."""
 
     store: Store
     folder: Path
@@ -49,18 +49,20 @@ class Destination:
 def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     """Return the destination at `dest`.
 
-    Raises ConfigError if `dest` or `work_dir` is not usable, DatasetError if `dest` is a file, and StorageError if the
-    URL is not supported.
+    Raises ConfigError if `dest` or `work_dir` is not usable, DatasetError if `dest` is a file, StorageError if
+    its URL is not supported.
     """
     store = open_store(dest, options.storage)
     if not isinstance(store, LocalStore):
         if store.url.startswith("memory:"):
-            raise ConfigError(f"dest {store.url}: workers cannot access memory of this process; choose another dest")
+            raise ConfigError(
+                f"dest {store.url}: workers cannot access the memory of this process; choose another dest"
+            )
         return Destination(store, _work_folder(store.url, options))
     if options.work.work_dir is not None:
         raise ConfigError(
-            f"work_dir={str(options.work.work_dir)!r} applies only to datasets in object stores; omit it for a "
-            "dataset in a folder, which holds its own unfinished work"
+            f"work_dir={str(options.work.work_dir)!r} applies only to datasets in object stores; omit it, because "
+            "a dataset in a folder stores unfinished work in that folder"
         )
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
     if root.exists() and not root.is_dir():
@@ -69,7 +71,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
 
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
-    """Return the work folder for a URL and endpoint. It is always the same, so the next run finds unfinished work."""
+    """Return the work folder for a URL and endpoint. It never changes, so that the next run finds unfinished work."""
     endpoint = options.storage.endpoint_url or next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
     if options.work.work_dir is None:

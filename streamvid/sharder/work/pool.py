@@ -1,4 +1,4 @@
-"""Local engine: runs independent tasks in worker processes. A task that kills its worker does not affect other tasks.
+"""Local engine that runs independent tasks in worker processes. A task that kills its worker does not affect others.
 
 Each worker has one task at a time. Tasks are pickled, because a worker trusts its caller. Answers are JSON, so that a
 compromised decoder cannot attack the caller.
@@ -46,7 +46,7 @@ class _Worker:
 
 
 class Pool:
-    """Worker processes for one kind of task, which end with the `with` block.
+    """Pool of worker processes for one kind of task. The workers end with the `with` block.
 
     handler: "module:function" of a function that workers call with a task and that returns a JSON value.
     held_fd: file descriptor that every worker keeps open, so that a lock on it lasts until the last worker has ended.
@@ -75,8 +75,8 @@ class Pool:
     def run(self, num_tasks: int, make_task: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
         """Yield (task number, result) as tasks finish; the result is a Crash if the task killed its worker.
 
-        `make_task(number)` is called just before the task is sent. A StreamvidError that a task raises is
-        raised here and ends the run.
+        `make_task(number)` is called just before the task is sent. If a task raises a StreamvidError,
+        the error is raised here and ends the run.
         """
         suspects: list[int] = []
         for number, result in self._run(deque(range(num_tasks)), make_task, self._num_workers):

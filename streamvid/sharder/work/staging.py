@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 def put_note(store: Store, file: Path, data: bytes) -> None:
-    """Write a note to a remote store and then to a plan's folder, so that every local note is also in the store."""
+    """Write a note to a remote store first, then to a plan's folder, so that every local note is also in the store."""
     if not store.is_local:
         store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)
     LocalStore(file.parent).put(file.name, data)
@@ -67,11 +67,11 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def announce(self, build: Mapping[str, object], plan_sha256: str = "") -> None:
-        """Write this machine's build to a note in the store, then read other machines' notes. Skip local stores.
+        """Announce this machine's build in a remote store, then check the builds of other machines.
 
         Machines with the same build write the same bytes and need no lock between them. Raises DatasetError if another
         machine has an unfinished build of a different dataset; a dead machine cannot be distinguished from a slow one.
-        Because each machine writes before it reads, at least one of two that start together is refused.
+        Each machine writes before it reads, so at least one of two machines that start together is refused.
         """
         if self.store.is_local:
             return
@@ -84,9 +84,9 @@ class Staging:
             if other and (other.get("build") != mine["build"] or len(plans) > 1):
                 self.store.remove(own)
                 raise DatasetError(
-                    f"a sharder on {other.get('host')!r} is building something else at {self.store.url}, or left "
-                    "it unfinished. Wait for it, run its command again, or, once no sharder is running, use --abandon "
-                    "(streamvid.sharder.sharder.abandon) to remove the unfinished work"
+                    f"a sharder on {other.get('host')!r} is building a different dataset at {self.store.url}, or left "
+                    "it unfinished. Wait until it ends, or run its command again. If no sharder is running, --abandon "
+                    "(streamvid.sharder.sharder.abandon) removes the unfinished work"
                 )
 
     def _owner_path(self) -> str:
@@ -114,7 +114,7 @@ class Staging:
         return names - {_OWNERS}
 
     def name_files(self, folder: Path, paths: Iterable[str]) -> None:
-        """Record which files of the dataset belong to `folder`, before the first of them is written."""
+        """Record the paths of the dataset files that belong to `folder`. Call this before the first one is written."""
         put_note(self.store, folder / _NAMES, json.dumps(sorted(paths)).encode())
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ class Staging:
                 LocalStore(folder).put(name, data)
 
     def condemn(self, paths: Iterable[str]) -> None:
-        """Record an old dataset's files for removal, then remove its manifest, which ends the old dataset."""
+        """Record an old dataset's files for removal, then remove its manifest, which invalidates the old dataset."""
         folder = self.folder / _OVERWRITTEN
         folder.mkdir(exist_ok=True)
         self.name_files(folder, paths)

@@ -1,4 +1,4 @@
-"""Worker process of the sharder: runs one task at a time until its pool or the pool's process ends."""
+"""Worker process of the sharder, which runs one task at a time until its pool or the pool's process ends."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from streamvid.errors import StreamvidError
 def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
     """Run `handler`, a "module:function", on each task from a socket. A limit of 0 means no limit.
 
-    A task that exceeds its time limit ends the whole process, because nothing else stops C code that is stuck; the pool
-    detects the worker's death. `held_fd` is only kept open.
+    A task that exceeds its time limit ends the whole process, because nothing else stops C code that hangs. The pool
+    detects that the worker has ended. `held_fd` is kept open, but not used.
     """
     if limit := int(memory_bytes):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
