@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import ConfigError
+from streamvid.plan.hashing import hash_below, hash_text
 from streamvid.plan.lane import Lane
 from streamvid.plan.mix import MixedStream, resolve
 from streamvid.plan.span import BucketSpan
@@ -89,9 +90,16 @@ class FinalStep:
     visits_from: int = TAIL
 
     def bound(self, rank: int) -> int:
-        """Return the index of a rank's first sample. Samples are split as evenly as possible, lower ranks first."""
-        share, more = divmod(self.num_samples, self.span.num_ranks)
-        return rank * share + min(rank, more)
+        """Return the index of a rank's first sample. Samples are split as evenly as possible.
+
+        The ranks with one sample more are consecutive, from a rank that depends on the bucket and the epoch: with many
+        small buckets, the lowest ranks would otherwise get most samples.
+        """
+        num_ranks = self.span.num_ranks
+        share, more = divmod(self.num_samples, num_ranks)
+        first = hash_below(num_ranks, hash_text(self.span.bucket_id), self.span.epoch)
+        wrapped = max(0, first + more - num_ranks)
+        return rank * share + min(rank, wrapped) + min(max(rank - first, 0), more - wrapped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError
 from streamvid.plan import Cursor, EpochPlan, PlanOptions
+from streamvid.plan.span import BucketSpan
+from streamvid.plan.step import FinalStep
+from streamvid.plan.tail import TAIL_RULES
 from tests.plan.runs import Leg, datasets, legs, make_plan, options, samples_of
 
 
@@ -73,3 +78,20 @@ def test_several_buckets_have_no_single_name() -> None:
     assert sorted(step.for_rank(rank).bucket_id for rank in range(2)) == ["a", "b"]
     with pytest.raises(ConfigError, match="different buckets \\(a, b\\)"):
         _ = step.bucket_id
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.integers(0, 3))
+def test_a_remainder_is_split_evenly_wherever_it_begins(num_samples: int, num_ranks: int, epoch: int) -> None:
+    span = BucketSpan("some", num_samples, 1, num_ranks, TAIL_RULES["uneven"], epoch, 0, num_samples, 0)
+    bounds = [FinalStep(span, 0, num_samples).bound(rank) for rank in range(num_ranks + 1)]
+    sizes = np.diff(bounds)
+    assert bounds[0] == 0 and bounds[-1] == num_samples
+    assert set(sizes.tolist()) <= {num_samples // num_ranks, num_samples // num_ranks + 1}
+
+
+def test_the_remainders_of_many_buckets_are_spread_over_all_ranks() -> None:
+    """PLAN-4: of 300 tiny buckets on 64 ranks, rank 0 once had 300 batches and most ranks none."""
+    counts = {f"bucket-{number:03d}": [1 + number % 3] for number in range(300)}
+    plan = EpochPlan(counts, dict.fromkeys(counts, 1), PlanOptions(tail="uneven"), 64)
+    batches = [plan.num_batches_left(rank) for rank in range(64)]
+    assert sum(batches) == 600 and min(batches) >= 2 and max(batches) <= 22, batches
