@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ from streamvid.storage import StorageOptions
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 
 class VideoLoader:
@@ -83,7 +86,8 @@ class VideoLoader:
 
     The loader is a plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching.
     `accelerator.prepare` leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader
-    moves to the next epoch. Calling `iter()` after a `break` starts the epoch again.
+    moves to the next epoch. Calling `iter()` after a `break` starts the epoch again, with a warning. If a caller stops
+    after the number of batches that `len()` returned for an earlier epoch, its next loop begins with the remaining ones.
 
     Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
     delivered. Iteration raises SampleError, WorkerError or RingFullError.
@@ -147,7 +151,8 @@ class VideoLoader:
         self._selection, self.split = self._setup.selection, split
         self._meter = StatsMeter()
         self._pipeline = self._new_pipeline()
-        self._start, self._num_done = Cursor(), 0
+        self._start, self._num_done, self._num_in_loop = Cursor(), 0, 0
+        self._lengths: set[int] = set()  # all results of len()
         self._plan = self._selection.plan(self._start)
         self._plan.check(num_epochs)
         if self.world.rank == 0:
@@ -198,8 +203,11 @@ class VideoLoader:
     def __len__(self) -> int:
         """Return the number of batches in the whole current epoch, equal on all ranks except with tail="uneven"."""
         if self.options.tail_rule.is_equal:
-            return self._plan.num_steps
-        return self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank)
+            length = self._plan.num_steps
+        else:
+            length = self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank)
+        self._lengths.add(length)
+        return length
 
     @property
     def epoch(self) -> int:
@@ -255,14 +263,34 @@ class VideoLoader:
     def __iter__(self) -> Iterator[Batch]:
         pipeline = self._open_pipeline()
         pipeline.stop()
-        # A caller that counts batches may take the last one and never ask for the end; the epoch is over nevertheless.
-        is_over = self._num_done and not self.num_steps_left
-        self._move_to(self._plan.next_epoch() if is_over else self._start)
+        counts = {self._num_in_loop, self._plan.cursor.step + self._num_done}  # of this loop; of the epoch
+        is_stopped_by_count = self._num_done > 0 and self.num_steps_left > 0 and not counts.isdisjoint(self._lengths)
+        self._move_to(self._next_start(is_stopped_by_count))
         self._compare()
         epoch, span = self._plan.cursor.epoch, self._setup.num_epochs
-        end_epoch = None if span is None else (epoch // span + 1) * span
+        end_epoch = None if span is None else (epoch // span + 1 + is_stopped_by_count) * span
         run = pipeline.start(self._selection.requests(self._plan, end_epoch))
         return self._iterate(pipeline, run, end_epoch)
+
+    def _next_start(self, is_stopped_by_count: bool) -> Cursor:
+        """Return the position at which a new loop begins."""
+        if not self._num_done:
+            return self._start
+        # A caller that counts batches may take the last one and never ask for the end; the epoch is over nevertheless.
+        if not self.num_steps_left:
+            return self._plan.next_epoch()
+        # Lightning and others ask for the length once, and take this number of batches from every later epoch. If the
+        # epoch began again, a longer one would never end.
+        if is_stopped_by_count:
+            return self._plan.cursor_after(self._num_done)
+        if self.split == "train":
+            _log.warning(
+                "epoch %d begins again, although %d of its batches were not delivered; to continue it, call "
+                "loader.load_state_dict(loader.state_dict()) before the loop",
+                self.epoch,
+                self.num_steps_left,
+            )
+        return self._start
 
     def _iterate(self, pipeline: Pipeline, run: int, end_epoch: int | None) -> Iterator[Batch]:
         try:
@@ -287,6 +315,7 @@ class VideoLoader:
         if plan is not self._plan:
             self._plan, self._start = plan, plan.cursor
         self._num_done = num_done
+        self._num_in_loop += 1
         depth = pipeline.queue_depth
         self._meter.add(
             pending.stats, len(pending.deliveries), wait_seconds=waited, batch_seconds=making, queue_depth=depth
@@ -363,7 +392,7 @@ class VideoLoader:
 
     def _move_to(self, cursor: Cursor) -> None:
         self._plan = self._selection.plan(cursor)
-        self._start, self._num_done = cursor, 0
+        self._start, self._num_done, self._num_in_loop = cursor, 0, 0
 
     # Resources.
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,37 @@ def test_who_takes_exactly_len_batches_gets_the_next_epoch(dataset: Path, how: s
         carried = sum(row.num_carried for row in loader.plan_report())
     counts = Counter(seen)
     assert len(seen) == 3 * 23 - carried and set(counts.values()) <= {2, 3}
+
+
+@pytest.mark.parametrize("stopped", [0, 7])
+@pytest.mark.parametrize("batch_size", [2, 3, 5])
+def test_who_takes_the_length_of_the_first_epoch_of_every_epoch_loses_nothing(
+    dataset: Path, batch_size: int, stopped: int
+) -> None:
+    """PLAN-4: Lightning asks for the length once. With tail="carry", later epochs may be longer, and one of them was
+    repeated forever. stopped: batches before a resume."""
+    options: dict[str, Any] = {"batch_size": batch_size, "num_workers": 0}
+    with streamvid.VideoLoader(dataset, **options, num_epochs=None) as loader:
+        expected = [batch.sample_keys for batch in islice(loader, 60)]
+    with streamvid.VideoLoader(dataset, **options) as loader:
+        length, seen = len(loader), []
+        for _ in range(60 // length):
+            for number, batch in enumerate(loader, 1):
+                seen.append(batch.sample_keys)
+                if stopped and len(seen) == stopped:
+                    loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+                    break
+                if number == length:
+                    break
+    assert seen == expected[: len(seen)] and len(seen) > 60 - 2 * length
+
+
+def test_an_epoch_that_begins_again_is_a_warning(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        first = [batch.sample_keys for batch in islice(loader, 3)]
+        assert not caplog.records
+        assert [batch.sample_keys for batch in islice(loader, 3)] == first
+        assert "epoch 0 begins again, although 20 of its batches were not delivered" in caplog.text
 
 
 @pytest.fixture(scope="module")
