@@ -1,5 +1,5 @@
 """Forecasts of the deliveries and costs of a run, for sealed datasets and for metadata (`streamvid plan`).
 
-May import all packages up to loader and sharder. Read run.py (input and result) first, then dataset.py and
-metadata.py (the two sources), then counts.py, loads.py, batches.py and host.py, which compute the parts.
+This package may import all packages up to loader and sharder. Read run.py (input and result) first, then dataset.py
+and metadata.py (the two sources), then counts.py, loads.py, batches.py and host.py, which compute the parts.
 """

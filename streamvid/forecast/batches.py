@@ -1,4 +1,4 @@
-"""Batches that a loader would deliver, and their reads, computed from index rows and packet tables alone."""
+"""Batches that a loader would deliver and the reads for them, computed from index rows and packet tables."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class PlannedBatch:
     """Batch that a rank will receive.
 
     step: index of the step in the epoch.   keys: sample keys in batch order.   member_bytes: total size of the clips in
-    the tars.   read_bytes: number of these bytes that are read: the packets of a window, or the whole clip.
-    num_requests: requests if the store is an object store.   num_frames_decoded: number of decoded packets per sample.
+    the tars.   read_bytes: number of bytes that the loader reads for these clips.   num_requests: number of requests if
+    the store is an object store.   num_frames_decoded: number of decoded packets per sample.
     """
 
     epoch: int
@@ -70,7 +70,7 @@ class PlannedBatch:
 
 
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
-    """Yield every batch of the run's rank in the order of delivery, provided that no sample is bad.
+    """Yield every batch of the run's rank in the order of delivery, assuming that no sample is bad.
 
     Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a read fails.
     """
@@ -119,7 +119,7 @@ def _num_decoded(delivery: Delivery) -> int:
 
 
 def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
-    """Yield every batch of every rank as plain JSON, rank by rank, in the order of delivery."""
+    """Yield all batches as plain JSON, rank by rank and in the order of delivery."""
     names = ("epoch", "step", "bucket_id", "keys", "member_bytes", "read_bytes", "num_repeats")
     for rank in range(run.num_ranks):
         for batch in planned_batches(set_up_run(dataset, run, rank), run.num_epochs):
@@ -141,7 +141,7 @@ class ReadSample:
 
 
 def sample_reads(setup: Setup) -> ReadSample:
-    """Return read statistics of some batches of the run's rank, taken at five positions of its first epoch."""
+    """Return read statistics for the run's rank, from batches at five positions of its first epoch."""
     rows, found = IndexRows(), dict[int, PlannedBatch]()
     for place in range(_NUM_PLACES):
         plan, seen = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0

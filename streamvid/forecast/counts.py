@@ -1,4 +1,4 @@
-"""Exact step and sample counts of a run, per bucket and under each tail policy."""
+"""Exact step and sample counts of a run, per bucket and per tail policy."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def failure_of(plan: EpochPlan, num_epochs: int) -> PlanError | None:
 
 
 def _epochs(plan: EpochPlan, num_epochs: int) -> tuple[list[int], list[tuple[BucketReport, ...]]]:
-    """Return the numbers of steps and the bucket reports of all epochs of a run that is never interrupted."""
+    """Return the number of steps and the bucket reports of each epoch, for a run that is never interrupted."""
     steps, reports = [], []
     for _ in range(num_epochs):
         steps.append(plan.num_steps_left)
@@ -125,7 +125,7 @@ def _tail_counts(tail: Tail, num_steps: int, buckets: Sequence[BucketReport]) ->
 
 
 def _starved(report: BucketReport, options: PlanOptions, num_ranks: int, num_epochs: int) -> StarvedBucket:
-    """Describe a starved bucket, with every remedy that would give it at least one step."""
+    """Describe a starved bucket and list the remedies that would give it at least one step."""
     samples, remedies = -(-report.num_available // num_epochs), []
     if options.sync == "bucket" and samples >= num_ranks:
         remedies.append(f"batch size {samples // num_ranks}")

@@ -1,4 +1,6 @@
-"""Forecast for a sealed dataset: counts from its shard table; shapes, loads, memory and time from its index."""
+"""Forecast for a sealed dataset.
+
+The counts come from its shard table. The shapes, loads, memory and time come from its index."""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
 
 @dataclass(frozen=True)
 class BucketScan:
-    """Index values of the samples of a bucket that pass the filter.
+    """Index values of a bucket's samples that pass the filter.
 
     pixels: mean number of pixels per stored frame.   first: int64 (shards,), index of each shard's first sample in
     `clip_bytes`.   clip_bytes: int64 (samples,), sizes of the stored clips. The last two are None if only some shards
@@ -76,7 +78,7 @@ class BucketScan:
     clip_bytes: Int64Array | None
 
     def sizes(self, shards: Int64Array, places: Int64Array) -> Int64Array:
-        """Return the clip sizes of samples in bytes, int64; each is the mean size if only some shards were read."""
+        """Return the clip sizes of samples in bytes, int64. If only some shards were read, each is the mean size."""
         if self.first is None or self.clip_bytes is None:
             return np.full(len(shards), round(self.shape.bytes_mean), np.int64)
         found: Int64Array = self.clip_bytes[self.first[shards] + places]
@@ -191,7 +193,7 @@ def _estimates(
 
 
 def decode_ms(scan: BucketScan, reads: ReadSample, costs: HostCosts) -> float:
-    """Return the CPU milliseconds per sample of a bucket, as listed in the cost table or estimated from its pixels."""
+    """Return the CPU milliseconds per sample of a bucket, from the cost table or estimated from the bucket's pixels."""
     bucket, named = scan.bucket, costs.decode_ms or {}
     key = key_of(bucket, named, "cost table decode_ms")
     if key is not None:

@@ -1,6 +1,7 @@
-"""Reader of clip sizes in metadata, one block of rows at a time. It opens no videos.
+"""Reader of clip sizes in metadata files. It opens no videos.
 
-Memory does not grow with the number of rows. Only the needed columns of CSV and Parquet files are converted.
+Rows are read in blocks, so memory does not grow with their number. Only the needed columns of CSV and Parquet files
+are converted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class FactsBlock:
     """Readable rows in one block of a metadata file.
 
     rows: (n,), row numbers from 0. values: name in COLUMNS → float64 (n,), with NaN for missing values and for values
-    that are not numbers; names without a column are absent. sources: (n,), file names; None if no column holds them.
+    that are not numbers; names without a column are omitted. sources: (n,), file names; None if no column holds paths.
     broken: row number → reason, for the unreadable rows of the block.
     """
 
@@ -51,7 +52,7 @@ class FactsBlock:
     broken: Mapping[int, str]
 
     def source(self, place: int) -> str:
-        """Return the file name in row `rows[place]`, or "" if there is none."""
+        """Return the file name for row `rows[place]`, or "" if it has no file name."""
         value = None if self.sources is None else self.sources[place].as_py()
         return "" if value is None else str(value)
 

@@ -1,4 +1,4 @@
-"""Host memory of a run, computed as in the loader, and the estimated time per epoch."""
+"""Host memory of a run and estimated time per epoch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class HostCosts:
     are not a measurement of your machine.
 
     decode_ms: CPU milliseconds per sample, by bucket id, WxH@F or glob.
-    decode_ns_per_pixel: for other buckets, CPU nanoseconds per pixel of every decoded frame, delivered or not.
-    make_ns_per_pixel: for other buckets, CPU nanoseconds per delivered pixel, for scaling and conversion to RGB.
-    sample_ms: for other buckets, additional CPU milliseconds per sample.
+    decode_ns_per_pixel: CPU nanoseconds per decoded pixel, for buckets without an entry in `decode_ms`.
+    make_ns_per_pixel: CPU nanoseconds per delivered pixel for scaling and conversion to RGB, for the same buckets.
+    sample_ms: additional CPU milliseconds per sample, for the same buckets.
     num_workers: decode workers per rank.   ranks_per_node: ranks per machine, which share its network link.
     worker_bytes: memory per decode worker.
     request_ms: milliseconds from a request to its first byte.   requests_in_flight: concurrent requests per rank.
@@ -52,7 +52,7 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Work of the busiest rank in an epoch. gpu_seconds: GPU time; None if step costs were not measured."""
+    """Work of the busiest rank in an epoch. gpu_seconds: GPU time in seconds; None if step costs were not measured."""
 
     decode_cpu_seconds: float
     num_requests: float
@@ -102,7 +102,7 @@ def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory in bytes. ring_bytes_yuv420p: ring size with yuv420p; None if a bucket has an odd side."""
+    """Host memory in bytes. ring_bytes_yuv420p: ring size for yuv420p frames; None if a bucket has an odd side."""
 
     ring_bytes: int
     ring_bytes_yuv420p: int | None

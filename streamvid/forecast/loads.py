@@ -1,4 +1,4 @@
-"""Loads of the ranks in an epoch: samples, tokens and costs per step, and bytes."""
+"""Loads of the ranks in an epoch: samples, tokens and costs per step, and bytes per epoch."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class RankLoads:
 
     @property
     def step_costs(self) -> float:
-        """Cost of the epoch: the sum over steps of the costliest rank's cost, because ranks wait for each other."""
+        """Cost of the epoch. The costliest rank determines the cost of each step, because ranks wait for each other."""
         return float(self.costs.max(axis=1, initial=0).sum()) * self.scale
 
     def summary(self, sizes_are_exact: bool = True) -> LoadSummary:
-        """Return the loads of the whole epoch. sizes_are_exact: True if clip sizes were read, not estimated."""
+        """Return the loads of the whole epoch. sizes_are_exact: False if clip sizes are estimates."""
         present = self.tokens[self.tokens > 0]
         return LoadSummary(
             num_steps_looked_at=len(self.tokens),
@@ -109,7 +109,7 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Return the loads at all steps of the plan's epoch, or at fewer steps if all would take too long to compute."""
+    """Return the loads of the plan's epoch. If all steps would take too long, only some are computed."""
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

@@ -1,7 +1,7 @@
-"""Forecast for metadata: rows are assigned to buckets by the sizes in the metadata. No media file is opened.
+"""Forecast for metadata. Rows are assigned to buckets by the sizes in the metadata, and no media file is opened.
 
-Rows of equal size that can fill the same bucket lengths are counted together, so that even ten million rows need only
-one assignment per group.
+Rows with the same frame size that can fill the same bucket lengths form a group. Only groups are assigned to buckets,
+so even ten million rows are fast.
 """
 
 from __future__ import annotations
@@ -133,7 +133,10 @@ def _why(found: AssignedRows) -> str:
 
 @dataclass(slots=True)
 class AssignedBucket:
-    """Rows of one bucket. expected: sum of probabilities. drawn: number of drawn rows; all sums are over drawn rows."""
+    """Rows of one bucket.
+
+    expected: sum of the rows' probabilities. drawn: number of drawn rows. The other fields are over drawn rows.
+    """
 
     bucket: Bucket
     expected: Fraction = Fraction(0)
@@ -163,7 +166,7 @@ class AssignedBucket:
 
 @dataclass
 class AssignedRows:
-    """All rows of a metadata file, each in `buckets` or in `left_out`.
+    """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
 
     num_groups: number of groups of rows with equal bucket choices.   max_bytes: size of the largest file; 0 if unknown.
     has_bytes: True if there is a column of file sizes.   frames_are_estimated: True if some numbers of frames were
@@ -209,7 +212,7 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return the buckets' frame counts, ascending. Bucket choices depend only on the counts that a clip reaches."""
+    """Return the buckets' frame counts, ascending. A clip's bucket depends on which of these counts it reaches."""
     if config.opensora is not None:  # including counts of probability 0, which keep clips from other buckets
         return sorted({frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames})
     return sorted(config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates})
@@ -220,7 +223,7 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows of a block that have a valid size and number of frames. places: indices of these rows in the block."""
+    """Rows of a block with a valid size and number of frames. places: indices of these rows in the block."""
 
     block: FactsBlock
     places: Int64Array
@@ -261,14 +264,14 @@ class _SizedRows:
         )
 
     def codes(self, lengths: Int64Array) -> Int64Array:
-        """Return a code per row. Rows with equal codes go to the same buckets with the same probabilities."""
+        """Return a code per row. Rows with equal codes have the same possible buckets with the same probabilities."""
         # An image is a row with one frame.
         reach = np.where(self.frames == 1, 0, np.searchsorted(lengths, self.reached, side="right") + 1)
         codes: Int64Array = (reach << (2 * _SIDE_BITS)) | (self.height << _SIDE_BITS) | self.width
         return codes
 
     def shape(self, place: int) -> Shape:
-        """Return the values of one row that decide its bucket."""
+        """Return the values of one row that determine its bucket."""
         frames, height, width = (int(column[place]) for column in (self.reached, self.height, self.width))
         return Shape(frames, height, width, is_image=bool(self.frames[place] == 1))
 
@@ -313,10 +316,10 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
 
 @dataclass(slots=True)
 class _RowGroup:
-    """Group of rows with one size and one reachable length, and their possible buckets.
+    """Group of rows that have the same size and reach the same frame count, with their possible buckets.
 
-    waste: (cropped share, upscaling factor) in each possible bucket.
-    ends: cumulative probabilities of the buckets; None if one bucket receives all rows or none receives any.
+    waste: (cropped share, upscaling factor) for each possible bucket.
+    ends: cumulative probabilities of the buckets; None if all rows go to one bucket or are left out.
     """
 
     choices: Choices

@@ -1,4 +1,4 @@
-"""Input and result of `streamvid plan`: a planned run and its forecast."""
+"""Input and result of `streamvid plan`, which are a planned run and its forecast."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from streamvid.plan.position import MAX_NUM_RANKS
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """Run to forecast, described in terms of VideoLoader's arguments.
+    """Planned run to forecast. Most fields are arguments of VideoLoader.
 
     costs: measured step costs; None to predict them from tokens.
-    details: True to add loads and memory and, from a dataset's samples index, shapes and time.
+    details: True to add loads and memory and, for a sealed dataset, the shapes and time from its samples index.
     """
 
     num_ranks: int = option(1, help="Number of data-parallel ranks.", minimum=1, maximum=MAX_NUM_RANKS)
@@ -49,8 +49,8 @@ class BucketShape:
 
     crop_mean, crop_max: mean and maximum cropped share of the picture.   upscale_mean: mean upscaling factor. These are
     None if the index does not record them.   frames_unused_share: share of the clips' frames that one pass does not
-    deliver.   bytes_mean: mean size of a stored clip or source file.   expected: mean number of metadata rows for the
-    bucket over all draws.
+    deliver.   bytes_mean: mean size of a stored clip or source file, in bytes.   expected: expected number of metadata
+    rows for the bucket.
     """
 
     num_samples: int
@@ -86,7 +86,7 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Rows of metadata without a bucket, for one kind of reason. expected: their expected number over all draws."""
+    """Metadata rows without a bucket, for one kind of reason. expected: expected number of these rows."""
 
     kind: str
     num_rows: int = 0
@@ -98,8 +98,8 @@ class LeftOut:
 class MetadataFacts:
     """Facts about metadata.
 
-    columns: fact → column name.   num_groups: number of groups of rows with equal bucket choices.
-    left_out: rows without a bucket, by kind of reason, most frequent first.
+    columns: fact → column name.   num_groups: number of groups of rows with the same possible buckets.
+    left_out: rows that are not assigned to a bucket, by kind of reason, most frequent first.
     """
 
     columns: Mapping[str, str]
@@ -112,7 +112,7 @@ class MetadataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """Loads, memory and time of the first epoch. estimates: None for metadata, because clip sizes are not known yet."""
+    """Loads, memory and time of the first epoch. estimates: None for metadata, because clip sizes are unknown."""
 
     loads: LoadSummary
     memory: HostMemory
@@ -140,11 +140,11 @@ class RunForecast:
 
     @property
     def kind(self) -> Literal["dataset", "metadata"]:
-        """Kind of the source."""
+        """Kind of the source: "dataset" or "metadata"."""
         return "dataset" if isinstance(self.about, DatasetFacts) else "metadata"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the forecast as plain JSON, with `about` under its kind, counts at the top level, and no failure."""
+        """Return the forecast as plain JSON. The counts are at the top level, and `failure` is omitted."""
         value = asdict(self, dict_factory=_plain)
         del value["failure"]
         return {
