@@ -1,6 +1,6 @@
 """Computation of the steps of an epoch, without I/O, torch or a clock.
 
-May import errors, config, buckets and the draw sets of dataset. README.md gives the reading order of the files.
+This package may import errors, config, buckets and the draw sets of dataset. README.md gives the reading order.
 """
 
 from __future__ import annotations

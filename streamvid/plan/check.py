@@ -1,4 +1,4 @@
-"""Checks of a plan's inputs. Every error names a remedy."""
+"""Validation of a plan's inputs. Every error names a remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64
 
 
 def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> None:
-    """Raise ConfigError unless exactly the dataset's buckets have a batch size and all batch sizes are valid."""
+    """Raise ConfigError if a bucket has no batch size, an unknown bucket has one, or a batch size is invalid."""
     for name, size in batch_sizes.items():
         require_integer(f"batch_sizes[{name!r}]", size, 1, 1 << 20)
     differing = sorted(counts.keys() ^ batch_sizes.keys())
@@ -77,7 +77,7 @@ def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
 
 
 def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
-    """Raise ConfigError or StateError if positions are too large to be exact, or repeat visits leave their range."""
+    """Raise ConfigError or StateError if positions or the numbers of repeats exceed the supported range."""
     passes = span.length // max(1, num_samples) + 2
     most = FILLER_VISITS if accumulate > 1 else FILL_GROUP
     if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
@@ -105,7 +105,7 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
 
 
 def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, soonest: int | None) -> PlanError:
-    """Return the error for a run without steps. soonest: number of epochs until samples fill a step; None if never."""
+    """Return the error for a run without steps. soonest: number of epochs until a step is full, or None if never."""
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [
@@ -122,6 +122,6 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """Return the first few names, joined, and the number of the others."""
+    """Return text with the first few names and the number of other names."""
     more = len(names) - _NUM_NAMED
     return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

@@ -1,12 +1,12 @@
-"""Costs of training steps, predicted from the tokens of a batch: cost tables, and classes of about equal cost.
+"""Costs of training steps, predicted from the tokens of a batch, and classes of buckets with about equal costs.
 
 A batch of B samples of s tokens each takes
 
     constant + per_token * B * s + per_pair * B * s * s
 
 `per_pair` is the cost of attention, where each token attends to all tokens of its sample. Without measurements, the
-constant is 0, and attention costs as much as everything else at 12,288 tokens per sample: 24 * width**2 operations per
-token and layer equal 4 * s * width at a width of 2,048. In that case, only the ratios of costs are meaningful.
+constant is 0, and attention costs as much as everything else at 12,288 tokens per sample. At a width of 2,048, this is
+where 24 * width**2 operations per token and layer equal 4 * s * width. Then only the ratios of costs are meaningful.
 
 All computations, including the fit, use exact arithmetic: the same measurements give the same table, and the same table
 gives the same classes, on every rank and machine.
@@ -81,7 +81,7 @@ class CostTable:
         object.__setattr__(self, "measured", dict(sorted(self.measured.items())))
 
     def step_nanoseconds(self, bucket_id: str, batch_size: int) -> int:
-        """Return the measured, else the predicted, nanoseconds per step. Raises ConfigError for an unknown bucket."""
+        """Return the measured or predicted nanoseconds per step. Raises ConfigError for an unknown bucket."""
         _validate_batch(bucket_id, batch_size, self.tokens)
         if (bucket_id, batch_size) in self.measured:
             return self.measured[bucket_id, batch_size]
@@ -91,7 +91,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return bucket id → nanoseconds per step with the bucket's batch size, as `cost_classes` expects."""
+        """Return bucket id → nanoseconds per step with the bucket's batch size, for `cost_classes`."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -134,12 +134,12 @@ def fit_costs(
 ) -> CostTable:
     """Fit a cost table to measured steps: (bucket id, batch size, seconds) in any order, including first steps.
 
-    The cost of a batch that was measured three times or more is the median. Three non-negative coefficients, which
-    predict other batches, are fitted to these medians (if there are none, to the medians of all batches) by least
-    squares of the relative error. If all measurements have the same number of tokens per sample, attention keeps its
-    default share of the non-constant cost.   model: see `default_costs`.
-    Numbers may be numpy scalars. Raises ConfigError for an empty list, malformed entries, unknown buckets, and seconds
-    that are not above 0 and at most 1,000,000.
+    The cost of a batch that was measured at least three times is the median. Other batches are predicted with three
+    non-negative coefficients. These are fitted to the medians of such batches, or of all batches if there are none, by
+    minimizing the squares of the relative errors. If all measurements have the same number of tokens per sample,
+    attention keeps its default share of the non-constant cost.   model: see `default_costs`.
+    Numbers may be numpy scalars. Raises ConfigError if the list is empty, an entry is malformed, a bucket is unknown or
+    seconds are not above 0 and at most 1,000,000.
     """
     tokens = _tokens_of(buckets, model)
     groups: dict[tuple[str, int], list[int]] = {}
@@ -158,7 +158,8 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
     """Return bucket id → class number, from 0 for the cheapest.
 
     A class holds the buckets that cost at most `tolerance` more than its cheapest bucket.
-    costs: bucket id → cost, an integer of at least 1. tolerance: share, from 0 to 10. Raises ConfigError otherwise.
+    costs: bucket id → cost, an integer of at least 1. tolerance: share, from 0 to 10.
+    Raises ConfigError for other values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
         raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10 %")
@@ -176,7 +177,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
 
 
 def _columns(tokens: int, batch_size: int) -> tuple[int, int, int]:
-    """Return the factors by which the formula multiplies the three coefficients."""
+    """Return the factors of the three coefficients in the cost formula."""
     return 1, batch_size * tokens, batch_size * tokens * tokens
 
 
@@ -222,7 +223,7 @@ def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
 
 
 def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
-    """Return the solution of a symmetric system; None if its columns are dependent."""
+    """Return the solution of a symmetric system of linear equations, or None if its columns are dependent."""
     rows = [[Fraction(value) for value in [*row, end]] for row, end in zip(matrix, right, strict=True)]
     for i, pivot_row in enumerate(rows):
         # The part of a column that is independent of the columns before it, relative to its length.

@@ -1,15 +1,15 @@
-"""Draw sets: clips stored in several buckets and drawn, in each pass, for one of these buckets or for none.
+"""Draw sets. A draw set contains clips that are stored in several buckets. Each pass draws one bucket or none per clip.
 
 The clips of a draw set have the same buckets with the same probabilities. Each of these buckets stores all clips of the
-set, in the same order and in shards of equal sizes. A pass over the N clips of a set is N slots of a line:
+set, in the same order and in shards of equal sizes. A pass over the N clips of a set covers N slots of an endless line:
 
     slots      0 1 2 3 4 5 6 7 8 9 …       pass e has the slots [h + e * N, h + (e + 1) * N)
     label      a b a a b - a b a a …       the bucket for each slot: floor(x * p) of the first x are a's, and so on
 
 The labels keep their proportions over every stretch, and so within every shard. Two things are drawn for each pass:
 the slot of the set's first clip, and the assignment of a shard's labels to its clips. Each clip is therefore drawn for
-each bucket with that bucket's probability, but never for two at once, and the number of samples of a pass in a bucket
-is arithmetic. All buckets of a set compute the same result independently.
+each bucket with that bucket's probability, but never for two buckets at once. The number of samples that a pass has in
+a bucket follows from a formula. All buckets of a set compute the same result independently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DrawSet:
     """Draw set as seen by one of its buckets.
 
     name: hash of the set's name, equal in all of its buckets. weights: probabilities of the buckets, in units of
-    1 / UNIT; the difference of their sum from UNIT is the probability that a clip is drawn for no bucket.
+    1 / UNIT. UNIT minus their sum is the probability that a clip is not drawn for any bucket.
     member: index of this bucket in `weights`. shards: (m,) indices of the set's shards in the bucket, ascending.
     """
 
@@ -51,7 +51,7 @@ class DrawSet:
     def __post_init__(self) -> None:
         if not 0 <= self.member < len(self.weights) or min(self.weights) < 0 or not 0 < sum(self.weights) <= UNIT:
             raise ConfigError(
-                f"draw set with weights {self.weights}, member {self.member}: weights must be 0 or more with a sum of "
+                f"draw set with weights {self.weights}, member {self.member}: weights must be 0 or more and sum to "
                 f"1 to {UNIT}, and member must be an index of weights"
             )
 
@@ -89,7 +89,7 @@ def draw_sets(
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Samples of a pass: `sizes` samples per shard, starting at index `firsts` of the order permuted with `keys`."""
+    """Samples of a pass. Each shard has `sizes` samples, starting at `firsts` in the order permuted with `keys`."""
 
     sizes: Int64Array
     firsts: Int64Array
@@ -98,7 +98,7 @@ class _Drawn:
 
 
 class DrawnStream(BucketStream):
-    """Stream of a bucket with some or all shards in draw sets. Its passes have unequal lengths."""
+    """Stream of a bucket that has shards in draw sets. Its passes have unequal lengths."""
 
     def __init__(
         self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int, sets: Sequence[DrawSet]
@@ -208,7 +208,7 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Return label counts in stretches of a pass of `total` slots that begins at `base`. Stretches wrap around."""
+    """Return the label counts in stretches of a pass that has `total` slots from `base`. Stretches wrap around."""
     direct = np.minimum(sizes, total - firsts)
     ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))
     return [end - start + wrapped for end, start, wrapped in zip(ends, starts, rest, strict=True)]

@@ -1,4 +1,4 @@
-"""The plan of one epoch: the bucket and samples of each step, and the run's position after it.
+"""Plan of one epoch: the bucket and samples of each step, and the run's position after the step.
 
 A plan is a pure function of the samples in each shard, the batch sizes, the options, the costs, the number of ranks and
 the cursor. It holds the prefix sums of the shards; steps are computed on request.
@@ -46,7 +46,7 @@ class EpochPlan:
     sources: the datasets; for a single dataset, bucket id → number of samples per shard, in manifest order.
     batch_sizes: bucket id → number of samples per rank and step, for exactly the buckets of the datasets.
     costs: bucket id → predicted cost of a batch in any unit; required by sync="cost" and order="largest-first".
-    Raises ConfigError for invalid arguments, StateError if the cursor is from another dataset.
+    Raises ConfigError for invalid arguments and StateError if the cursor is from another dataset.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class EpochPlan:
         return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
 
     def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Return the number of a rank's batches after `num_steps_done` steps; an unequal tail may omit some."""
+        """Return the number of a rank's batches after `num_steps_done` steps. Not every final step may have one."""
         first = max(0, num_steps_done - self._num_mixed)
         empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
         return self.num_steps_left - num_steps_done - empty
 
     def num_steps_through(self, num_epochs: int) -> int:
-        """Return the total number of steps in the first `num_epochs` epochs, with these batch sizes and ranks."""
+        """Return the total number of steps in the first `num_epochs` epochs, with this plan's batch sizes and ranks."""
         require_integer("num_epochs", num_epochs, 0, MAX_EPOCH)
         if self.options.tail_rule.carries:
             return self._num_carried_steps(dict.fromkeys(self._streams, 0), num_epochs)
@@ -145,7 +145,7 @@ class EpochPlan:
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
 
     def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
-        """Count the steps from `positions` to the end of epoch `num_epochs - 1` with a tail that carries remainders."""
+        """Count the steps from `positions` to the end of epoch `num_epochs - 1`, for a tail policy that carries."""
         total = 0
         for lane in (*self._lanes, *self._idle):
             units = 0
@@ -159,7 +159,7 @@ class EpochPlan:
 
     @property
     def starved(self) -> tuple[BucketReport, ...]:
-        """Reports of the buckets that have no step in the whole epoch."""
+        """Reports on the buckets that have no step in the whole epoch."""
         rows = [row for row in self.report() if not row.num_delivered]
         if not rows or not self.cursor.positions:
             return tuple(rows)
@@ -185,9 +185,9 @@ class EpochPlan:
         )
 
     def check(self, num_epochs: int | None = 1) -> None:
-        """Raise PlanError if no bucket fills a step in `num_epochs` epochs, including the cursor's. None means endless.
+        """Raise PlanError if no bucket fills a step in `num_epochs` epochs, including the cursor's epoch.
 
-        A cursor at the end of an epoch that had steps is not an error.
+        num_epochs: None for an endless run. A cursor at the end of an epoch that had steps is not an error.
         """
         if self.num_steps or self.at(Cursor(self.cursor.epoch)).num_steps_left:
             return
@@ -198,7 +198,7 @@ class EpochPlan:
             raise check.no_step(self._spans, self.options, self.num_ranks, soonest)
 
     def _num_epochs_to_a_step(self) -> int | None:
-        """Return the number of epochs, including this one, until carried samples fill a step; None if they never do."""
+        """Return the number of epochs, including this one, until samples fill a step, or None if they never do."""
         if not self.options.tail_rule.carries:
             return None  # other tails have the same steps in every epoch, here none
         positions = {span.bucket_id: span.position for span in self._spans}
@@ -213,7 +213,7 @@ class EpochPlan:
         """Return steps [start, stop), counted from the cursor and limited to `num_steps_left`.
 
         Each call searches the order once, so request 256 steps or more at a time.
-        rank: rank whose part is returned, which is much cheaper than all if there are many ranks; None for all ranks.
+        rank: rank whose part is returned; None for all ranks. With many ranks, a single part is much cheaper.
         """
         ranks = range(self.num_ranks) if rank is None else range(rank, rank + 1)
         require_integer("start", start, 0)
@@ -251,7 +251,7 @@ class EpochPlan:
     # Positions.
 
     def cursor_after(self, num_steps_done: int) -> Cursor:
-        """Return the run's cursor `num_steps_done` steps after this plan's cursor; the same on every rank."""
+        """Return the cursor that follows this plan's cursor by `num_steps_done` steps. It is the same on every rank."""
         require_integer("num_steps_done", num_steps_done, 0, self.num_steps_left)
         units, _ = self._taken(num_steps_done)
         positions = {span.bucket_id: span.position_after(units[span.bucket_id]) for span in self._spans}
@@ -286,7 +286,7 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return bucket id → number of units in the first `num_steps` steps, and (bucket, number) of filler units."""
+        """Return (bucket id → number of units, [(bucket, number of filler units)]) for the first `num_steps` steps."""
         mixed = min(num_steps, self._num_mixed)
         per_lane = self._order.counts(mixed).tolist() if self._lanes else []
         units = dict.fromkeys(self._streams, 0)
@@ -301,7 +301,7 @@ class EpochPlan:
 
     @cached_property
     def _finals(self) -> tuple[FinalStep, ...]:
-        """Steps after all others: remainders of buckets, then repeats that complete a group of `accumulate` steps."""
+        """Final steps, with the remainders of buckets and then repeats that complete a group of `accumulate` steps."""
         finals, tail = [], self.options.tail_rule
         if tail.has_final_step:
             units, _ = self._taken(self._num_mixed)
@@ -343,7 +343,7 @@ def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
 def _classes(
     counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Return (bucket id → cost class, bucket id → key of its first step in epoch 0), if the options need them."""
+    """Return (bucket id → cost class, bucket id → key of its first step in epoch 0), each empty if not needed."""
     if options.sync == "bucket" and options.order == "mixed":
         return {}, {}
     known = check.check_costs(counts, options, costs)

@@ -7,10 +7,11 @@ The whole algorithm, on 64-bit unsigned integers that wrap:
     hash64(p1, p2, …)   h = 0; for each part p, taken modulo 2**64: h = mix((h + 0x9E3779B97F4A7C15) ^ p)
     uniform(…)          (hash64(…) >> 11) / 2**53, in [0, 1)
     hash_below(n, …)    (hash64(…) * n) >> 64, in [0, n)
-    permute(i, n, k)    an alternating Feistel network of 8 rounds on the b = bit_length(n - 1) bits of i, the upper
-                        b // 2 as `high` and the rest as `low`: even rounds r do low ^= mix(high ^ hash64(k, r)), odd
-                        ones high ^= mix(low ^ hash64(k, r)), each masked to its width; repeated until the result is
-                        below n (cycle walking), then rotated: (result + hash64(k, 8) % n) % n
+    permute(i, n, k)    an alternating Feistel network of 8 rounds on the b = bit_length(n - 1) bits of i. `high` is the
+                        upper b // 2 bits, and `low` is the other bits. Even rounds r apply
+                        low ^= mix(high ^ hash64(k, r)), and odd rounds apply high ^= mix(low ^ hash64(k, r)), both
+                        masked to their widths. The network is repeated until the result is below n (cycle walking),
+                        which is then rotated: (result + hash64(k, 8) % n) % n
 
 Every part may be a Python int or a numpy integer array. Arrays broadcast, and each element gives the same result as an
 equal int. tests/data/plan_golden.json pins values.
@@ -57,7 +58,7 @@ def hash64(*parts: int | IntArray) -> int | UInt64Array:
 
 
 def hash64_array(*parts: int | IntArray) -> UInt64Array:
-    """Return `hash64` as an array of at least one dimension."""
+    """Return the result of `hash64` as an array with at least one dimension."""
     return _as_array(hash64(*parts))
 
 
@@ -67,7 +68,7 @@ def uniform(*parts: int) -> float:
 
 
 def uniform_array(*parts: int | IntArray) -> npt.NDArray[np.float64]:
-    """Return `uniform` for each element of the broadcast parts."""
+    """Return the result of `uniform` for each element of the broadcast parts."""
     return (hash64_array(*parts) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -110,7 +111,7 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """Apply the network once, over the smallest sufficient power of two. Under half of the results are too large."""
+    """Apply the network once, over the smallest sufficient power of two. Less than half of results are too large."""
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)

@@ -1,10 +1,10 @@
-"""Lanes: buckets whose batches make up steps together. A lane is one bucket or, with sync="cost", a class of buckets.
+"""Lanes of an epoch. A lane is one bucket or, with sync="cost", a class of buckets that share steps.
 
 A lane's batches (units, see span.py) are ordered, and its step k takes the R units [k * R, (k + 1) * R), one per rank.
 The units of a single bucket are consecutive; units of several buckets are merged in the way an epoch merges its lanes.
 
-A lane of several buckets has no position of its own: a step is identified by the number of units left, counted from the
-end of the epoch, which is the same wherever the run began.
+A lane of several buckets has no position. Instead, a step is identified by the number of units from it to the end of
+the epoch, which does not depend on the position at which the run began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNIT_ORDER = 4  # keeps this use of the seed apart from others
 
 @dataclass(frozen=True)
 class Lane:
-    """One or more buckets whose batches make up steps together; `spans` are sorted by bucket id."""
+    """One bucket, or several buckets that share steps. `spans` are sorted by bucket id."""
 
     spans: tuple[BucketSpan, ...]
     options: PlanOptions
@@ -42,22 +42,22 @@ class Lane:
 
     @property
     def num_units(self) -> int:
-        """Number of remaining units of the buckets, without fillers that a tail adds to the last step."""
+        """Number of remaining units of the buckets, without the fillers that the tail policy adds to the last step."""
         return sum(span.num_units for span in self.spans)
 
     @property
     def num_steps(self) -> int:
-        """Number of remaining steps of the lane; each is a step of all ranks."""
+        """Number of remaining steps of the lane. All ranks take part in each step."""
         units = self.num_units
         return -(-units // self.num_ranks) if self.options.tail_rule.pads else units // self.num_ranks
 
     @property
     def filler(self) -> int:
-        """Index of the bucket whose repeats fill the last step if the tail pads: the one with the most samples."""
+        """Index of the bucket with the most samples. If the tail policy pads, its repeats fill the last step."""
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:
-        """Return the lane as a track of the epoch. first_keys: bucket id → key of its first step ("largest-first")."""
+        """Return the lane as a track. first_keys: bucket id → key of the first step, for order="largest-first"."""
         num_steps = self.num_steps
         if len(self.spans) == 1:
             (span,) = self.spans
@@ -88,7 +88,7 @@ class Lane:
         return self._stretches(starts + ranks.start, starts + ranks.stop), np.diff(taken)
 
     def _stretches(self, starts: Int64Array, stops: Int64Array) -> Units:
-        """Return units [starts[i], stops[i]) of the lane's order, one stretch after the other."""
+        """Return units [starts[i], stops[i]) of the lane's order for each i, concatenated."""
         last = self.num_units
         numbers, units = self._order.stretches(np.minimum(starts, last), np.minimum(stops, last))
         extra = np.arange(max(starts[-1], last), stops[-1]) - last  # only the very last step has fillers

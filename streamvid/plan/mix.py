@@ -1,12 +1,12 @@
 """Stream of a bucket over several datasets. Each dataset keeps its share of the epoch in every stretch of the epoch.
 
-Dataset i has n_i samples in the bucket and is repeated r_i times per epoch. Its own stream (stream.py) is endless, and
-epoch e takes the m_i samples [b_i(e), b_i(e + 1)) of it, where b_i(e) is e * r_i * n_i rounded. The bucket's stream
+Dataset i has n_i samples in the bucket and is repeated r_i times per epoch. The dataset's own stream (stream.py) is
+endless. Epoch e uses its m_i samples [b_i(e), b_i(e + 1)), where b_i(e) is e * r_i * n_i rounded. The bucket's stream
 concatenates the blocks of all epochs, so the block of epoch e begins at B(e), the sum of all b_i(e).
 
-A block of M = sum of m_i samples is cut into W windows of about 256. Window w has the places
-[floor(w * m_i / W), floor((w + 1) * m_i / W)) of each dataset i, first concatenated, then permuted. This depends only
-on the position, not on the number of ranks. With a single dataset, the bucket's stream is that dataset's stream.
+A block has M samples, the sum of all m_i, and is cut into W windows of about 256 samples. Window w contains the places
+[floor(w * m_i / W), floor((w + 1) * m_i / W)) of each dataset i, first concatenated, then permuted. The result does
+not depend on the number of ranks. With a single dataset, the bucket's stream is that dataset's stream.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PlanSource:
     """One dataset of a plan.
 
     num_samples: bucket id → number of samples per shard, in manifest order. seed: seed of the dataset's streams.
-    num_repeats: number of times that an epoch takes each sample, possibly a fraction. draws: bucket id → draw sets.
+    num_repeats: mean number of times that an epoch delivers each sample. draws: bucket id → draw sets.
     """
 
     num_samples: Mapping[str, Sequence[int] | Int64Array]
@@ -103,7 +103,7 @@ class MixedStream:
         return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:
-        """Return the number of epochs after which block lengths repeat, both here and in a bucket of period `other`."""
+        """Return the number of epochs after which the block lengths repeat, as a multiple of the period `other`."""
         rates = zip(self._repeats, self._streams, strict=True)
         return math.lcm(other, *((repeats * stream.num_samples).denominator for repeats, stream in rates))
 
@@ -113,7 +113,7 @@ class MixedStream:
         return any(isinstance(stream, DrawnStream) for stream in self._streams)
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return (first passes, numbers of passes) that the datasets' parts of an epoch's block cover."""
+        """Return (first pass, number of passes) of an epoch's block for each dataset, as two arrays."""
         bounds = list(zip(self._streams, self._begins(epoch), self._begins(epoch + 1), strict=True))
         first = [stream.pass_of(start) for stream, start, _ in bounds]
         last = [stream.pass_of(max(end - 1, start)) for stream, start, end in bounds]
@@ -125,7 +125,7 @@ class MixedStream:
         return len(self._streams) > 1
 
     def member_of(self, ordinals: Int64Array) -> Int64Array:
-        """Return the index of each sample's dataset among those that have the bucket, shaped like `ordinals`."""
+        """Return the index of each sample's dataset among the datasets with this bucket, shaped like `ordinals`."""
         return np.searchsorted(self._firsts, ordinals, side="right") - 1
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -158,7 +158,7 @@ class MixedStream:
                 yield where, stream, int(self._firsts[member])
 
     def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Implement `split` for a flat array of positions and more than one dataset."""
+        """Do the same as `split` for a flat array of positions in several datasets."""
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
         starts = np.array([self._begins(epoch) for epoch in range(first, last + 2)], np.int64).T
         bounds = starts.sum(axis=0)
@@ -188,7 +188,7 @@ class MixedStream:
         return members, starts[members, blocks] + lower[members, every] + places
 
     def _epoch_at(self, position: int) -> int:
-        """Return the epoch whose block holds a position: the last that begins at or before it."""
+        """Return the last epoch whose block begins at or before a position."""
         slack = sum((stream.slack for stream in self._streams), Fraction(0))
         low = max(0, math.floor((position - slack) / self.rate))
         high = math.floor((position + slack) / self.rate) + 1
@@ -196,7 +196,7 @@ class MixedStream:
 
 
 def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64Array, Int64Array, Int64Array]]:
-    """Return (ordinals, passes, datasets as in `member_of`) for each stream, each in the shape of the positions.
+    """Return (ordinals, passes, datasets as in `member_of`) for each stream, all shaped like its positions.
 
     Ordinals count all samples of the bucket, dataset by dataset, in manifest order. Many streams are resolved together,
     because the cost of a call exceeds that of a few samples.
@@ -221,8 +221,8 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
 def exact_fraction(name: str, value: object) -> Fraction:
     """Convert a positive number to a fraction, exactly as it is written: 0.1 becomes 1/10.
 
-    Accepts int, float, Fraction, Decimal and text ("3/2"). Raises ConfigError for other values, and for numbers of more
-    than about 12 digits, such as 1 / 3 in floating point.
+    Accepts int, float, Fraction, Decimal and text ("3/2"). Raises ConfigError for other values and for numbers with
+    more than about 12 digits, such as 1 / 3 in floating point.
     """
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction | Decimal):
@@ -257,10 +257,10 @@ def repeats_of_weights(
     samples_per_epoch: int | None,
     by: MixBy,
 ) -> list[Fraction]:
-    """Return the repeats of each dataset per epoch that give the datasets shares in proportion to their weights.
+    """Return each dataset's number of repeats per epoch, so that its share of an epoch is proportional to its weight.
 
-    num_samples, num_tokens: counts of each dataset, without repeats. samples_per_epoch: number of samples per epoch of
-    all datasets together; None for the sum of `num_samples`. by: unit of the shares.
+    num_samples, num_tokens: counts of each dataset, without repeats. samples_per_epoch: total number of samples per
+    epoch; None for the sum of `num_samples`. by: unit of the shares.
     """
     if by not in get_args(MixBy):
         raise ConfigError(f"mix_by={by!r}: must be {' or '.join(map(repr, get_args(MixBy)))}")

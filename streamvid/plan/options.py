@@ -1,4 +1,4 @@
-"""Options that determine the order, together with the dataset, the batch sizes, the costs and the number of ranks."""
+"""Options of a plan. The dataset, batch sizes, costs and number of ranks also affect the order."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class PlanOptions:
     sync: property that all ranks share at each step: the same "bucket", or about the same predicted "cost".
     order: order of the steps: "mixed", or "largest-first", which begins epoch 0 with the first step of each bucket
         (with sync="cost", of each class of buckets), costliest first.
-    accumulate: steps per optimizer step. The number of steps of an epoch is a multiple of it.
-    shard_locality: number of consecutive samples of a step that are sorted by shard, within each dataset, before they
-        are assigned to ranks. 1 does not sort.
+    accumulate: number of steps per optimizer step. The number of steps in an epoch is a multiple of this value.
+    shard_locality: number of consecutive samples of a step that are sorted together by shard, within each dataset,
+        before they are assigned to ranks. 1 disables sorting.
     """
 
     seed: int = option(0, help="Seed of the sample order.", minimum=0, maximum=(1 << 63) - 1)

@@ -1,14 +1,14 @@
-"""Order of an epoch's steps, merged from tracks, and of a class's batches, merged from buckets.
+"""Order of the steps of an epoch and of the batches of a cost class.
 
 A track is a sequence of steps. Its step i has the key
 
     (offset + i * stride + stride * u) / length          u = uniform(kind, seed, epoch, hash, first_id + i * id_stride)
 
-and the order is all steps by (key, track). A track's steps are thus spread over the whole epoch, each at random within
-its own stratum, and keep their order. The number of a track's steps with keys below some x is therefore known to
-within one, about (x * length - offset) / stride, and any place in the epoch is found by solving for x and sorting the
-few steps around it. `offset` and the ids come from positions, not from the start of the run: the order after a
-position is always the same.
+and all steps are sorted by (key, track). A track's steps are thus spread over the whole epoch, each at random within
+its own stratum, and keep their order. About (x * length - offset) / stride of a track's steps have keys below x, with
+an error of at most one. Any place in the epoch is therefore found by solving for x and sorting the few steps around it.
+`offset` and the ids depend on positions and not on the start of the run, so the order after a position is always the
+same.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class EpochOrder:
         return self.stretches(np.array([start]), np.array([stop]))
 
     def stretches(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return `steps` for several stretches [starts[i], stops[i]), concatenated."""
+        """Return the results of `steps` for several stretches [starts[i], stops[i]), concatenated."""
         lower, stretches, tracks, indices = self._around(starts, stops)
         places = _count_up(stretches, len(starts)) + lower.sum(axis=1)[stretches]
         inside = (places >= starts[stretches]) & (places < stops[stretches])
@@ -80,7 +80,7 @@ class EpochOrder:
         return counts
 
     def counts_at(self, places: Int64Array) -> Int64Array:
-        """Return `counts` for each place, (len(places), num_tracks)."""
+        """Return the result of `counts` for each place, (len(places), num_tracks)."""
         lower, stretches, tracks, _ = self._around(places, places)
         is_before = _count_up(stretches, len(places)) < (places - lower.sum(axis=1))[stretches]
         cells = stretches[is_before] * lower.shape[1] + tracks[is_before]
@@ -111,7 +111,7 @@ class EpochOrder:
         return np.clip(counts, 0, self._num_steps)
 
     def _linear(self, keys: Float64Array) -> Float64Array:
-        """Return the number of steps below each key, to within one: (keys, num_tracks)."""
+        """Return each track's number of steps below each key, with an error of at most one: (keys, num_tracks)."""
         counts: Float64Array = (keys[:, None] * self._lengths - self._offsets) / self._strides
         return np.clip(counts, 0, self._num_steps)
 
@@ -145,6 +145,6 @@ def _linear_sums(
 
 
 def _count_up(groups: Int64Array, num_groups: int) -> Int64Array:
-    """Count 0, 1, … within each run of equal groups; `groups` is sorted and in [0, num_groups)."""
+    """Return 0, 1, … within each run of equal groups. `groups` is sorted, with values in [0, num_groups)."""
     starts = np.searchsorted(groups, np.arange(num_groups))
     return np.arange(len(groups)) - starts[groups]

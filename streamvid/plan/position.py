@@ -16,7 +16,7 @@ MAX_POSITION = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Data-parallel position only: processes that share a batch (sequence, tensor, context parallel) share a rank."""
+    """Data-parallel rank. Processes that share a batch (sequence, tensor or context parallel) have the same rank."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -30,8 +30,8 @@ class World:
 class Cursor:
     """Position of a run: an epoch and a position in the endless stream of each bucket, equal on all ranks.
 
-    positions: bucket id → number of samples delivered since the stream began, over all passes. A missing bucket is at
-        the start of the epoch's own samples.
+    positions: bucket id → number of samples delivered since the stream began, over all passes. A bucket without an
+        entry is at the start of the epoch's own samples.
     phase: number of steps done in an incomplete group of `accumulate` steps.
     step: number of steps done in the epoch, including steps before a resume.
     Raises StateError for values that no plan produces.

@@ -1,4 +1,4 @@
-"""Range of samples that an epoch takes from a bucket, computed from positions and known before the first step.
+"""Range of samples that an epoch uses from a bucket, computed from positions before the first step.
 
 The samples of a bucket form an endless stream of positions, one pass over the bucket after the other.
 
@@ -24,8 +24,8 @@ class BucketReport:
     """Counts of one bucket for the remainder of an epoch.
 
     num_samples: number of stored samples in all datasets. All other counts begin at the cursor.
-    num_steps: number of steps with this bucket; with sync="cost", where buckets share steps, the number of steps that
-        the bucket's batches would fill.
+    num_steps: number of steps with this bucket. With sync="cost", where buckets share steps, it is the number of steps
+        that the bucket's batches would fill.
     num_delivered: number of samples that all ranks receive, including repeats.
     """
 
@@ -41,7 +41,7 @@ class BucketReport:
 
     @property
     def num_available(self) -> int:
-        """Number of samples for the remainder of the epoch, including those carried from the previous epoch."""
+        """Number of samples in the remainder of the epoch, including samples carried from the previous epoch."""
         return self.num_delivered - self.num_repeated + self.num_carried + self.num_dropped
 
     @property
@@ -81,7 +81,7 @@ class BucketSpan:
 
     @property
     def num_units(self) -> int:
-        """Number of units in the remainder of the epoch; with a tail that pads, repeats may fill the last one."""
+        """Number of units in the remainder of the epoch. If the tail policy pads, repeats may fill the last unit."""
         return -(-self.available // self.batch_size) if self.tail.pads else self.available // self.batch_size
 
     def position_after(self, num_units: int) -> int:

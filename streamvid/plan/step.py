@@ -28,7 +28,7 @@ FILLER_VISITS = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Samples of one step, of all ranks or, after `for_rank`, of one rank.
+    """Samples of one step, for all ranks or, after `for_rank`, for one rank.
 
     bucket_ids: bucket of each rank.
     bounds: int64 (num_ranks + 1,), boundaries between the ranks' samples in the arrays below, each of shape
@@ -79,9 +79,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinalStep:
-    """Step of one bucket after all others: a remainder with "shrink" or "uneven", or repeats that complete a group.
+    """Final step of one bucket: a remainder with "shrink" or "uneven", or repeats that complete a group.
 
-    visits_from: start of the range of visits for repeats: TAIL for a remainder, FILL_GROUP or more to complete a group.
+    visits_from: start of the range of visits for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
+    repeats that complete a group.
     """
 
     span: BucketSpan
@@ -120,7 +121,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps whose samples are not looked up yet. Fields of `Step` have one entry per step. draws: their samples."""
+    """Steps whose samples are not looked up yet, with one entry per step in each field. draws: samples to look up."""
 
     bucket_ids: Sequence[tuple[str, ...]]
     bounds: Sequence[Int64Array]
@@ -129,7 +130,7 @@ class Draft:
 
 
 def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks: range, locality: int) -> Draft:
-    """Draft the part of `ranks` in steps of one bucket, counted from the span's position."""
+    """Draft the samples of `ranks` in steps of one bucket, counted from the span's position."""
     size = span.batch_size
     first, last = _stretches(ranks.start * size, ranks.stop * size, span.global_batch, locality)
     positions = span.position + steps[:, None] * span.global_batch + np.arange(first, last)
@@ -142,7 +143,7 @@ def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks
 
 
 def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: int) -> Draft:
-    """Draft the part of `ranks` in a final step."""
+    """Draft the samples of `ranks` in a final step."""
     bounds = np.array([final.bound(rank) for rank in range(ranks.start, ranks.stop + 1)], np.int64)
     first, last = _stretches(int(bounds[0]), int(bounds[-1]), final.num_samples, locality)
     positions = final.position + np.arange(first, last)[None]
@@ -152,7 +153,7 @@ def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: i
 
 
 def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range) -> Draft:
-    """Draft the part of `ranks` in consecutive steps of a lane of several buckets."""
+    """Draft the samples of `ranks` in consecutive steps of a lane with several buckets."""
     (numbers, units, extra), totals = lane.units(steps, ranks)
     sizes = np.array([span.batch_size for span in lane.spans])[numbers]
     starts = np.cumsum(sizes) - sizes
@@ -189,12 +190,12 @@ def assign_steps(drafts: Sequence[Draft], locality: int) -> Iterator[Step]:
 
 
 def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, int]:
-    """Return (first, last) of the whole stretches of `locality` samples of the step that cover [first, last)."""
+    """Extend the range [first, last) of a step's samples to whole stretches of `locality` samples."""
     return first // locality * locality, min(total, -(-last // locality) * locality)
 
 
 def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
-    """Sort rows in stretches. Return sources, shards, indices and visits of the part `mine`, (4, rows, samples)."""
+    """Sort rows in stretches. Return the sources, shards, indices and visits of the part `mine`, (4, rows, samples)."""
     mine, rows = draw.mine, np.arange(len(ordinals))[:, None]
     if locality > 1:
         order = np.empty(ordinals.shape, np.intp)
@@ -208,7 +209,7 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """Return the order of each row, (rows, samples). Datasets keep their places; sorting would separate them."""
+    """Return the sorted order of each row, (rows, samples). The positions of each dataset do not change."""
     # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
     if stream.has_several:  # ordinals count one dataset after the other, and so does `order`
@@ -218,7 +219,7 @@ def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
 
 
 def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
-    """Return (ordinals, visits) per draw. Positions past the end of the block wrap into it, with their own visits."""
+    """Return (ordinals, visits) per draw. Positions past the end of the block wrap into it as separate visits."""
     wraps = [_wraps(draw) for draw in draws]
     each = zip(draws, wraps, strict=True)
     resolved = resolve([(draw.stream, draw.positions - wrap * draw.span.length) for draw, wrap in each])
@@ -229,7 +230,7 @@ def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
 
 
 def _wraps(draw: Draw) -> Int64Array | int:
-    """Return the number of times that each position wraps around the block; 0 if none does."""
+    """Return the number of times that each position wraps around the block, or 0 if no position wraps."""
     if not draw.positions.size or int(draw.positions.max()) < draw.span.end:
         return 0
     return np.maximum(draw.positions - draw.span.end, -1) // draw.span.length + 1

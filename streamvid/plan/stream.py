@@ -1,8 +1,8 @@
-"""A bucket's samples as one endless stream: pass 0, pass 1, …, each a shuffle of all samples.
+"""Endless stream of a bucket's samples: pass 0, pass 1, …, each a shuffle of all samples.
 
-A position consists of a pass and a place in it. The place, permuted within its window of shards, counts through the
-shards in the pass's order. Each position is computed without earlier ones, in memory proportional to the number of
-shards in the bucket.
+A position consists of a pass and a place in that pass. The place is permuted within its window of shards. The result
+counts the samples in the pass's order of shards. Each position is computed without earlier positions, in memory
+proportional to the number of shards in the bucket.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Places in one pass, for a part of the requested positions."""
+    """Places in one pass for some of the requested positions."""
 
     where: Any  # index of that part in the requested positions
     order: Pass | None  # None: manifest order
@@ -49,7 +49,7 @@ class _Piece:
 
 
 class BucketStream:
-    """Stream of one bucket's samples by position. It caches the shard orders of the last passes."""
+    """Stream of one bucket's samples by position. It caches the shard orders of recent passes."""
 
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
         """shard_sizes: (num_shards,) number of samples in each shard of the bucket, in manifest order. seed: seed of
@@ -79,7 +79,7 @@ class BucketStream:
 
     @property
     def slack(self) -> Fraction:
-        """Maximum distance of `begin` from samples_per_pass * passes."""
+        """Maximum difference between `begin` and samples_per_pass * passes."""
         return Fraction(1, 2)
 
     def begin(self, passes: Fraction) -> int:
@@ -157,7 +157,7 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return `BucketStream.ordinals` for each pair, with one permutation call, which is faster than one per pair."""
+    """Return the result of `BucketStream.ordinals` for each pair, with a single permutation call, which is faster."""
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
     moved = iter(_permuted(shuffled) if shuffled else [])
@@ -171,7 +171,7 @@ def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64A
 
 
 def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]]) -> list[IntArray]:
-    """Return the places of each part, permuted within their windows of (start, size, key)."""
+    """Return the places of each part, permuted within their windows. A window is (start, size, key)."""
     offsets = np.concatenate([(places - starts).ravel() for places, starts, _, _ in parts])
     sizes, keys = (np.concatenate([part[column].ravel() for part in parts]) for column in (2, 3))
     moved = np.split(permute(offsets, sizes, keys), np.cumsum([part[0].size for part in parts])[:-1])
@@ -180,7 +180,7 @@ def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]])
 
 
 def prefix_sums(counts: IntArray) -> IntArray:
-    """Return the n + 1 prefix sums, starting with 0, as int32 if they fit, to halve the memory for many shards."""
+    """Return the n + 1 prefix sums, starting with 0. They are int32 if they fit, which halves the memory."""
     total = int(np.sum(counts, dtype=np.int64))
     sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)
     np.cumsum(counts, out=sums[1:])

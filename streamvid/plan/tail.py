@@ -1,7 +1,7 @@
 """Tail policies, for samples of a bucket that do not fill a step of all ranks.
 
-To add a policy that these properties can express, add a name to `Tail` and a line to `TAIL_RULES`. All other files use
-the properties and never the name.
+To add a policy that these properties can express, add a name to `Tail` and a line to `TAIL_RULES`. All other files
+depend on the properties and not on the name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TailRule:
 
     @property
     def delivers_all(self) -> bool:
-        """True if an epoch delivers all of its own samples."""
+        """True if every epoch delivers all of its samples."""
         return self.pads or self.has_final_step
 
     @property
