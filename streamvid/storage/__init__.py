@@ -1,6 +1,6 @@
-"""Access to files by URL. The only package that uses fsspec and S3; it may import errors, config and host.
+"""Access to files by URL. This is the only package that uses fsspec and S3. It may import errors, config and host.
 
-Higher layers call `open_store(url)` to get a `Store`, and name files by paths relative to it. Read store.py, url.py
+Higher layers call `open_store(url)` to get a `Store` and name files by paths in this store. Read store.py, url.py
 and local.py first, then remote.py, requests.py and transport.py for object stores, then s3/ and cache/.
 """
 

@@ -1,4 +1,5 @@
-"""Transport to other stores through their fsspec packages. memory:// is tested; gs://, hf:// and others are not."""
+"""Transport to stores other than S3 through their fsspec packages. Only memory:// is tested; gs://, hf:// and others
+are not."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from streamvid.storage.transport import Body, RequestError, Transport
 
 
 class FsspecTransport(Transport):
-    """Transport to `fsspec.filesystem(protocol)`, which decides how uploads are split.
+    """Transport to `fsspec.filesystem(protocol)`, which splits uploads itself.
 
     A requested version is checked after the read. Responses carry no version, so parts of one large read may come from
     two versions.

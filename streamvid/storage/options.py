@@ -1,4 +1,4 @@
-"""Options for object stores. They never contain keys, which come from the places where AWS tools look for them."""
+"""Options for object stores. They never contain keys, which are found in the same places as by AWS tools."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX
 def near_spans(
     spans: Sequence[tuple[int, int]], gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES
 ) -> list[list[int]]:
-    """Return groups of indices of (start, end) spans, ordered by start.
+    """Group (start, end) spans, and return the indices of the spans in each group, ordered by start.
 
     Within a group, gaps are at most `gap_bytes`, and the spans together cover at most `max_bytes`. A longer span
     forms a separate group.

@@ -1,4 +1,4 @@
-"""Store in an object store: retries, versions and atomic writes on top of single requests (transport.py).
+"""Store in an object store, with retries, versions and atomic writes on top of single requests (transport.py).
 
 Each read or write has one deadline: transient failures are retried after increasing, jittered pauses until
 `deadline_seconds` have passed. The underlying libraries try only once.
@@ -40,7 +40,7 @@ _LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the deadline of a write, but no
 
 
 class RemoteStore(Store):
-    """Store of the objects below `prefix` in a bucket. `make` creates a transport in each process that uses it."""
+    """Store of the objects below `prefix` in a bucket. `make` creates a transport for each process that uses it."""
 
     def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
         self._url, self.options = url, options

@@ -1,6 +1,6 @@
-"""Thread pool for requests, with limits on concurrent requests and bytes in flight; first come, first served.
+"""Thread pool for requests, with limits on concurrent requests and bytes in flight.
 
-Threads start when needed and end after a second without work, so pools need not be closed.
+Requests start in the order of submission. Threads end after a second without work, so pools need not be closed.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class RequestPool:
                 self._condition.notify()
 
     def succeeded(self) -> None:
-        """Raise the limit by one or, after the first cut, by 1/limit."""
+        """Raise the limit by 1 or, once it has been halved, by 1 / limit."""
         with self._condition:
             step = 1.0 if self._is_growing_fast else 1.0 / self._limit
             self._limit = min(float(self._max_requests), self._limit + step)
             self._condition.notify()
 
     def slow_down(self) -> None:
-        """Halve the limit, because the store asks for fewer requests."""
+        """Halve the limit, because the store requests a lower rate."""
         with self._condition:
             now = time.monotonic()
             if now - self._cut_at >= _LEAST_PAUSE_SECONDS:

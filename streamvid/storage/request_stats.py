@@ -1,4 +1,4 @@
-"""Statistics of requests to a store: counts for reports, and latencies that show when a request is slow."""
+"""Statistics of requests to a store: counts for reports, and latencies that identify slow requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RequestStats:
             self._allowance = min(8.0, self._allowance + _HEDGED_SHARE)
 
     def slow_seconds(self, num_bytes: int) -> float:
-        """Return the latency above which a request of this size is worth hedging."""
+        """Return the latency above which a request of this size should be hedged."""
         size = _size_class(num_bytes)
         num_timed = self._num_timed[size]
         if num_timed < _LEAST:

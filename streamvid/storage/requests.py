@@ -1,8 +1,8 @@
 """Operations on one store: requests that are retried on failure and, for reads, hedged when slow.
 
 Requests run in the threads of a pool. The calling thread only waits, so no socket blocks it beyond its deadline.
-Each try holds its bytes until all of them have arrived. The first try to finish copies them to the caller's buffers.
-After the read has ended, for whatever reason, no request writes to a buffer.
+Each try holds its bytes until all have arrived. The first try that finishes copies its bytes to the caller's buffers.
+After the read has succeeded or failed, no request writes to a buffer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
-    """Return the seconds to wait before a retry. The delay grows and is random, so readers spread their retries."""
+    """Return the seconds to wait before a retry. The delay grows and is random, to spread the retries of readers."""
     first = _SLOW_DOWN_PAUSE_SECONDS if failure == "slow down" else _FIRST_PAUSE_SECONDS
     return random.uniform(0.1, 1.0) * min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(num_failures, 16))
 
@@ -49,8 +49,8 @@ class Engine:
 class Request:
     """State of one request of an operation: its tries and its next step.
 
-    num_bytes: size of the body. attempt: function that sends the request once, in a pool thread. lock: guards `is_done`
-    and the buffers of a read.
+    num_bytes: size of the body. attempt: function that sends the request once, in a pool thread. lock: lock that
+    guards `is_done` and the buffers of a read.
     """
 
     num_bytes: int
@@ -79,8 +79,9 @@ class _Event:
 
 
 class Operation:
-    """Group of requests that succeed or fail together. `run` raises a final RequestError, or the last transient one.
+    """Group of requests that succeed or fail together.
 
+    `run` raises a permanent RequestError at once, and the last transient one at the deadline.
     extra_seconds: time after the deadline in which responses are still awaited, but no retry starts. on_retry: function
     that is called before each retry with the error and the seconds since the start.
     """
@@ -121,7 +122,7 @@ class Operation:
                 one.end()
 
     def take(self, answer: Any) -> None:
-        """Accept the response to a request. May raise RequestError."""
+        """Process the response to a request. May raise RequestError."""
 
     def _next_event(self, waiting: set[Request]) -> _Event | None:
         check_wanted()
@@ -218,7 +219,7 @@ class Operation:
 
 
 class Call(Operation):
-    """Operation of one request, which is not hedged. The server may still carry it out after a timeout."""
+    """Operation with one request, which is not hedged. The server may still process the request after a timeout."""
 
     def ask(self, attempt: Callable[[Transport], _Answer], num_bytes: int) -> _Answer:
         """Run `attempt`, which sends a body of `num_bytes`, until it succeeds, and return its result."""
@@ -230,7 +231,7 @@ class Call(Operation):
 
 
 class RangeRead(Operation):
-    """Operation that reads ranges of one object. version: version to read, "" for any; then the one that was read."""
+    """Operation that reads ranges of one object. version: version to read or already read; "" before a read of any."""
 
     version = ""
 
@@ -247,7 +248,7 @@ class RangeRead(Operation):
         self.version = self.version or answer
 
     def _fetch(self, request: RangeRequest, one: Request) -> str:
-        """Read a range, fill its buffers unless another try has done so, and return the object's version."""
+        """Read a range, fill its buffers unless another try has filled them, and return the object's version."""
         stats, since = self._engine.stats, time.monotonic()
         body = self._engine.transport.get(
             self._key, request.start, request.num_bytes, self.version, lambda: not one.is_done

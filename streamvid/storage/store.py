@@ -14,7 +14,7 @@ Ranges: TypeAlias = Sequence[tuple[int, memoryview]]
 
 
 class ShortFileError(StorageError):
-    """A file of an object store ends before the requested bytes."""
+    """A file in an object store ends before the end of the requested bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class StoreStats:
 
     num_requests: all requests sent.   num_retries: requests sent again after a failure.   num_hedged: second requests
     sent because the first was slow.   num_bytes_read: bytes received, including gaps between ranges.
-    num_bytes_wanted: bytes received without gaps.   seconds_lost: total time from the first failure of each request
-    until it succeeded.   p50_seconds, p99_seconds: latency percentiles of recent ranged reads; 0.0 before the first.
+    num_bytes_wanted: bytes received, without gaps.   seconds_lost: total time from the first failure of each request
+    until its success.   p50_seconds, p99_seconds: latency percentiles of recent ranged reads; 0.0 before the first.
     by_error: number of failed requests by cause.
     """
 
@@ -88,7 +88,7 @@ class Store(Protocol):
         ...
 
     def forget(self, path: str) -> None:
-        """Drop the cached bytes of a file, because they turned out to be wrong."""
+        """Drop the cached bytes of a file after they proved to be wrong."""
         return
 
     def files(self, folder: str = "") -> Iterator[FileState]:
@@ -108,7 +108,7 @@ class Store(Protocol):
         ...
 
     def abort_uploads(self, folder: str = "") -> int:
-        """Abort unfinished uploads below a folder, which are invisible but billed, and return their number."""
+        """Abort unfinished uploads below a folder and return their number. Such uploads are invisible but billed."""
         return 0
 
     def stats(self) -> StoreStats:

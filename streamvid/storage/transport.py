@@ -51,7 +51,7 @@ class Transport:
     """
 
     def disconnect(self) -> None:
-        """Close all connections. Requests in progress finish first, and later ones open new connections."""
+        """Close all connections. Requests in progress finish first, and later requests open new connections."""
 
     def state(self, key: str) -> FileState:
         """Return the size and version of an object."""
@@ -65,13 +65,13 @@ class Transport:
         raise NotImplementedError
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
-        """Write an object. With `if_absent`, raise RequestError if it already exists."""
+        """Write an object. With `if_absent`, raise RequestError if the object already exists."""
         raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         """Return a page of the objects whose keys begin with `prefix`, in key order, with whole keys as paths.
 
-        The second value is the `following` argument for the next page, "" after the last page.
+        The second value is the `following` argument for the next page, or "" after the last page.
         """
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Transport:
     # Multipart uploads of large objects, for stores that support them.
 
     part_bytes: int = 2**62
-    """Size of a part. Objects up to this size are written with one request."""
+    """Size of an upload part, in bytes. Objects up to this size are written with one request."""
 
     def begin_parts(self, key: str) -> str:
         """Begin a multipart upload and return its id."""

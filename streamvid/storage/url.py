@@ -1,4 +1,4 @@
-"""Opening of stores by URL, and removal of credentials from URLs."""
+"""Functions that open stores by URL and remove credentials from URLs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def redact(url: str) -> str:
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
     """Return the store at a local path or at a file://, s3:// or memory:// URL. `options` apply to object stores.
 
-    Other object stores open through their fsspec packages and are untested. No connection or file is created yet.
+    Other object stores are opened through their fsspec packages and are untested. No connection or file is created yet.
 
     Raises StorageError if the URL is of any other kind or contains keys.
     """
@@ -87,12 +87,12 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
     rest = url.split(":", 1)[1]
     if not rest.startswith("//") or scheme in _REFUSED or "::" in url:
         raise StorageError(
-            f"url {redact(url)!r} of scheme {scheme!r} is not supported; use a local path, a file://, s3:// or "
+            f"url {redact(url)!r} with scheme {scheme!r} is not supported; use a local path, a file://, s3:// or "
             "memory:// URL, or the URL of an object store with an fsspec package, such as gs://"
         )
     if "?" in rest or "#" in rest or re.search("[@:]", rest.removeprefix("//").split("/")[0]):
         raise StorageError(
-            f"url {redact(url)!r} contains more than a bucket and a path; remove the remainder. Keys come from "
+            f"url {redact(url)!r} contains more than a bucket and a path; remove everything else. Keys come from "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
         )
     bucket, _, path = rest.removeprefix("//").rstrip("/").partition("/")

@@ -1,4 +1,4 @@
-"""Cancellation of reads, so that closing a loader does not wait for a store that does not respond."""
+"""Cancellation of reads, so that closing a loader does not wait for an unresponsive store."""
 
 from __future__ import annotations
 

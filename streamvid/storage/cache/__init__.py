@@ -1,1 +1,1 @@
-"""Local disk cache in front of object stores: store.py uses blocks.py, which uses files.py."""
+"""Local disk cache for object stores. store.py uses blocks.py, which uses files.py."""

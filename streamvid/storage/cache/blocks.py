@@ -1,7 +1,7 @@
 """Cache of blocks of remote objects on a local disk, shared by the ranks and jobs of a machine.
 
-The cache is not trusted: readers verify the bytes against the index's checksums and call `discard` for wrong ones. It
-is not required either: if the disk fails, a warning is logged once and the bytes come from the store.
+Cached bytes are not trusted. Readers verify them against the checksums in the index and call `discard` if they are
+wrong. If the disk fails, the cache logs a warning once and reads from the store.
 
 Put the folder on a local disk (host/lock.py lists the requirements of its locks). If several machines share a folder,
 they recount its files again and again.
@@ -75,7 +75,7 @@ class _Process:
 
 
 class BlockCache:
-    """Folder of blocks with a limit on its size. Nothing is opened or created before the first read.
+    """Folder of blocks with a size limit. Nothing is opened or created before the first read.
 
     Thread-safe and fork-safe. Raises ConfigError if `max_bytes` is smaller than a block and, at the first read, if the
     folder is not a cache.
@@ -94,12 +94,12 @@ class BlockCache:
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object. Storing a partly requested block needs memory for all of it.
+        """Fill every buffer from its offset in the object. To store a block, the whole block is held in memory.
 
         name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
-        fetch: function that reads the given ranges: whole blocks, or only the wanted bytes if nothing can be stored. It
-            is called once for all missing blocks, and again only for blocks that another reader failed to fetch. Its
-            errors propagate.
+        fetch: function that reads the given ranges, which are whole blocks, or only the wanted bytes if nothing can be
+            stored. It is called once for all missing blocks, and again only for blocks that another reader failed to
+            fetch. Its errors propagate.
         """
         blocks = self._blocks(name, num_bytes, ranges)
         self._open()
@@ -210,7 +210,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader does so."""
+        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader does."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
@@ -224,7 +224,7 @@ class BlockCache:
         return True
 
     def _is_wasted(self, block: CacheBlock) -> bool:
-        """Return True if fetching a whole block for one part of it would cost more than it saves.
+        """Return True if fetching the whole block would cost more traffic than caching it saves.
 
         In a cache smaller than a window of the shuffle, blocks are evicted before their other parts are read.
         """
@@ -234,7 +234,7 @@ class BlockCache:
         return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
 
     def _count(self, wanted: int, fetched: int) -> None:
-        """Add to the decaying counts of recent traffic in bytes. The caller must hold the process lock."""
+        """Add bytes to the decaying counts of recent traffic. The caller must hold the process lock."""
         process = self._process()
         process.recently_wanted += wanted
         process.recently_fetched += fetched
@@ -243,7 +243,7 @@ class BlockCache:
             process.recently_fetched /= 2
 
     def _wait(self, block: CacheBlock, deadline: float) -> bool:
-        """Do the same as `_try`, but wait for another reader, and return False after the deadline."""
+        """Do the same as `_try`, but wait while another reader fetches the block. Return False after the deadline."""
         delay = 0.001
         while not self._read(block):
             got = self._try(block)
@@ -262,7 +262,7 @@ class BlockCache:
     ) -> list[CacheBlock]:
         """Read or fetch the blocks, and return those that other readers are fetching.
 
-        Locks cannot deadlock: the first round never waits, and the second takes its locks in ascending order.
+        Locks cannot deadlock: the first round never waits, and the second round acquires its locks in ascending order.
         """
         missing: list[CacheBlock] = []
         busy: list[CacheBlock] = []
@@ -281,7 +281,7 @@ class BlockCache:
         return busy
 
     def _reserve(self, claimed: list[CacheBlock]) -> None:
-        """Make room for the claimed blocks, and release the claims on blocks that do not fit."""
+        """Reserve space for the claimed blocks, and release the claims on blocks that do not fit."""
         process, without_room = self._process(), claimed
         if claimed:
             try:

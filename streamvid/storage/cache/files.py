@@ -2,12 +2,13 @@
 
     <folder>/streamvid-cache-1/.streamvid-cache          marks this folder as a streamvid cache
                               /.ledger                   total size of the files below, with a checksum
-                              /ab/<sha256>-<block>       a block, with the approximate time of its last use as mtime
+                              /ab/<sha256>-<block>       a block; its mtime is the approximate time of its last use
                               /ab/<sha256>-<block>.part  a block in progress, locked by its writer
 
-The files are authoritative; the ledger only saves adding up their sizes. If its writer is killed, its total may be too
-high, but never too low: bytes are added before a file grows and subtracted after it is removed. It is recounted when a
-process starts, when the cache is full, once an hour, and after a reboot. Locks end with their holders (host/lock.py).
+The files are authoritative. The ledger stores their total size, so that it need not be recomputed. If its writer is
+killed, the total may be too high, but never too low, because bytes are added before a file grows and subtracted after
+it is removed. The files are recounted when a process starts, when the cache is full, once an hour, and after a reboot.
+A lock is released when its holder ends (host/lock.py).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _SLACK = 16  # a full cache frees an additional 1/16 of its size, so that files 
 class CacheBlock:
     """Aligned part of an object. pieces: the wanted parts, each as (offset in the block, buffer).
 
-    lock: claim, which is the right to write the block. The locked `.part` file becomes the block.
+    lock: claim on the block, which permits its holder to write the block. The locked `.part` file becomes the block.
     """
 
     path: str
@@ -67,7 +68,7 @@ class CacheBlock:
         return self.lock.descriptor
 
     def whole(self) -> memoryview:
-        """Return memory for the whole block: a piece's buffer if one covers the whole block, else new memory."""
+        """Return memory for the whole block: the buffer of a piece that covers the whole block, or else new memory."""
         for start, buffer in self.pieces:
             if start == 0 and len(buffer) == self.size:
                 return buffer
@@ -264,7 +265,7 @@ class CacheFolder:
 
 
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """Return the files in eviction order: first the older ones, shuffled, then the most recent quarter (at least four).
+    """Return the files in eviction order: first older files, shuffled, then the most recent quarter (at least four).
 
     storage/README.md compares this order with LRU.
     """
@@ -281,7 +282,7 @@ class _Ledger:
         self.total, self.counted_at = 0, 0.0
 
     def read(self) -> bool:
-        """Read the total. Return False if the ledger is damaged or from another boot (a power loss may lose writes)."""
+        """Read the total. Return False if the ledger is damaged or older than the last boot, which may lose writes."""
         data = os.pread(self._descriptor, _RECORD.size + 1, 0)
         if len(data) != _RECORD.size or data != _record(*_RECORD.unpack(data)[1:3]):
             return False
@@ -323,7 +324,7 @@ def _check_folder(path: str) -> None:
 
 
 def _remove_dead(part: str) -> bool:
-    """Remove a `.part` file whose writer is gone and return True; return False if it is locked or not removable."""
+    """Remove a `.part` file whose writer has ended. Return False if it is locked or cannot be removed, else True."""
     try:
         with try_lock(part, _FILE_MODE) or contextlib.nullcontext() as lock:
             if lock is None:

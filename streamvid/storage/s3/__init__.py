@@ -1,1 +1,1 @@
-"""S3: transport.py creates requests, http.py sends read requests, and errors.py explains failures."""
+"""S3 transport. transport.py creates requests, http.py sends read requests, and errors.py explains failures."""

@@ -1,4 +1,4 @@
-"""Conversion of S3 errors to RequestError, with the settings to check if a retry cannot help."""
+"""Conversion of S3 errors to RequestError. If a retry cannot help, the error names the settings to check."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def error_of_body(status: int, text: str, headers: Mapping[str, str], options: S
 
 
 def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
-    """Convert an error of s3fs or botocore. Its text is not shown, because it may contain anything, even keys."""
+    """Convert an error of s3fs or botocore. The text of the error is omitted, because it may contain keys."""
     if isinstance(error, RequestError):
         return error
     chain = [error, error.__cause__, error.__context__]

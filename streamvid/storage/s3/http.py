@@ -30,8 +30,8 @@ class HttpHeaders(dict[str, str]):
 class Connections:
     """Connections to one server, reused after a response is read to its end. Thread-safe.
 
-    Nothing is sent twice. Raises OSError if a connection fails (TimeoutError after `connect_seconds`, or after at most
-    twice `stall_seconds` without a byte), and ValueError if the response is not HTTP.
+    Each request is sent once. Raises OSError if a connection fails (TimeoutError after `connect_seconds`, or after at
+    most twice `stall_seconds` without a byte), and ValueError if the response is not HTTP.
     tls: function that creates the TLS context, called at the first https connection.
     """
 
@@ -109,7 +109,7 @@ def _close_all(kept: list[_Connection]) -> None:
 
 
 class _Connection:
-    """Connection to a server. flags: recv flags for bodies; MSG_WAITALL replaces many wake-ups with one."""
+    """Connection to a server. flags: flags of `recv` for bodies. MSG_WAITALL reduces the number of wake-ups."""
 
     def __init__(self, open_socket: socket.socket, flags: int) -> None:
         self.socket, self._flags = open_socket, flags
@@ -163,7 +163,7 @@ class _Connection:
 
     @property
     def is_at_end(self) -> bool:
-        """True if no bytes arrived after the response."""
+        """True if no bytes have arrived after the response."""
         return not self._ahead
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """The response itself, under botocore's name for the body. An attribute would create a reference cycle."""
+        """The response itself, for botocore, which reads the body here. An attribute would create a reference cycle."""
         return self
 
     def readinto(self, view: memoryview) -> int:

@@ -1,7 +1,7 @@
 """Transport to S3 and compatible stores.
 
-s3fs finds keys and endpoints, writes and lists. Reads are signed here and sent by http.py, which takes a tenth of the
-time that a full client takes per request. Behind a proxy, botocore's HTTP session sends them.
+s3fs finds keys and endpoints, and writes and lists objects. Reads are signed here and sent by http.py, which needs a
+tenth of the time that a full client needs per request. Behind a proxy, botocore's HTTP session sends the reads.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class S3Transport(Transport):
             if status == 200:  # an empty object, or a server without ranges
                 return FileState(key, int(headers.get("Content-Length", 0)), _version(headers))
             if status == 206:
-                raise RequestError("the server sent a part of the object without its size", "transient")
+                raise RequestError("the server sent part of the object, but not the object's size", "transient")
             refused = self._refused(response)
         finally:
             _let_go(response, is_whole)
@@ -100,7 +100,7 @@ class S3Transport(Transport):
     def _check_range(self, response: Any, start: int, num_bytes: int) -> None:
         status, headers = response.status_code, response.headers
         if status == 416:
-            raise RequestError(f"the object ends before byte {start + num_bytes}, the end of the read", "short")
+            raise RequestError(f"the object ends before byte {start + num_bytes}, where the read ends", "short")
         if status == 200:
             raise RequestError("the server sent the whole object instead of a range, so it is not an S3 server")
         if status != 206:
@@ -237,7 +237,7 @@ class S3Transport(Transport):
 class _Signer:
     """Signer of GET requests for the objects of a bucket.
 
-    A signature covers neither the range nor the condition of a request, so it is reused for the same object.
+    A signature does not cover the range or the condition of a request, so it is reused for all reads of an object.
     """
 
     def __init__(self, base: str, auth: Any, extra: Mapping[str, str]) -> None:
