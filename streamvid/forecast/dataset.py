@@ -1,6 +1,7 @@
 """Forecast for a sealed dataset.
 
-The counts come from its shard table. The shapes, loads, memory and time come from its index."""
+The counts come from its shard table. The shapes, loads, memory and time come from its index.
+"""
 
 from __future__ import annotations
 

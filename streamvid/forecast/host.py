@@ -28,7 +28,7 @@ class HostCosts:
     sample_ms: additional CPU milliseconds per sample, for the same buckets.
     num_workers: decode workers per rank.   ranks_per_node: ranks per machine, which share its network link.
     worker_bytes: memory per decode worker.
-    request_ms: milliseconds from a request to its first byte.   requests_in_flight: concurrent requests per rank.
+    request_ms: milliseconds until the first byte of a response.   requests_in_flight: concurrent requests per rank.
     link_mb_per_second: network bandwidth per machine.
     """
 

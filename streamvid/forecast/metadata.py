@@ -1,7 +1,7 @@
 """Forecast for metadata. Rows are assigned to buckets by the sizes in the metadata, and no media file is opened.
 
 Rows with the same frame size that can fill the same bucket lengths form a group. Only groups are assigned to buckets,
-so even ten million rows are fast.
+so even ten million rows are processed quickly.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _why(found: AssignedRows) -> str:
 class AssignedBucket:
     """Rows of one bucket.
 
-    expected: sum of the rows' probabilities. drawn: number of drawn rows. The other fields are over drawn rows.
+    expected: sum of the rows' probabilities. drawn: number of drawn rows. The sums include only drawn rows.
     """
 
     bucket: Bucket
