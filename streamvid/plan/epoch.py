@@ -122,7 +122,7 @@ class EpochPlan:
         return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
 
     def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Return the number of a rank's batches after `num_steps_done` steps. Not every final step may have one."""
+        """Return the number of batches that a rank will still receive after `num_steps_done` steps."""
         first = max(0, num_steps_done - self._num_mixed)
         empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
         return self.num_steps_left - num_steps_done - empty
@@ -272,7 +272,7 @@ class EpochPlan:
         return self._streams[bucket_id].boundary(self.cursor.epoch)
 
     def end_of(self, bucket_id: str) -> int:
-        """Return the position at which the epoch ends in a bucket. No run passes this position."""
+        """Return the position at which the epoch ends in a bucket. No run exceeds this position."""
         return self._streams[bucket_id].boundary(self.cursor.epoch + 1)
 
     @cached_property

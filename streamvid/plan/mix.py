@@ -103,7 +103,7 @@ class MixedStream:
         return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:
-        """Return the number of epochs after which the block lengths repeat, as a multiple of the period `other`."""
+        """Return the least common multiple of `other` and the number of epochs after which block lengths repeat."""
         rates = zip(self._repeats, self._streams, strict=True)
         return math.lcm(other, *((repeats * stream.num_samples).denominator for repeats, stream in rates))
 
