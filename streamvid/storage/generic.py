@@ -1,5 +1,4 @@
-"""Transport to stores other than S3 through their fsspec packages. Only memory:// is tested; gs://, hf:// and others
-are not."""
+"""Transport to stores other than S3 through their fsspec packages. Of these, only memory:// is tested."""
 
 from __future__ import annotations
 

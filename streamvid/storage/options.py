@@ -1,4 +1,4 @@
-"""Options for object stores. They never contain keys, which are found in the same places as by AWS tools."""
+"""Options for object stores. They never contain access keys, which come from the usual AWS sources."""
 
 from __future__ import annotations
 

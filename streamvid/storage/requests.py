@@ -81,7 +81,7 @@ class _Event:
 class Operation:
     """Group of requests that succeed or fail together.
 
-    `run` raises a permanent RequestError at once, and the last transient one at the deadline.
+    `run` raises a permanent RequestError at once, or the last transient one if no time remains for a retry.
     extra_seconds: time after the deadline in which responses are still awaited, but no retry starts. on_retry: function
     that is called before each retry with the error and the seconds since the start.
     """
@@ -231,7 +231,7 @@ class Call(Operation):
 
 
 class RangeRead(Operation):
-    """Operation that reads ranges of one object. version: version to read or already read; "" before a read of any."""
+    """Operation that reads ranges of one object. version: version to read; "" until known."""
 
     version = ""
 

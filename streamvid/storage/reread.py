@@ -23,7 +23,7 @@ class WrongReads:
     def judge(self, wrong: Hashable) -> Literal["again", "stored", "unproven"]:
         """Return the verdict on one more wrong read.
 
-        "again": read again. "stored": two reads agree, so the stored bytes are wrong. "unproven": all reads differ.
+        "again": read again. "stored": two reads agree, so the stored data is wrong. "unproven": MAX_READS reads differ.
         wrong: value that is equal for two reads only if they returned the same bytes, such as their digest.
         """
         if wrong in self._seen:

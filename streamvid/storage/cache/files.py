@@ -282,7 +282,7 @@ class _Ledger:
         self.total, self.counted_at = 0, 0.0
 
     def read(self) -> bool:
-        """Read the total. Return False if the ledger is damaged or older than the last boot, which may lose writes."""
+        """Read the total. Return False if it is damaged or from another boot, because a power loss may lose writes."""
         data = os.pread(self._descriptor, _RECORD.size + 1, 0)
         if len(data) != _RECORD.size or data != _record(*_RECORD.unpack(data)[1:3]):
             return False
