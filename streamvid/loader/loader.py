@@ -87,7 +87,7 @@ class VideoLoader:
     The loader is a plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching.
     `accelerator.prepare` leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader
     moves to the next epoch. Calling `iter()` after a `break` starts the epoch again, with a warning. If a caller stops
-    after the number of batches that `len()` returned for an earlier epoch, its next loop begins with the remaining ones.
+    after the number of batches that `len()` returned for an earlier epoch, its next loop starts with the others.
 
     Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
     delivered. Iteration raises SampleError, WorkerError or RingFullError.
