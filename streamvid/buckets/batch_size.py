@@ -20,6 +20,7 @@ def batch_sizes(
     batch_size: int | Mapping[str, int] | BucketConfig | None,
     max_tokens_per_batch: int | None = None,
     model: ModelRule | None = None,
+    others: Sequence[Bucket] = (),
 ) -> dict[str, int]:
     """Return a mapping from the id of every bucket to its samples per rank and step.
 
@@ -29,6 +30,7 @@ def batch_sizes(
     configuration sets batch sizes by id, or by shape for a bucket with another name.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample), with the number of tokens
     for `model`, or `bucket.tokens` without a model.
+    others: further buckets that a mapping may name, such as those of the dataset that no sample of a split is in.
     Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
     (other than "*") assign different sizes, and for a name (not a glob) that no bucket has.
     """
@@ -41,7 +43,7 @@ def batch_sizes(
     if isinstance(batch_size, BucketConfig):
         return _from_config(buckets, batch_size)
     if isinstance(batch_size, Mapping):
-        return _from_mapping(buckets, batch_size)
+        return _from_mapping(buckets, batch_size, others)
     size = require_integer("batch_size", batch_size, 1, _MAX_BATCH_SIZE)
     return dict.fromkeys((bucket.id for bucket in buckets), size)
 
@@ -95,13 +97,13 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
     return found
 
 
-def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[str, int]:
+def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int], others: Sequence[Bucket]) -> dict[str, int]:
     for key, size in sizes.items():
         if not isinstance(key, str):
             raise ConfigError(f"batch_size has the key {key!r}: expected a bucket id, WxH@F or glob (str)")
         require_integer(f"batch_size[{key!r}]", size, 1, _MAX_BATCH_SIZE)
         if not _is_glob(key):
-            match_buckets(key, buckets)
+            match_buckets(key, [*buckets, *others])
     found = {}
     for bucket in buckets:
         named = key_of(bucket, sizes, "batch_size")

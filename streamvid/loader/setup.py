@@ -207,7 +207,9 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
     # Datasets for different models can be mixed as long as their tokens need not be counted.
     counts_tokens = plan.max_tokens_per_batch is not None or uses_costs(options)
     model = rule or (common_rule(mix.manifests) if counts_tokens else None)
-    sizes = batch_sizes(buckets, plan.batch_size, plan.max_tokens_per_batch, model)
+    # A mapping that covers the dataset also fits its splits and filters, which may lack some of its buckets.
+    others = [bucket for manifest in mix.manifests for bucket in manifest.buckets]
+    sizes = batch_sizes(buckets, plan.batch_size, plan.max_tokens_per_batch, model, others)
     return Selection(mix, sizes, options, world, (costs or default_costs(buckets, model)).costs(sizes))
 
 

@@ -105,3 +105,10 @@ def test_counts_are_kept_for_the_next_loader(dataset: Path, own_cache: Path) -> 
     before = entry.stat().st_mtime_ns
     keys(dataset, where="year   > 2001", seed=7)
     assert list(own_cache.rglob("*.counts")) == [entry] and entry.stat().st_mtime_ns == before
+
+
+def test_batch_sizes_of_all_buckets_fit_a_filter_that_leaves_one_out(dataset: Path) -> None:
+    sizes = dict.fromkeys((bucket.id for bucket in streamvid.open_dataset(dataset).manifest.buckets), 1)
+    assert len(sizes) == 2 and keys(dataset, batch_size=sizes, where="clip_height < 150")
+    with pytest.raises(ConfigError, match="'72x96-9f'"):
+        keys(dataset, batch_size={**sizes, "72x96-9f": 1}, where="clip_height < 150")
