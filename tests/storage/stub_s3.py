@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote
 
 from tests.processes import serving
@@ -27,6 +28,7 @@ class StubS3:
     versions: dict[str, list[bytes]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     knows_conditions: bool = True
+    list_of_uploads: tuple[int, str] = (501, "NotImplemented")
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -53,6 +55,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(status, f"<Error><Code>{code}</Code></Error>".encode())
 
     def do_GET(self) -> None:
+        if self.path.partition("?")[2].startswith("uploads"):
+            self._begin()
+            self._refuse(*self.stub.list_of_uploads)
+            return
         data = self.stub.objects.get(self._begin())
         if data is None:
             self._refuse(404, "NoSuchKey")
@@ -86,7 +92,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def stub_s3(**settings: bool) -> Iterator[StubS3]:
+def stub_s3(**settings: Any) -> Iterator[StubS3]:
     stub = StubS3(**settings)
     handler = type("Bound", (_Handler,), {"stub": stub})
     with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as stub.endpoint_url:

@@ -187,6 +187,18 @@ def test_a_store_without_conditions_is_looked_at_first(s3_env: S3Env, moto_serve
         assert not store.create("claim", b"yours") and store.create("other", b"")
 
 
+@pytest.mark.parametrize("refusal", [(501, "NotImplemented"), (403, "AccessDenied")])
+def test_a_store_that_lists_no_uploads_has_none_to_abort(
+    s3_env: S3Env, moto_server: S3Server, refusal: tuple[int, str]
+) -> None:
+    """A sealed dataset was an error for want of cleaning up, and its staging folder stayed."""
+    s3_env(moto_server)
+    with stub_s3(list_of_uploads=refusal) as stub:
+        store = open_store("s3://stub", StorageOptions(endpoint_url=stub.endpoint_url))
+        assert store.abort_uploads() == store.abort_uploads("shards") == 0
+        assert len(stub.requests) == 2
+
+
 def test_nobody_else_s_upload_is_given_up(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path) -> None:
     """An answer that was lost ends only uploads of the very same object."""
     proxy = fault_proxy(rgw, faults=("lost_answer",), path=r"\?uploads", methods=("POST",), first_n=1)

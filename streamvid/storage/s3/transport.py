@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
 import ssl
 import threading
@@ -22,6 +23,7 @@ from streamvid.storage.s3.http import Connections
 from streamvid.storage.store import FileState
 from streamvid.storage.transport import Body, RequestError, Transport
 
+_log = logging.getLogger(__name__)
 _PART_BYTES = 32 * 2**20
 _SIGNATURE_SECONDS = 300.0  # a server accepts a signature for 15 minutes, by its own clock
 _SIGNATURES_KEPT = 4096
@@ -227,7 +229,14 @@ class S3Transport(Transport):
         found: list[tuple[str, str]] = []
         following: dict[str, str] = {}
         while True:
-            page = self._call("list_multipart_uploads", Prefix=prefix, **following)
+            try:
+                page = self._call("list_multipart_uploads", Prefix=prefix, **following)
+            except RequestError as error:
+                if error.kind not in ("unsupported", "denied"):
+                    raise
+                # Without the list, what killed runs left cannot be removed. This must not fail a run that is complete.
+                _log.info("the store does not list incomplete uploads (%s); they stay until it removes them", error)
+                return found
             found += [(upload["Key"], upload["UploadId"]) for upload in page.get("Uploads", ())]
             if not page.get("IsTruncated"):
                 return found
