@@ -50,7 +50,8 @@ def is_h264_entry(packet: memoryview, header: bytes) -> bool:
 def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
     length_size = (header[21] & 0b11) + 1 if len(header) > 21 and header[0] == 1 else 0
     kinds = (unit[0] >> 1 & 0b111111 for unit in _units(packet, length_size) if len(unit))
-    return next((kind in _HEVC_ENTRIES for kind in kinds if kind in _HEVC_PICTURES), False)
+    # Long messages may precede the picture, and of a remote file only the first bytes are read.
+    return next((kind in _HEVC_ENTRIES for kind in kinds if kind in _HEVC_PICTURES), True)
 
 
 def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
@@ -200,6 +201,8 @@ def _units(packet: memoryview, length_size: int) -> Iterator[memoryview]:
         while at + length_size < len(packet):
             size = int.from_bytes(packet[at : at + length_size], "big")
             at += length_size
+            if not size:  # damaged, or bytes that were not read
+                return
             yield packet[at : at + size]
             at += size
     else:
