@@ -64,7 +64,7 @@ def test_a_bad_bucket_is_refused(fields: dict[str, Any], message: str) -> None:
 
 
 def test_json_that_is_no_bucket_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lacks height, width"):
+    with pytest.raises(ConfigError, match="lacks required fields: height, width"):
         Bucket.from_json({"num_frames": 3})
     with pytest.raises(ConfigError, match="expected an object"):
         Bucket.from_json(["832x480-81f"])  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_lists_of_buckets() -> None:
         (" , ", "is empty"),
         ("832x480", "not a bucket name"),
         ("832x480@0", "not a bucket name"),
-        ("832x480@81,480x832@81,832x480-81f", "832x480-81f twice"),
+        ("832x480@81,480x832@81,832x480-81f", "contains 832x480-81f more than once"),
         ("830x480@81", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
         ("832x481@81", "height=481 is not a multiple of 16; nearest allowed: 480 and 496"),
         ("8x480@81", "nearest allowed: 16"),

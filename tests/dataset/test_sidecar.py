@@ -352,7 +352,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
         (
             [(samples[0][0], [{"x": RawTensor("U8", (1,), b"1", True), "x_mask": x["x"]}] * 2)],
             ConfigError,
-            "'x_mask': this name is reserved for the mask of the ragged tensor 'x'",
+            "'x_mask': this name is reserved for the mask of ragged tensor 'x'",
         ),
     ]
     for given_samples, error, match in wrong:

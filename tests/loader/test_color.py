@@ -261,10 +261,10 @@ def test_every_device_gives_the_same_pixels(is_compiled: bool) -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ((["bt470"], ["full"], ["left"]), "matrix 'bt470'.*bt709"),
-        ((["rgb"], ["full"], ["left"]), "matrix 'rgb'"),
-        ((["bt709"], ["tv"], ["left"]), "range 'tv'.*limited"),
-        ((["bt709"], ["full"], ["right"]), "siting 'right'.*topleft"),
+        ((["bt470"], ["full"], ["left"]), "matrix='bt470'.*bt709"),
+        ((["rgb"], ["full"], ["left"]), "matrix='rgb'"),
+        ((["bt709"], ["tv"], ["left"]), "range='tv'.*limited"),
+        ((["bt709"], ["full"], ["right"]), "siting='right'.*topleft"),
     ],
 )
 def test_names_that_are_none_are_refused(lists: tuple[list[str], list[str], list[str]], message: str) -> None:
