@@ -116,6 +116,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
             video_column=video_column,
             media=media,
             captions=CaptionOptions("prompt" if "prompt" in columns else None),
+            whole_files=True,  # DiffSynth-Studio ignores other columns
         )
         buckets = BucketConfig(size=SizeRule(**sizes), frame_rule=FrameRule.of(FRAME_RULE))
         return ShardOptions(source=source, buckets=buckets, storage=storage)

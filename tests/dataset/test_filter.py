@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import subprocess
@@ -432,6 +433,8 @@ def test_processes_that_start_together_scan_once(counted: Dataset, tmp_path: Pat
 
 def is_waiting(pid: int) -> bool:
     """Whether a process has the lock's file open, and so waits for it."""
-    return any(
-        str(file.readlink()).endswith(".lock") for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()
-    )
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if str(file.readlink()).endswith(".lock"):
+                return True
+    return False
