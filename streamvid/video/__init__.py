@@ -1,4 +1,5 @@
-"""The only package that uses PyAV: facts about a video (probe.py), its frames (decode/) and new clips (encode/).
+"""Probing (probe.py), decoding (decode/) and encoding (encode/) of videos with PyAV.
 
-It may import only errors, config and host. README.md gives the reading order of the files.
+No other package uses PyAV. This package may import only errors, config and host. README.md gives the
+reading order of the files.
 """

@@ -1,8 +1,8 @@
-"""Facts about packets that containers lack or state wrongly, read from the first bits of the packets.
+"""Detection of true key frames and of hidden packets from the first bits of a packet.
 
-Containers flag packets as key frames from which decoding cannot start: pictures of a gradual refresh, or every packet
-(a MOV file without a `stss` box, many AVI and ASF files). A decoder that starts there returns smeared pictures with the
-right timestamps and no error. A flag is therefore trusted only if the picture's own header agrees.
+Containers may flag packets as key frames even if decoding cannot start there: pictures of a gradual refresh, or every
+packet (a MOV file without a `stss` box, many AVI and ASF files). A decoder that starts there returns smeared pictures
+with the right timestamps and no error. A flag is therefore trusted only if the picture's own header agrees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
     """Return whether decoding can start at a packet that the container flags as a key frame.
 
     header: the decoder's extradata. is_first: True for the first packet of the stream.
-    The flag is trusted for codecs without a reader here: AV1, and codecs without references between pictures.
+    The flag is trusted for codecs that this module does not parse: AV1, and codecs without inter-picture references.
     """
     if codec in _UNDECLARED:
         return is_first
@@ -29,9 +29,9 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
 
 
 def is_h264_entry(packet: memoryview, header: bytes) -> bool:
-    """Return whether decoding can start at a packet that is flagged as a key frame.
+    """Return whether decoding can start at an H.264 packet that is flagged as a key frame.
 
-    Decoding cannot start there if the packet declares that its picture is complete only some frames later.
+    Decoding cannot start there if the packet declares that pictures are complete only some frames later.
     header: the decoder's extradata, which is an avcC box or data with start codes.
     """
     length_size = (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0
@@ -55,7 +55,7 @@ def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a picture is intra-coded (ISO/IEC 13818-2, 6.2.3).
+    """Return whether an MPEG-1 or MPEG-2 picture is intra-coded (ISO/IEC 13818-2, 6.2.3).
 
     The start code is followed by 10 bits of temporal reference and 3 bits of coding type; 1 means intra.
     """
@@ -63,12 +63,12 @@ def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
 
 
 def _is_mpeg4_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a picture is intra-coded (ISO/IEC 14496-2, 6.2.5): the 2 bits after the start code are 0."""
+    """Return whether an MPEG-4 picture is intra-coded (ISO/IEC 14496-2, 6.2.5): 2 bits after the start code are 0."""
     return _after(packet, b"\0\0\1\xb6").take(2)[0] == 0
 
 
 def _is_h263_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a picture is intra-coded (ITU-T H.263, 5.1).
+    """Return whether an H.263 picture is intra-coded (ITU-T H.263, 5.1).
 
     The header is 22 bits of start code, 8 bits of temporal reference, and PTYPE or PLUSPTYPE.
     """
@@ -102,14 +102,14 @@ def _is_wmv2_entry(packet: memoryview, _header: bytes) -> bool:
 
 
 def _is_wmv3_entry(packet: memoryview, header: bytes) -> bool:
-    """Return whether a simple or main profile picture is intra-coded (SMPTE 421M, 7.1.1, and STRUCT_C in annex J)."""
+    """Return whether a VC-1 simple or main profile picture is intra-coded (SMPTE 421M, 7.1.1 and annex J, STRUCT_C)."""
     *_, has_range, num_b_frames, _, has_interpolation, _ = _Bits(memoryview(header)).take(24, 1, 3, 2, 1, 1)
     *_, is_predicted, is_intra = _Bits(packet).take(has_interpolation, 2, has_range, 1, 1)
     return not is_predicted and (not num_b_frames or bool(is_intra))
 
 
 def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
-    """Return whether an advanced profile picture is intra-coded (SMPTE 421M, 6.1 and 7.1.1)."""
+    """Return whether a VC-1 advanced profile picture is intra-coded (SMPTE 421M, 6.1 and 7.1.1)."""
     sequence = _after(memoryview(header), b"\0\0\1\x0f")
     *_, is_interlaced = sequence.take(41, 1)
     bits = _after(packet, b"\0\0\1\x0d") if bytes(packet[:3]) == b"\0\0\1" else _Bits(packet)
@@ -120,7 +120,7 @@ def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def _is_vp8_entry(packet: memoryview, _header: bytes) -> bool:
-    """Return whether a picture is a key frame (RFC 6386, 9.1): its first bit is 0."""
+    """Return whether a VP8 picture is a key frame: its first bit is 0 (RFC 6386, 9.1)."""
     return not packet[0] & 1
 
 
@@ -149,7 +149,7 @@ _READERS: dict[str, Callable[[memoryview, bytes], bool]] = {
 
 
 def is_hidden(codec: str, packet: memoryview) -> bool:
-    """Return whether a packet is a separate VP8 or VP9 "alternative reference", which is not displayed."""
+    """Return whether a packet contains only a VP8 or VP9 reference frame that is not displayed."""
     if codec == "vp8":
         return not packet[0] >> 4 & 1
     if codec != "vp9" or packet[-1] >> 5 == 0b110:  # a superframe contains a shown frame
@@ -159,22 +159,22 @@ def is_hidden(codec: str, packet: memoryview) -> bool:
 
 
 def _vp9_head(packet: memoryview) -> tuple[int, int, int]:
-    """Return show_existing_frame, frame_type (0: key) and show_frame of the VP9 bitstream specification, 6.2."""
+    """Return the header fields show_existing_frame, frame_type (0 for key) and show_frame (VP9 specification, 6.2)."""
     shift = 1 if packet[0] >> 4 & 0b11 == 0b11 else 0  # profile 3 has one more bit
     return packet[0] >> 3 - shift & 1, packet[0] >> 2 - shift & 1, packet[0] >> 1 - shift & 1
 
 
 class _Bits:
-    """Reader of a packet's first bits, the most significant first.
+    """Reader for the first bits of a packet, most significant bit first.
 
-    Past the end, all bits are 1, which no intra-coded picture has.
+    Bits past the end are read as 1, which is never the header of an intra-coded picture.
     """
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = bytes(data[:32]) + b"\xff" * 32, 0
 
     def take(self, *sizes: int) -> list[int]:
-        """Return the next numbers, each with its own width in bits."""
+        """Read and return unsigned numbers with these widths in bits."""
         found = []
         for size in sizes:
             end = self._at + size
@@ -184,12 +184,12 @@ class _Bits:
         return found
 
     def ones(self, most: int) -> int:
-        """Return the number of ones before the next zero, at most `most`."""
+        """Return the number of 1 bits before the next 0 bit, at most `most`."""
         return next((number for number in range(most) if not self.take(1)[0]), most)
 
 
 def _after(packet: memoryview, start_code: bytes) -> _Bits:
-    """Return the bits after a start code; if there is no start code, all bits are 1."""
+    """Return a reader for the bits after a start code. If there is no start code, all bits are 1."""
     data = bytes(packet)
     at = data.find(start_code)
     return _Bits(memoryview(data[at + len(start_code) :] if at >= 0 else b""))

@@ -44,7 +44,7 @@ Int64s = npt.NDArray[np.int64]
 class PacketWindow:
     """The packets needed to decode a window of frames, and the byte range of the clip that contains them.
 
-    - first_byte, num_bytes: the byte range. pieces: (start, end, checksum) of each segment in it, with start and end
+    - first_byte, num_bytes: the byte range. pieces: (start, end, checksum) of each segment, with start and end
       relative to `first_byte`.
     - packets: (n, 4) table of timestamp, offset from `first_byte`, size in bytes, and output slot (-1 for none).
     - key_time: timestamp of the first packet.
@@ -100,11 +100,12 @@ def facts_of(
 
 @dataclass(frozen=True, eq=False)
 class ClipIndex:
-    """All packets of a clip in decode order: timestamps, offsets and sizes in bytes, flags (KEY, SHOWN).
+    """Index of all packets of a clip in decode order.
 
-    checksums: (number of segments, 8), the first 8 bytes of the SHA-256 of each segment's byte range. facts: the result
-    of `facts_of` for these packets, if already computed; it also validates them.
-    Raises DecodeError for impossible packets.
+    times, offsets, sizes, flags: timestamp, offset and size in bytes, and flags (KEY, SHOWN) of each packet.
+    checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
+    facts: the result of `facts_of` for these packets, which is computed if omitted.
+    Raises DecodeError if the packets are invalid or the number of checksums is wrong.
     """
 
     info: StreamInfo
@@ -127,7 +128,7 @@ class ClipIndex:
 
     @property
     def segments(self) -> Int64s:
-        """Index of each packet's segment."""
+        """Segment index of each packet."""
         return self.facts.segments
 
     @cached_property
@@ -142,7 +143,7 @@ class ClipIndex:
 
     @property
     def num_bytes(self) -> int:
-        """End offset of the last packet, which is the minimum size of the clip."""
+        """End offset of the last packet in bytes, which is the minimum size of the clip."""
         return self.facts.num_bytes
 
     @property
@@ -160,8 +161,9 @@ class ClipIndex:
         return self.window_of(range(start, start + num_frames * stride, stride))
 
     def window_of(self, numbers: Sequence[int]) -> PacketWindow:
-        """Return the packets needed to decode the ascending frames `numbers`. Repeated frames use their first slot.
+        """Return the packets needed to decode the frames `numbers`, which must be ascending.
 
+        A repeated frame is assigned only to its first output slot.
         Raises DecodeError if the clip has fewer frames, no usable key packet, or two packets with the same timestamp.
         """
         distinct, slots = np.unique(np.asarray(numbers, np.int64), return_index=True)
@@ -180,7 +182,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the indexes of the first and last packet to decode, and of wanted packets relative to the first."""
+        """Return the indexes of the first and last packet to decode, and of the wanted ones relative to the first."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])
@@ -188,7 +190,7 @@ class ClipIndex:
         wanted = self._order[numbers]
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
-            raise DecodeError(f"no key frame precedes timestamp {self.times[wanted[0]]}: its frame cannot be decoded")
+            raise DecodeError(f"the index has no key frame for time {self.times[wanted[0]]}; copy the dataset again")
         first, last = int(usable[-1]), int(wanted.max())
         if len(np.unique(self.times[first : last + 1])) < last + 1 - first:
             # The loop in window.py identifies frames by their times alone.
@@ -269,7 +271,7 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
 
 
 def _locate(video: VideoFile, table: PacketTable, data: memoryview) -> Int64s | None:
-    """Return each packet's offset in the file; None if one is not stored unchanged or has no unique timestamp."""
+    """Return each packet's file offset; None if any packet is not stored unchanged or has no unique timestamp."""
     times = {row[0] for row in table.rows}
     if None in times or len(times) < len(table.rows) or not video.is_exact:
         return None

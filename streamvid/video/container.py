@@ -1,7 +1,7 @@
-"""Opening of media files. No other code opens them, and every file is treated as hostile.
+"""Opening of untrusted media files. No other module opens them.
 
-FFmpeg gets a nameless reader, never a path, so that it cannot guess anything from a name, and no file can make it open
-another file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
+FFmpeg receives a reader without a name, never a path. It therefore cannot guess a format from the name, and no file can
+make it open another file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class FarFile(RangeFile):
-    """Remote file from which no unneeded bytes should be read."""
+    """Remote file that can skip byte ranges that are not needed."""
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
         """Read the byte ranges `heads` (start, end), then return zeros for all other unread bytes of `bodies`."""
         raise NotImplementedError
 
     def leave_out_nothing(self) -> None:
-        """Return the real bytes of all ranges again."""
+        """Stop replacing bytes with zeros: all later reads return the real bytes."""
         raise NotImplementedError
 
 
@@ -49,7 +49,7 @@ _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", 
 
 
 class _Nameless:
-    """Open binary file without its name, because FFmpeg would guess the format from the name."""
+    """Wrapper that hides the name of an open binary file, because FFmpeg would guess the format from the name."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         self.read, self.seek, self.tell = file.read, file.seek, file.tell
@@ -102,7 +102,7 @@ class VideoFile:
             raise
 
     def _has_one_packet(self) -> bool:
-        """Return whether a GIF is a single picture. The file must be reopened afterwards."""
+        """Return whether a GIF contains a single picture. The file must be reopened afterwards."""
         with ffmpeg_errors("the file is damaged: its first packets cannot be read"):
             return sum(packet.size > 0 for packet in islice(self.container.demux(self.stream), 2)) < 2
 
@@ -169,7 +169,7 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
 
 
 class _MemoryFile(RangeFile):
-    """File-like object over memory that copies only the bytes that are read."""
+    """File-like object for a buffer that copies only the bytes that are read."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__(len(view))
@@ -192,7 +192,7 @@ def ffmpeg_errors(problem: str) -> Iterator[None]:
 
 
 def _refuse_by_name(head: bytes) -> None:
-    """Raise ProbeError, naming the kind of file, where the whitelist would reject it without an explanation."""
+    """Raise ProbeError, naming the format, for a file that the whitelist would reject without an explanation."""
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     names = [name for magic, name in _REFUSED.items() if text.startswith(magic)]
     if head[8:16] == b"WEBPVP8X" and head[20] & 0b10:

@@ -151,7 +151,7 @@ def _pixel_aspect(video: VideoFile) -> tuple[int, int]:
         return (1, 1)
     if not 1 / _MAX_PIXEL_ASPECT <= ratio <= _MAX_PIXEL_ASPECT:
         raise ProbeError(
-            f"the video's pixel aspect ratio is {ratio}, more extreme than 1:{_MAX_PIXEL_ASPECT} (damaged header?)",
+            f"the video's pixel aspect ratio is {ratio}; it must be from 1/{_MAX_PIXEL_ASPECT} to {_MAX_PIXEL_ASPECT}",
             kind="picture",
         )
     return ratio.numerator, ratio.denominator

@@ -1,6 +1,6 @@
 """Limits on untrusted files: sizes, counts, formats and codecs.
 
-Every number exists because a file of a few hundred kilobytes can demand gigabytes. The lists contain FFmpeg's
+Without these limits, a file of a few hundred kilobytes can require gigabytes of memory. The lists contain FFmpeg's
 names of the allowed demuxers and decoders; all others are rejected before a byte is parsed.
 """
 

@@ -1,4 +1,4 @@
-"""Packet table of a video: its frames, presentation times and possible decoding starts, found without decoding.
+"""Packet table of a video: its frames, their timestamps and its key packets, found without decoding.
 
 A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9), or
 if it precedes the first key frame, because its picture refers to pictures that were cut away.
@@ -57,7 +57,7 @@ class PacketTable:
         return tuple(number for number, ordinal in enumerate(self.ordinals) if ordinal in key_ordinals)
 
     def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
-        """Return (timestamp, ordinal) of up to two key packets from which these frames can be decoded, the best first.
+        """Return (timestamp, ordinal) of up to two key packets from which these frames can be decoded, best first.
 
         The second is the previous key packet, in case the first is not a true entry point.
         """
@@ -133,7 +133,7 @@ def _make_table(
     shown: list[tuple[int, int, int]],
 ) -> PacketTable:
     if not rows:
-        raise ProbeError("the video has no packets, only a header (truncated file?)", kind="damaged")
+        raise ProbeError("the video has a header but no packets; the file may be truncated", kind="damaged")
     if not keys:
         raise ProbeError("the video has no key frame to start decoding from; re-encode it", kind="damaged")
     first_time, first_ordinal = keys[0]
@@ -167,7 +167,7 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
             raise ProbeError(_broken_off(video, len(video.stream.index_entries) - missing), kind="damaged")
         return
     if video.container_name == "gif" and not _has_end_mark(video):
-        raise ProbeError("the file ends early: the GIF has no trailer byte (truncated file?)", kind="damaged")
+        raise ProbeError("the file ends early: the GIF has no trailer byte; copy or download it again", kind="damaged")
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
@@ -177,7 +177,7 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes} (truncated?)",
+            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes} bytes",
             kind="damaged",
         )
 

@@ -1,6 +1,6 @@
 """Probing of a file: frames are counted from packets, and one key frame is decoded for its size and colors.
 
-If timestamps are known to be unreliable (AVI, MPEG-TS, MPEG-PS, FLV, AVI-style Matroska, MPEG-4 with packed
+If a format is known for unreliable timestamps (AVI, MPEG-TS, MPEG-PS, FLV, AVI-style Matroska, MPEG-4 with packed
 pictures, interlaced video with one packet per field, B-frames stamped in storage order), every frame is decoded once,
 and the file is accepted only if the frames have exactly the timestamps that the packets declare, in the same order.
 `decode_into` then finds the same frames later.
@@ -60,7 +60,7 @@ def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool
     for stop in (first + 1, len(table.rows)):
         for frame in decoded(video, problem, first, stop):
             if frame.is_corrupt:
-                raise ProbeError("the first key frame is damaged", kind="damaged")
+                raise ProbeError("the first key frame of the video is damaged", kind="damaged")
             return read_frame_format(video, frame), frame.interlaced_frame
     raise ProbeError(problem, kind="damaged")
 
@@ -77,7 +77,7 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
             formats.add((frame.width, frame.height, frame.format.name))
     if tuple(shown) != table.timestamps:
         raise ProbeError(
-            f"the packets declare {len(table.timestamps)} frames, {len(shown)} decode, and timestamps differ "
+            f"the packets declare {len(table.timestamps)} frames, but {len(shown)} decode, or timestamps differ "
             f"(the file is damaged, or the writer of this {video.container_name} file mixed them up); {remedy()}",
             kind="damaged",
         )

@@ -116,12 +116,12 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
-    """Prepare a decoder to start at a key frame of this stream, and replace the color tags of its previous one."""
+    """Prepare a decoder to start at a key frame of this stream, and replace the color tags of its previous stream."""
     decoder.colorspace, decoder.color_range, decoder.color_primaries, decoder.color_trc = info.color
     set_reorder_depth(decoder, info.codec, info.reorder_depth)
 
 
 def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
-    """Set the number of frames that a decoder holds back for reordering. Otherwise, mid-video starts lose frames."""
+    """Set the number of frames that a decoder holds back for reordering. Otherwise, decoding mid-video loses frames."""
     if codec == "h264":
         decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

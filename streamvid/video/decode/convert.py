@@ -39,7 +39,7 @@ class PictureColor:
 
 
 class FrameConverter:
-    """Converter from frames in the format of `frame` to pictures, by a Transform. Drops alpha, as FFmpeg does.
+    """Converter from frames in the format of `frame` to pictures, according to a Transform. Alpha is dropped.
 
     color: color of yuv420p pictures, which keep the source's matrix and range.
     """
@@ -93,7 +93,7 @@ class FrameConverter:
         return bool(self._transform.scale_width % 2 or self._transform.scale_height % 2)
 
     def convert(self, frame: VideoFrame, memory: NDArray[np.uint8]) -> None:
-        """Convert `frame` into `memory`, one picture. Raises DecodeError if its size or pixel format changed."""
+        """Convert `frame` into the buffer `memory`. Raises DecodeError if the frame size or pixel format changed."""
         self._format.check(frame)
         if self._chain is not None:
             frame = self._chain.run(frame)

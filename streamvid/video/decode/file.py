@@ -152,7 +152,7 @@ def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[
 
 
 def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numbers: Sequence[int], take: Take) -> None:
-    """Decode the frames `numbers` from a key packet on; call `take` with each frame and its first index in `numbers`.
+    """Decode the frames `numbers` from a key packet; call `take` with each frame and its first index in `numbers`.
 
     Raises DecodeError if a frame does not decode or a packet changed, and ProbeError if the file cannot be read.
     """
@@ -177,7 +177,10 @@ def _first_places(numbers: Sequence[int]) -> dict[int, int]:
 
 
 def _packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
-    """Yield (ordinal, packet) from `ordinal` on. Seek to it if that is reliable and verified, else read up to it."""
+    """Yield (ordinal, packet) pairs from `ordinal` on.
+
+    If seeking is reliable and leads to the expected packet, seek; otherwise, read the file from its start.
+    """
     if video.is_exact:
         with ffmpeg_errors("the file is not seekable"):
             video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)
@@ -194,7 +197,7 @@ def _recognised(
 ) -> Iterator[tuple[int, Packet[VideoStream]]]:
     for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
         if _row(packet) != row:
-            raise DecodeError(f"packet {number} of the video differs when read again: the source changed")
+            raise DecodeError(f"packet {number} of the video changed between two reads: do not modify the file")
         yield number, packet
 
 

@@ -1,8 +1,8 @@
 """Main loop of decoding, which finds the wanted frames by timestamp.
 
-A frame is accepted only if its timestamp equals the one that its packet declares: "the first at or after" would
-silently deliver shifted frames if some do not decode. Unwanted pictures that no other picture refers to are skipped,
-and reading stops at the packet of the last wanted frame.
+A frame is accepted only if its timestamp equals the one that its packet declares. Accepting the first frame at or after
+the wanted time would silently deliver shifted frames if some frames do not decode. Unwanted pictures that no other
+picture refers to are skipped, and reading stops at the packet of the last wanted frame.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Verification of an encoded clip: its quality, and the contents of the finished file.
 
-Quality is measured while packets come out of the encoder, so that only the pictures in progress are held. The finished
-file is then read like any other file, and must contain the same pictures at the exact times, with the expected key
-frames and colors.
+Quality is measured as the encoder returns packets, so that only the pictures in progress are kept in memory. The
+finished file is then read like any other file, and must contain the same pictures at the exact times, with the expected
+key frames and colors.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def check_clip(
             table = read_packets(video)
             _check_table(table, encoding, timeline)
             number = 0
-            for frame in decoded(video, "it does not decode"):
+            for frame in decoded(video, "the clip does not decode"):
                 _check_frame(frame, number, table, tags, checksums)
                 number += 1
             if number != len(checksums):
-                raise DecodeError(f"only {number} of its {len(checksums)} frames decode")
+                raise DecodeError(f"only {number} of the clip's {len(checksums)} frames decode")
     except (DecodeError, ProbeError) as error:
         raise DecodeError(f"the written clip differs from what was encoded: {error}") from error
 
@@ -113,17 +113,17 @@ def picture_checksum(frame: VideoFrame) -> int:
 def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> None:
     times = [Fraction(time) * table.time_base for time in table.timestamps]
     if times != [tick * timeline.time_base for tick in timeline.ticks]:
-        raise DecodeError(f"its {len(times)} timestamps differ from the {len(timeline.ticks)} expected timestamps")
+        raise DecodeError(f"the {len(times)} timestamps differ from the {len(timeline.ticks)} expected timestamps")
     wanted = tuple(range(0, len(times), encoding.gop))
     if table.keyframes != wanted:
-        raise DecodeError(f"its key frames are {table.keyframes[:8]}; there must be one every {encoding.gop} frames")
+        raise DecodeError(f"the key frames are {table.keyframes[:8]}; there must be one every {encoding.gop} frames")
 
 
 def _check_frame(frame: VideoFrame, number: int, table: PacketTable, tags: ColorTags, checksums: list[int]) -> None:
     if number >= len(checksums) or frame.is_corrupt or picture_checksum(frame) != checksums[number]:
-        raise DecodeError(f"frame {number} shows a different picture")
+        raise DecodeError(f"frame {number} is not the picture that was encoded")
     if frame.pts != table.timestamps[number]:
-        raise DecodeError(f"frame {number} decodes at {frame.pts}, but its packet declares {table.timestamps[number]}")
+        raise DecodeError(f"frame {number} has timestamp {frame.pts}, but its packet has {table.timestamps[number]}")
     found = ColorTags(frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range)
     if found != tags:
         raise DecodeError(f"frame {number} has the colors {found}; they must be {tags}")

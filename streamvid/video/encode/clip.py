@@ -3,8 +3,8 @@
 The encoder sees frames at one constant rate, so that neither its choices nor its header depend on the source's timing.
 Clips of one size have equal headers, and one open decoder serves them all. The muxer writes the true times.
 
-JPEG images keep full chroma resolution (4:4:4). For a single picture, a third more decoding work is negligible next to
-a clip's sixteen or more frames, and images are added to video datasets for their colored letters and edges.
+JPEG images keep full chroma resolution (4:4:4). Decoding takes a third more work, which is negligible for a single
+picture, and colored letters and edges stay sharp.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RATE = 25
 class EncodedClip:
     """An encoded clip and its properties.
 
-    - data: contents of the file.   extension: "mp4", or "jpg" or "png" for images.   codec: FFmpeg's name.
+    - data: contents of the file.   extension: "mp4", or "jpg" or "png" for images.   codec: FFmpeg's name of the codec.
     - fps: average frame rate.   duration_seconds: time until the end of the last frame.   Both are 0.0 for an image.
     - psnr_y: PSNR of all luma relative to the encoder's input (the direct resize of the source), in decibels; 100.0 if
       lossless.   encode_seconds: CPU time for decoding, encoding and verification.
@@ -85,7 +85,7 @@ def encode_clip(
     or PNG if the codec is ffv1.
 
     The clip is decoded before it is returned: every frame must be present at its time, with the expected key frames.
-    The same arguments give the same bytes. Encoding uses one thread, and memory for only a few frames.
+    The same arguments give the same bytes. Encoding uses one thread and keeps only a few frames in memory.
 
     Raises ConfigError for invalid arguments, ProbeError if the source is not supported (see `probe`), and DecodeError
     if a frame does not decode.
@@ -280,8 +280,8 @@ def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None
     try:
         with open_video(data, limits) as video:
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1
-            checksums = [picture_checksum(frame) for frame in decoded(video, "it does not decode")]
+            checksums = [picture_checksum(frame) for frame in decoded(video, "the image does not decode")]
             if not is_right or checksums != [checksum]:
-                raise DecodeError("it shows a different picture")
+                raise DecodeError("the image is not the picture that was encoded")
     except (DecodeError, ProbeError) as error:
         raise DecodeError(f"the written image differs from what was encoded: {error}") from error

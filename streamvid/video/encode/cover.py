@@ -1,4 +1,4 @@
-"""Conversion of decoded frames to small upright pictures for an encoder: one filter graph, no detour through RGB.
+"""Conversion of decoded frames to small upright pictures for an encoder, with one filter graph and without RGB.
 
 The source's color tags (matrix, range, primaries and transfer; guessed if missing) are kept and written. Chroma samples
 of 4:2:0 are at the left of their four pixels in video, and at the center in JPEG, WebP and MPEG-1. Clips have them at
@@ -60,7 +60,7 @@ class ColorTags:
 
 
 class Cover:
-    """Converter from frames of `video`, like `frame`, to pictures that cover (height, width) as in `Transform.cover`.
+    """Converter from frames in the format of `frame` to pictures of (height, width), cropped by `Transform.cover`.
 
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited BT.709); "yuvj420p" and "yuvj444p"
     are full-range BT.601 for JPEG; "rgb24" is RGB. `tags` describes the output. Raises ProbeError if the source's

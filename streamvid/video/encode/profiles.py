@@ -17,7 +17,7 @@ from streamvid.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """FFmpeg's names of a codec, its encoder and its decoder, with allowed settings. crf: None for a lossless codec."""
+    """FFmpeg's names of a codec, its encoder and its decoder, and the allowed settings. `crf` is None if lossless."""
 
     codec: str
     encoder: str
