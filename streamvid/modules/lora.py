@@ -179,12 +179,12 @@ def adapter_file(
         return {}, {}
     config = _peft_config(module.get_submodule(base))
     layers = sorted({name.rpartition(".lora_A.")[0] for name in state if ".lora_A." in name})
-    alpha = float(config.lora_alpha)
+    alpha = config.lora_alpha
     if format == "diffsynth":  # has no place for alpha
         scale = alpha / config.r
         state = {name: tensor * scale if ".lora_B." in name else tensor for name, tensor in state.items()}
         state = {name.replace(".weight", ".default.weight"): tensor for name, tensor in state.items()}
-        alpha = float(config.r)
+        alpha = config.r
     facts = {
         "base_model": base,
         "rank": str(config.r),

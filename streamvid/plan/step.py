@@ -93,12 +93,12 @@ class FinalStep:
     def bound(self, rank: int) -> int:
         """Return the index of a rank's first sample. Samples are split as evenly as possible.
 
-        The ranks with one sample more are consecutive, from a rank that depends on the bucket and the epoch: with many
-        small buckets, the lowest ranks would otherwise get most samples.
+        The ranks with one sample more are consecutive, from a rank that depends on the bucket: with many small buckets,
+        the lowest ranks would otherwise get most samples.
         """
         num_ranks = self.span.num_ranks
         share, more = divmod(self.num_samples, num_ranks)
-        first = hash_below(num_ranks, hash_text(self.span.bucket_id), self.span.epoch)
+        first = hash_below(num_ranks, hash_text(self.span.bucket_id))
         wrapped = max(0, first + more - num_ranks)
         return rank * share + min(rank, wrapped) + min(max(rank - first, 0), more - wrapped)
 

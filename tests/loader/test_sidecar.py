@@ -340,7 +340,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, t
         ({"media": ("mask",)}, "media"),
         ({"columns": ("who",)}, "unknown|not in the dataset"),
         ({"features": []}, "has length 0, but there are 1 datasets"),
-        ({"features": [None]}, "None for .* a path, a URL or an open Sidecar"),
+        ({"features": [None]}, "None cannot be used with .* a path, a URL or an open Sidecar"),
         ({"features": 3}, "features=3: must be a path"),
         ({"limits": {"prefetch_bytes": -1}}, "prefetch_bytes"),
     ],
@@ -355,7 +355,7 @@ def test_tensors_are_called_like_no_field_of_batches(dataset: Path, tmp_path: Pa
     root = make_sidecar(tmp_path / "s", dataset, encode=lambda key, visit: one, null=None, num_visits=1)
     with pytest.raises(ConfigError, match="contain tensors with the names of other batch fields: text"):
         streamvid.VideoLoader(dataset, features=root, batch_size=1)
-    with pytest.raises(ConfigError, match="contain score, text, which"):
+    with pytest.raises(ConfigError, match="names of other batch fields: score, text"):
         streamvid.VideoLoader(dataset, features=root, batch_size=1, columns=["score"])
 
 

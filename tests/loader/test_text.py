@@ -444,7 +444,7 @@ def test_tokens_beside_video(tmp_path: Path) -> None:
     for decode in (True, False):
         output: dict[str, Any] = {"decode": decode, "tokenizer": lambda texts: torch.ones(len(texts), 3)}
         loader = loader_of(root, output=output, batch_size=2)
-        with loader, pytest.raises(LoaderError, match="returned text_tokens of type torch.float32; return integers"):
+        with loader, pytest.raises(LoaderError, match="returned text_tokens with dtype torch.float32; return integers"):
             next(iter(loader))
         output = {"decode": decode, "tokenizer": lambda texts: np.ones((len(texts), 3), np.uint8)}
         with loader_of(root, output=output) as loader:

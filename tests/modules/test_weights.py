@@ -327,7 +327,7 @@ def test_adapters_have_a_file_of_their_own_with_rank_and_alpha(tmp_path: Path) -
     assert files.keys() == {"", "lora"}
     assert files[""].tensors.keys() == {f"refiner.{name}" for name in module.refiner.state_dict()}
     assert {name for name in files["lora"].tensors if "blocks.0" in name} == {
-        f"blocks.0.attention.{layer}.lora_{half}.weight" for layer in "qv" for half in "AB"
+        f"transformer.blocks.0.attention.{layer}.lora_{half}.weight" for layer in "qv" for half in "AB"
     }
     said = files["lora"].metadata
     assert (said["rank"], said["alpha"], said["base_model"]) == ("2", "6", "dit")
