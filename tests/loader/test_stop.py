@@ -326,7 +326,8 @@ loader.close()
 
 @pytest.mark.parametrize("how", ["close", "kill"])
 def test_a_forked_child_neither_uses_the_loader_nor_keeps_its_workers(dataset: Path, how: str) -> None:
-    code = f"import warnings\nwarnings.simplefilter('ignore')\n{FORK}"
+    quiet = "import logging, warnings\nwarnings.simplefilter('ignore')\nlogging.disable(logging.WARNING)\n"
+    code = quiet + FORK  # which begins an epoch again
     done = run_python(code, dataset, how, check=False, timeout=25)  # until nobody but the child is left
     assert done.returncode == (-9 if how == "kill" else 0) and not done.stderr, done.stderr
     lines = done.stdout.splitlines()

