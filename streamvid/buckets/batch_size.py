@@ -22,15 +22,15 @@ def batch_sizes(
     model: ModelRule | None = None,
     others: Sequence[Bucket] = (),
 ) -> dict[str, int]:
-    """Return a mapping from the id of every bucket to its samples per rank and step.
+    """Return a mapping from each bucket id to the number of samples per rank and step.
 
     Pass exactly one of `batch_size` and `max_tokens_per_batch`.
     batch_size: one number for all buckets, a mapping from ids, WxH@F or globs, or a configuration in Open-Sora's form.
     In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" is for all other buckets. A
-    configuration sets batch sizes by id, or by shape for a bucket with another name.
+    configuration sets batch sizes by id; a bucket whose id it does not contain gets the batch size of its shape.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample), with the number of tokens
     for `model`, or `bucket.tokens` without a model.
-    others: further buckets that a mapping may name, such as those of the dataset that no sample of a split is in.
+    others: further buckets that a mapping may name, such as buckets of the dataset that are empty in a split.
     Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
     (other than "*") assign different sizes, and for a name (not a glob) that no bucket has.
     """

@@ -33,8 +33,8 @@ class Ratios:
 
     multiple: every side must be a multiple of this, in pixels.   tables: resolution → ratio ``"w:h"`` → size ``"WxH"``,
         instead of generated sizes; the key ``area`` in a table sets the number of pixels of its resolution.
-    min_ar, max_ar: bounds on width / height; None for no bound.   num_ar_buckets: number of ratios from `min_ar` to
-        `max_ar` (default 0.5 and 2), spaced by equal factors, instead of the listed ones.
+    min_ar, max_ar: bounds on width / height; None for no bound.   num_ar_buckets: number of ratios, spaced by equal
+        factors from `min_ar` (default 0.5) to `max_ar` (default 2); replaces the standard list of ratios.
     """
 
     multiple: int = option(

@@ -63,8 +63,8 @@ class ClipEntry:
 class SourceEntry:
     """Source file of a sample, and the window of source frames that the clip shows.
 
-    crop_fraction: fraction of the source picture that is cropped to fit the bucket's shape. upscale: factor by which
-    the sides of the source are scaled to cover the bucket's size. Both are None for samples without pictures.
+    crop_fraction: fraction of the source picture that is cropped away to fit the bucket's shape. upscale: factor by
+    which the sides of the source are scaled to cover the bucket's size. Both are None for samples without pictures.
     """
 
     name: str

@@ -84,7 +84,10 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """Reader of the packet table of one shard. Raises IntegrityError for invalid data; `where` names it."""
+    """Reader of the packet table of one shard. Raises IntegrityError for invalid data.
+
+    where: name of the table in error messages.
+    """
 
     def __init__(self, data: bytes, sha256: bytes, num_clips: int, where: str) -> None:
         import pyarrow as pa

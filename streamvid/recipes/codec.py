@@ -23,7 +23,7 @@ def grid_size(size: Size, patch: Size) -> Size:
 
 
 def fill_up(video: Tensor, size: Size) -> Tensor:
-    """Pad (B, C, T, H, W) to `size` by repeating its last frame, row and column."""
+    """Pad a video (B, C, T, H, W) to `size` by repeating its last frame, row and column."""
     for dim, length in enumerate(size, start=2):
         if length > video.shape[dim]:
             places = torch.arange(length, device=video.device).clamp(max=video.shape[dim] - 1)

@@ -38,7 +38,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes of a range, and the version of their object ("" if unknown)."""
+    """Bytes of a range of an object, and the object's version ("" if unknown)."""
 
     data: bytes | bytearray
     version: str = ""

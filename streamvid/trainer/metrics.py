@@ -29,9 +29,9 @@ class BucketLoss:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Report of one rank on the steps since the last line.
+    """Report of one rank on the steps since the last metrics line.
 
-    figures: further values that the module returned.   spent: seconds, and figures of the loader.
+    figures: further values that the module returned.   spent: elapsed seconds, and the loader's figures.
     num_samples, num_tokens: totals since the start of the run.
     """
 

@@ -58,7 +58,7 @@ def test_adapters_start_the_same_whether_or_not_the_encoder_is_there() -> None:
         ("no_such_package.train:build", "the module 'no_such_package' is neither installed"),
         ("tests.modules.no_such:build", "the module 'tests.modules.no_such' is neither"),
         ("tests.modules.modules:bulid", "has no 'bulid'; nearest: build"),
-        ("tests.modules.modules:THREE", "is a int and cannot be called"),
+        ("tests.modules.modules:THREE", "has type int and cannot be called"),
         ("tests.modules.modules:no_module", "returns a int; it must return an nn.Module"),
     ],
 )

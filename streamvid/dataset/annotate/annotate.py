@@ -136,7 +136,7 @@ def _put(store: Store, path: str, data: bytes) -> None:
 
 
 def _seal(store: Store, old: Manifest, new: Manifest) -> None:
-    """Replace the manifest, and remove files that killed annotations left behind."""
+    """Replace the manifest, and remove files left behind by interrupted annotation runs."""
     data = manifest_to_json(new)
     with _locked(store, hashlib.sha256(data).hexdigest().encode()):
         now = read_manifest(store)

@@ -133,7 +133,10 @@ def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int
 
 
 def _doubled(samples: torch.Tensor, siting: torch.Tensor, dim: int) -> torch.Tensor:
-    """Double the size along `dim` by linear interpolation, and multiply values by 4. siting: 0 to 2 half pixels."""
+    """Double the size along `dim` by linear interpolation, and multiply values by 4.
+
+    siting: offset of the chroma samples along `dim`, from 0 to 2 half pixels.
+    """
     import torch
 
     count, edge = samples.shape[dim], torch.zeros_like(samples.narrow(dim, 0, 1))  # no slope beyond an edge

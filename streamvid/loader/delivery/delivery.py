@@ -76,7 +76,7 @@ def deliver(
 ) -> Delivery:
     """Return the delivery of a sample for this bucket. part_of: function that returns the bytes to read for a pick.
 
-    Raises IntegrityError if the index row is damaged, ConfigError if the options do not fit the sample.
+    Raises IntegrityError if the index row is damaged, or ConfigError if the options do not fit the sample.
     """
     part = sample.part
     own, shown_visit = RandomChoices.of(part.seed, row.key, sample.visit), sample.shown_visit

@@ -49,7 +49,8 @@ class PendingBatch:
 
     A substitute replaces its bad sample in `deliveries`, but not in `request` (BAD-1).
     room: layout of the pictures; None if samples are not decoded. colors: picture colors by (slot index, name, item).
-    clips: locations of undecoded clips by slot index. digest: hash of the batch, if processes that share it compare it.
+    clips: locations of undecoded clips by slot index. digest: hash of the batch, computed only if processes that share
+    the batch compare hashes; else 0.
     """
 
     request: BatchRequest

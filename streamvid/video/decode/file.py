@@ -132,7 +132,7 @@ def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[
     """Call `decode` with the (timestamp, ordinal) of the key packet at which to start, and return its result.
 
     If it raises, try the previous key packet, because the first may not be a true entry point. If that raises too,
-    raise the first error. Raises DecodeError if the video has fewer frames.
+    raise the first error. Raises DecodeError if `numbers` includes a frame beyond the end of the video.
     """
     if numbers[-1] >= len(table.timestamps):
         raise DecodeError(
