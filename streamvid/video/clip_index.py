@@ -182,7 +182,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the indices of the first and last packets to decode, and those of the wanted packets minus the first."""
+        """Return the indices of the first and last packets to decode, and those of the wanted ones minus the first."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])
