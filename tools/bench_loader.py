@@ -257,7 +257,7 @@ def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
         rows.writerows([str(path)] for _ in range(options.copies) for path in found)
     width, height = map(int, options.size.split("x"))
     shard_options = streamvid.ShardOptions(
-        source=SourceOptions(metadata=table, captions=CaptionOptions(column="")),
+        source=SourceOptions(metadata=table, captions=CaptionOptions(column=""), whole_files=True),
         buckets=BucketConfig(buckets=parse_buckets(f"{width}x{height}@{options.num_frames}")),
         shard_size_bytes=options.shard_bytes,
         clips=ClipOptions(

@@ -77,7 +77,7 @@ def make_dataset(folder: Path, kind: Kind) -> Path:
         rows.writerow(["path"])
         rows.writerows([str(paths[number % NUM_SOURCES])] for number in range(kind.num_samples))
     options = streamvid.ShardOptions(
-        source=SourceOptions(metadata=table, captions=CaptionOptions(column="")),
+        source=SourceOptions(metadata=table, captions=CaptionOptions(column=""), whole_files=True),
         buckets=BucketConfig(buckets=parse_buckets(kind.bucket)),
         shard_size_bytes=kind.shard_bytes,
     )
