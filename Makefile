@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 DEMO   ?= demo
 
-.PHONY: demo docs test test-slow lowest zero check bench-smoke install peers clean
+.PHONY: demo docs test test-slow lowest newest zero check bench-smoke install peers clean
 
 # Most modules of what is installed are never imported; those that are get their bytecode then.
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
@@ -44,7 +44,21 @@ $(VENV)/.installed-lowest: $(VENV)/.installed-dev tools/lowest.txt
 lowest: $(VENV)/.installed-lowest ## a part of the tests with the lowest versions that pyproject.toml allows
 	PYTHONPATH=$(abspath $(VENV)/lowest) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 3 \
 	  tests/test_config.py tests/cli/test_stats.py tests/dataset/test_tabular.py tests/dataset/test_frozen.py \
-	  tests/storage/test_store_semantics.py tests/sharder/test_interop.py tests/loader/test_batch.py tests/trainer/test_trainer.py
+	  tests/video/test_probe.py tests/video/test_decode.py \
+	  tests/video/test_container.py tests/video/test_memory.py tests/storage/test_store_semantics.py tests/sharder/test_interop.py tests/loader/test_batch.py tests/trainer/test_trainer.py
+
+# PyAV 19 needs Python 3.12 or newer: NEWEST is one.
+NEWEST ?= python3.13
+
+$(VENV)/.installed-newest: tools/newest.txt tools/constraints.txt
+	$(NEWEST) -m venv $(VENV)/newest
+	$(VENV)/newest/bin/pip install --quiet --disable-pip-version-check --no-compile \
+	  -c tools/constraints.txt -r tools/newest.txt
+	touch $@
+
+newest: $(VENV)/.installed-newest ## the tests of video/ with the newest PyAV, for example NEWEST=python3.13
+	OMP_NUM_THREADS=1 $(VENV)/newest/bin/python -m pytest -n 3 --dist loadfile tests/video \
+	  --ignore tests/video/test_bench_decode.py
 
 # Beside the environment, because accelerate, transformers and lightning load it wherever they find it.
 $(VENV)/.installed-deepspeed: $(VENV)/.installed-dev tools/deepspeed.txt

@@ -50,7 +50,7 @@ from typing import Any, TypeAlias
 
 import av
 import numpy as np
-from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from numpy.typing import NDArray
 
 Picture: TypeAlias = NDArray[np.uint8]
@@ -58,7 +58,7 @@ Entry: TypeAlias = dict[str, Any]
 Progress: TypeAlias = Callable[[int, int, str], None]
 
 CORPUS_FORMAT = 1
-SCALER = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
+SCALER = 0x4 | 0x40000 | 0x80000  # swscale's SWS_BICUBIC, _ACCURATE_RND and _BITEXACT; PyAV 16 names the first alone
 EXTRA_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"})
 MAX_SOURCE_BYTES = 256 << 20
 MAX_SOURCE_FRAMES = 260

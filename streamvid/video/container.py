@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from streamvid.errors import ProbeError
 from streamvid.host.range_file import RangeFile
@@ -221,13 +221,27 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
         # To find the same facts, FFmpeg would read 5 MB or 5 s of packets, even if the index of an MP4 contains them.
         options["probesize"] = str(_FAR_PROBE_BYTES)
     try:
-        return av.open(reader, "r", options=options, buffer_size=_READ_BYTES, metadata_errors="replace")
+        container: InputContainer = av.open(reader, "r", options=options, buffer_size=_READ_BYTES, **_metadata_errors())
+        return container
     except av.FFmpegError as error:
+        if isinstance(error, MemoryError):  # so FFmpeg 8.0 (PyAV 17) answers to too many streams
+            raise ProbeError(
+                "FFmpeg cannot allocate what the file's header requests; the file may have more streams than "
+                f"max_streams={limits.max_streams}",
+                kind="limit",
+            ) from error
         allowed = ", ".join(limits.containers)
         raise ProbeError(
             f"the file is not a video or image that FFmpeg can read ({error.strerror}); allowed containers: {allowed}",
             kind="not-media",
         ) from error
+
+
+def _metadata_errors() -> dict[str, Any]:
+    """Return the argument with which PyAV before 19 accepts metadata that is not UTF-8; later versions always do."""
+    import av
+
+    return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 def _canonical(format_name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class FilterChain:
         nodes.append(self._graph.add("buffersink"))
         self._graph.link_nodes(*nodes).configure()
         self._source, self._sink = nodes[0], nodes[-1]
+        # A graph of PyAV 19 and its filters reference each other, so that pictures would stay in memory until the
+        # garbage collector runs. The graph needs its registers of filters only until it is configured.
+        for register in gc.get_referents(self._graph):
+            if isinstance(register, dict):
+                register.clear()
 
     def run(self, frame: VideoFrame) -> VideoFrame:
         """Return the filtered frame."""

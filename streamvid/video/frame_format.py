@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from enum import Enum
 
-    from av.sidedata.sidedata import SideData
     from av.video.format import VideoFormat
     from av.video.frame import VideoFrame
 
@@ -158,25 +157,25 @@ def _pixel_aspect(video: VideoFile) -> tuple[int, int]:
 
 
 def _orientation(frame: VideoFrame) -> tuple[bool, int]:
-    for data in _side_data(frame):
-        if data.type.name == "DISPLAYMATRIX":
-            numbers = memoryview(bytes(data)).cast("i")
-            a, b, c, d = numbers[0], numbers[1], numbers[3], numbers[4]
-            scale = max(map(abs, (a, b, c, d))) or 1
-            signs = tuple(math.floor(value / scale + 0.5) for value in (a, b, c, d))
-            if signs not in _ORIENTATIONS or any(
-                abs(value / scale - sign) > 0.01 for value, sign in zip((a, b, c, d), signs, strict=True)
-            ):
-                degrees = round(math.degrees(math.atan2(b, a)))
-                raise ProbeError(
-                    f"the video must be rotated by {degrees} degrees for display; only multiples of 90 are supported",
-                    kind="picture",
-                )
-            return _ORIENTATIONS[signs]
-    return False, 0
+    matrix = _display_matrix(frame)
+    if matrix is None:
+        return False, 0
+    numbers = memoryview(matrix).cast("i")
+    a, b, c, d = numbers[0], numbers[1], numbers[3], numbers[4]
+    scale = max(map(abs, (a, b, c, d))) or 1
+    signs = tuple(math.floor(value / scale + 0.5) for value in (a, b, c, d))
+    if signs not in _ORIENTATIONS or any(
+        abs(value / scale - sign) > 0.01 for value, sign in zip((a, b, c, d), signs, strict=True)
+    ):
+        degrees = round(math.degrees(math.atan2(b, a)))
+        raise ProbeError(
+            f"the video must be rotated by {degrees} degrees for display; only multiples of 90 are supported",
+            kind="picture",
+        )
+    return _ORIENTATIONS[signs]
 
 
-def _side_data(frame: VideoFrame) -> list[SideData]:
+def _display_matrix(frame: VideoFrame) -> bytes | None:
     from av.sidedata.sidedata import SideDataContainer, Type
 
     # PyAV frees the metadata of side data that FFmpeg frees again. Only ICC profiles have metadata: their name in PNG.
@@ -184,12 +183,15 @@ def _side_data(frame: VideoFrame) -> list[SideData]:
     try:
         # `frame.side_data` is such a container too, but it and the frame reference each other: the picture would stay
         # in memory until the garbage collector runs, hundreds of clips later.
-        return list(SideDataContainer(frame))  # type: ignore[call-arg]
+        container = SideDataContainer(frame)  # type: ignore[call-arg]
     except ValueError:
-        # If PyAV has no name for a kind of side data (such as a photo's EXIF block), it returns none: drop these first.
+        # PyAV before 19 raises if it has no name for a kind of side data, such as a photo's EXIF block: drop these.
         known = max(int(kind.value) for kind in cast("Iterable[Enum]", Type))
-        frame = _without(frame, range(known + 1, known + 20))
-        return list(SideDataContainer(frame))  # type: ignore[call-arg]
+        container = SideDataContainer(_without(frame, range(known + 1, known + 20)))  # type: ignore[call-arg]
+    try:
+        return bytes(container["DISPLAYMATRIX"])
+    except KeyError:
+        return None
 
 
 def _without(frame: VideoFrame, kinds: Iterable[object]) -> VideoFrame:
