@@ -43,7 +43,7 @@ from streamvid.video.limits import Limits
 if TYPE_CHECKING:
     from streamvid.video.container import Source
 
-ENCODE_VERSION = 3
+ENCODE_VERSION = 4
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
@@ -138,10 +138,8 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
     def task(number: int) -> EncodeTask:
         job = jobs[number]
-        # The edges of a mask must stay exact, so it is stored without loss.
-        encoding = Encoding("ffv1") if job.is_mask else options.clips.encoding
         path = staging.clips / _name(job.key)
-        return EncodeTask(job, options.worker_storage, encoding, options.rate, options.limits, path)
+        return EncodeTask(job, options.worker_storage, options.clips.encoding, options.rate, options.limits, path)
 
     for number, finding in run_tasks("encoding", handler, len(jobs), task, options, limit, staging.lock_fd):
         if "rejected" in finding:
@@ -190,6 +188,7 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
         num_frames=task.job.window.num_frames,
         fps=task.fps,
         timeline=_timeline(task) if task.job.follows else None,
+        is_mask=task.job.is_mask,
         limits=task.limits,
     )
     LocalStore(task.path.parent).put(task.path.name, encoded.data)

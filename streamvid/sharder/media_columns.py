@@ -20,7 +20,7 @@ class MediaColumn:
 
     kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip. None
     selects "image" if all files are images, else "video".
-    is_mask: the input is delivered with one channel and stored without loss in native datasets.
+    is_mask: the input's values are never interpolated; native datasets store them in one channel, without loss.
     is_optional: rows without the input are accepted.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamvid.errors import Rejected
+from streamvid.errors import ProbeError, Rejected
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.probing import Probe, Probes, file_state
 from streamvid.sharder.source.extra_media import MediaFile
@@ -71,10 +71,21 @@ def fit_media(
             raise Rejected(f"{file.label}: {file.source} is a video, but must be an image", kind="medium")
         if not is_still:
             _check_frames(file, own, probe)
+        if medium.is_mask:
+            _check_mask(file, own)
         if not is_still or medium.is_mask:
             _check_shape(file, own, probe)
         found.append(PlannedMedium(medium, file, own, is_still, own.copy_of(file)))
     return tuple(found)
+
+
+def _check_mask(file: MediaFile, own: Probe) -> None:
+    from streamvid.video.mask import check_mask_format
+
+    try:
+        check_mask_format(own.pixel_format)
+    except ProbeError as error:
+        raise Rejected(f"{file.label}: {file.source}: {error}", kind="medium") from error
 
 
 def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 4
+PROBE_VERSION = 5
 MAX_REASON_CHARS = 500
 _EXTENSIONS = {
     "mov": "mp4",
@@ -64,6 +64,7 @@ class Probe:
     codec: str
     extension: str
     is_image: bool
+    pixel_format: str = ""
     timing: str = ""
 
     @property

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from streamvid.errors import ConfigError
 
 Pixels = Literal["rgb24", "yuv420p"]
+StoredPixels = Literal["rgb24", "yuv420p", "mask"]
 Accuracy = Literal["fast", "exact"]
 
 
@@ -15,7 +16,8 @@ Accuracy = Literal["fast", "exact"]
 class PictureFormat:
     """Format of pictures of (height, width).
 
-    pixels: "rgb24" for (H, W, 3) uint8; "yuv420p" for consecutive uint8 planes Y (H, W), U and V (H/2, W/2).
+    pixels: "rgb24" for (H, W, 3) uint8; "yuv420p" for consecutive uint8 planes Y (H, W), U and V (H/2, W/2); "mask" for
+        (H, W) uint8 values, see MaskReader.
     accuracy: accuracy of RGB. "fast" is swscale's default, 1 to 3 levels too dark on average; "exact" has a bias below
         0.05 levels, and respects the source's chroma siting.
 
@@ -24,14 +26,14 @@ class PictureFormat:
 
     height: int
     width: int
-    pixels: Pixels = "rgb24"
+    pixels: StoredPixels = "rgb24"
     accuracy: Accuracy = "exact"
 
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
             raise ConfigError(f"picture: the size is {self.width}x{self.height}; both sides must be at least 1")
         for name, value, known in (
-            ("pixels", self.pixels, get_args(Pixels)),
+            ("pixels", self.pixels, get_args(StoredPixels)),
             ("accuracy", self.accuracy, get_args(Accuracy)),
         ):
             if value not in known:
@@ -45,4 +47,4 @@ class PictureFormat:
     @property
     def num_bytes(self) -> int:
         """Size of one picture, in bytes."""
-        return self.height * self.width * 3 // (1 if self.pixels == "rgb24" else 2)
+        return self.height * self.width * {"rgb24": 6, "yuv420p": 3, "mask": 2}[self.pixels] // 2

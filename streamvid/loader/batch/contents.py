@@ -87,8 +87,6 @@ class MediaPictures:
     def tensor(self) -> torch.Tensor:
         """Return the tensor as delivered in `batch.media`."""
         pictures = self.value.rgb() if isinstance(self.value, Planes) else self.value
-        if self.medium.is_mask:
-            pictures = pictures.narrow(self.layout.index("C"), 0, 1)
         if not self.medium.is_list:
             return pictures
         return pictures.reshape(-1, self.medium.num_items, *pictures.shape[1:])

@@ -172,7 +172,7 @@ def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tenso
         places = [(i, medium.name, item) for i in range(room.num_samples) for item in range(medium.num_items)]
         colors = [pending.colors.get(place, ABSENT_COLORS) for place in places]
         section = memory[room.start(number) : room.start(number + 1)]
-        value = _pictures(section, medium.num_pictures(room.bucket), room.picture, colors, layout)
+        value = _pictures(section, medium.num_pictures(room.bucket), room.picture_of(medium), colors, layout)
         pictures[medium.name] = MediaPictures(medium, value, layout)
         there = torch.tensor([place in pending.colors for place in places])
         present[medium.name] = there.reshape(-1, medium.num_items) if medium.is_list else there
@@ -187,7 +187,7 @@ def _pictures(
         matrices, ranges, sitings = zip(*(color or ABSENT_COLORS for color in colors), strict=True)
         table = color_table(matrices, ranges, sitings)
         return Planes(memory.view(len(colors), num_frames, -1), table, picture.height, picture.width, layout)
-    video = memory.view(len(colors), num_frames, picture.height, picture.width, 3)
+    video = memory.view(len(colors), num_frames, picture.height, picture.width, 1 if picture.pixels == "mask" else 3)
     return video.permute(*(RING_LAYOUT.index(name) for name in layout))
 
 

@@ -159,15 +159,16 @@ class DecodedDelivery:
             ),
             pick=part.pick,
             crop=delivery.view.crop,
-            picture=self._picture(slot, room.bucket),
+            picture=self._picture(slot, room.bucket, is_mask=medium is not None and medium.medium.is_mask),
             out_offset=slot.batch.block.offset + place,
             num_threads=self._num_threads(part),
             numbers=numbers,
         )
 
-    def _picture(self, slot: Slot, bucket: Bucket) -> PictureFormat:
+    def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat:
         is_scaled = slot.sample.part.dataset.manifest.clips == "copy"
-        return _format(bucket.height, bucket.width, self._pixels, self._accuracy or ("exact" if is_scaled else "fast"))
+        pixels = "mask" if is_mask else self._pixels
+        return _format(bucket.height, bucket.width, pixels, self._accuracy or ("exact" if is_scaled else "fast"))
 
     def _num_threads(self, part: ClipPart) -> int:
         """Return the number of threads for a decoder: several for a large sample if workers would otherwise be idle."""

@@ -169,9 +169,13 @@ class PictureRoom:
         """Return the byte offset of a sample's video."""
         return index * self.bucket.num_frames * self.picture.num_bytes
 
+    def picture_of(self, medium: Medium) -> PictureFormat:
+        """Return the format of an input's pictures: that of the video, except for masks."""
+        return replace(self.picture, pixels="mask") if medium.is_mask else self.picture
+
     def place(self, medium: Medium, index: int, item: int) -> int:
         """Return the byte offset of one item of a sample's conditioning input."""
-        size = medium.num_pictures(self.bucket) * self.picture.num_bytes
+        size = medium.num_pictures(self.bucket) * self.picture_of(medium).num_bytes
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
@@ -181,15 +185,16 @@ class PictureRoom:
         """
         import numpy as np
 
-        size = self.picture.num_bytes
         for medium in self.media:
+            picture = self.picture_of(medium)
+            size = picture.num_bytes
             for item in range(medium.num_items):
                 if (medium.name, item) not in present:
                     shape = (medium.num_pictures(self.bucket), size)
                     pictures = np.ndarray(shape, np.uint8, memory, first + self.place(medium, index, item))
                     pictures[:] = 0
-                    if self.picture.pixels == "yuv420p":
+                    if picture.pixels == "yuv420p":
                         pictures[:, size * 2 // 3 :] = 128
 
     def _sample_bytes(self, medium: Medium) -> int:
-        return medium.num_items * medium.num_pictures(self.bucket) * self.picture.num_bytes
+        return medium.num_items * medium.num_pictures(self.bucket) * self.picture_of(medium).num_bytes

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from streamvid.video.filters import FilterChain, Filters
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, FrameFormat
+from streamvid.video.mask import MaskReader
 from streamvid.video.picture import PictureFormat
 from streamvid.video.transform import Transform
 
@@ -53,6 +54,7 @@ class FrameConverter:
         self._turns = transform.rotation != 0 or transform.flip
         self._is_planar = picture.pixels == "rgb24" and picture.accuracy == "exact"
         is_rgb = frame_format.color_space == "rgb"
+        self._mask = MaskReader(frame, frame_format, transform) if picture.pixels == "mask" else None
         self.color = PictureColor(
             "bt709" if is_rgb else frame_format.color_space,
             "limited" if is_rgb else frame_format.color_range,
@@ -60,7 +62,7 @@ class FrameConverter:
             "center" if self._turns or frame_format.has_centered_chroma else "left",
         )
         self._chain = None
-        if not self._is_copy():
+        if self._mask is None and not self._is_copy():
             matrix, color_range = MATRIX_NUMBERS[frame_format.color_space], RANGE_NUMBERS[frame_format.color_range]
             self._chain = FilterChain(frame, self._filters(), matrix=matrix, color_range=color_range)
 
@@ -94,10 +96,13 @@ class FrameConverter:
 
     def convert(self, frame: VideoFrame, memory: NDArray[np.uint8]) -> None:
         """Convert `frame` into the buffer `memory`. Raises DecodeError if the frame size or pixel format changed."""
+        height, width = self._picture.height, self._picture.width
+        if self._mask is not None:
+            np.copyto(memory.reshape(height, width), self._mask.values(frame))
+            return
         self._format.check(frame)
         if self._chain is not None:
             frame = self._chain.run(frame)
-        height, width = self._picture.height, self._picture.width
         planes = frame.planes  # this call creates objects for all planes
         if self._picture.pixels == "yuv420p":
             luma = height * width

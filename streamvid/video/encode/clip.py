@@ -72,6 +72,7 @@ def encode_clip(
     num_frames: int | None = None,
     fps: float | Fraction | None = None,
     timeline: Timeline | None = None,
+    is_mask: bool = False,
     limits: Limits = LIMITS,
 ) -> EncodedClip:
     """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
@@ -79,6 +80,8 @@ def encode_clip(
     source: as for `decode_into`. Each frame is scaled, cropped and turned upright by `Transform.cover`, and keeps its
     exact time relative to the first; with `fps`, frames are 1/fps apart, and each is the source frame nearest in time.
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
+
+    is_mask: keep the values of a mask (MaskReader), without loss and in one channel, whatever `encoding` is.
 
     Colors keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
     pictures (codec mjpeg, and still images) are always full-range BT.601. Still images stay images: high-quality JPEG,
@@ -91,12 +94,13 @@ def encode_clip(
     if a frame does not decode.
     """
     _check_size(height, width)
+    encoding = Encoding("ffv1") if is_mask else encoding
     begin = time.process_time()
     with open_video(source, limits) as video:
         table = read_packets(video)
         if video.is_image:
             make_timeline(table.timestamps, table.time_base, 1, start=start, num_frames=num_frames)
-            data, extension, codec, psnr_y = _encode_image(video, table, (height, width), encoding, limits)
+            data, extension, codec, psnr_y = _encode_image(video, table, (height, width), encoding, is_mask, limits)
             spent = time.process_time() - begin
             return EncodedClip(data, extension, codec, 1, 0.0, 0.0, width, height, psnr_y, spent)
         line = timeline or make_timeline(
@@ -109,7 +113,9 @@ def encode_clip(
             usual_rate=video.stream.average_rate,
         )
         data, psnr_y = from_key_frame(
-            table, line.numbers, lambda key: _encode_from(video, table, key, line, (height, width), encoding, limits)
+            table,
+            line.numbers,
+            lambda key: _encode_from(video, table, key, line, (height, width), encoding, is_mask, limits),
         )
     return EncodedClip(
         data=data,
@@ -138,6 +144,7 @@ def _encode_from(
     timeline: Timeline,
     size: tuple[int, int],
     encoding: Encoding,
+    is_mask: bool,
     limits: Limits,
 ) -> tuple[bytes, float]:
     """Decode the source from a key packet on; return the encoded clip and its PSNR in decibels."""
@@ -147,8 +154,9 @@ def _encode_from(
     def take(frame: VideoFrame, place: int) -> None:
         nonlocal written
         if not made:
-            cover = Cover(video, frame, *size, "yuvj420p" if encoding.codec == "mjpeg" else "yuv420p")
-            made.append((cover, ClipWriter(encoding, timeline, *size, cover.tags)))
+            pixels = "gray" if is_mask else "yuv420p"
+            cover = Cover(video, frame, *size, "yuvj420p" if encoding.codec == "mjpeg" else pixels)
+            made.append((cover, ClipWriter(encoding, timeline, *size, cover.tags, pixels)))
         cover, writer = made[0]
         if place != written:
             raise DecodeError(f"frame {numbers[place]} decodes before frame {numbers[written]}: timestamps are wrong")
@@ -173,7 +181,9 @@ def _encode_from(
 class ClipWriter:
     """Encoder and in-memory MP4 file with one track. Its bytes depend only on the arguments and the pictures."""
 
-    def __init__(self, encoding: Encoding, timeline: Timeline, height: int, width: int, tags: ColorTags) -> None:
+    def __init__(
+        self, encoding: Encoding, timeline: Timeline, height: int, width: int, tags: ColorTags, pixel_format: str
+    ) -> None:
         import av
         from av.bitstream import BitStreamFilterContext
         from av.codec.context import Flags
@@ -190,7 +200,7 @@ class ClipWriter:
         encoder = self._stream.codec_context
         encoder.width = width
         encoder.height = height
-        encoder.pix_fmt = "yuv420p"
+        encoder.pix_fmt = pixel_format
         encoder.sample_aspect_ratio = Fraction(1)
         encoder.time_base = Fraction(1, _RATE)
         encoder.colorspace, encoder.color_range = tags.matrix, tags.color_range
@@ -240,7 +250,7 @@ class ClipWriter:
 
 
 def _encode_image(
-    video: VideoFile, table: PacketTable, size: tuple[int, int], encoding: Encoding, limits: Limits
+    video: VideoFile, table: PacketTable, size: tuple[int, int], encoding: Encoding, is_mask: bool, limits: Limits
 ) -> tuple[bytes, str, str, float]:
     """Encode a still image: a lossless PNG if the codec is ffv1, else a JPEG with quantizer 2 (BT.601, full range).
 
@@ -250,7 +260,7 @@ def _encode_image(
     from av.codec.context import Flags
 
     is_png = encoding.codec == "ffv1"
-    codec, pixel_format = ("png", "rgb24") if is_png else ("mjpeg", "yuvj444p")
+    codec, pixel_format = ("png", "gray" if is_mask else "rgb24") if is_png else ("mjpeg", "yuvj444p")
     frames: list[VideoFrame] = []
     decode_from(video, table, table.keys[0], [0], lambda frame, _: frames.append(frame))
     cover = Cover(video, frames[0], *size, pixel_format)

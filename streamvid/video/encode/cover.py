@@ -10,8 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from streamvid.video.filters import FilterChain, Filters
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, read_frame_format
+from streamvid.video.mask import MaskReader
 from streamvid.video.transform import Transform
 
 if TYPE_CHECKING:
@@ -63,15 +66,18 @@ class Cover:
     """Converter from frames in the format of `frame` to pictures of (height, width), cropped by `Transform.cover`.
 
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited BT.709); "yuvj420p" and "yuvj444p"
-    are full-range BT.601 for JPEG; "rgb24" is RGB. `tags` describes the output. Raises ProbeError if the source's
-    colors or orientation are not supported.
+    are full-range BT.601 for JPEG; "rgb24" is RGB; "gray" is the values of a mask (MaskReader). `tags` describes the
+    output. Raises ProbeError if the source's colors or orientation are not supported.
     """
 
     def __init__(self, video: VideoFile, frame: VideoFrame, height: int, width: int, pixel_format: str) -> None:
         self.format = read_frame_format(video, frame)
         transform = Transform.cover(self.format, height, width)
         self._range = RANGE_NUMBERS[self.format.color_range]
+        self._mask = MaskReader(frame, self.format, transform) if pixel_format == "gray" else None
         self.tags = self._tags(frame, pixel_format)
+        if self._mask is not None:
+            return
         filters = [*transform.crop_filters, *self._scaling(transform, pixel_format), *transform.turn_filters]
         filters += [("setsar", "1"), ("setfield", "prog"), ("sidedata", "mode=delete")]
         self._chain = FilterChain(
@@ -80,10 +86,13 @@ class Cover:
 
     def picture(self, frame: VideoFrame) -> VideoFrame:
         """Return the converted picture. Raises DecodeError if the frame's size or pixel format has changed."""
-        from av.video.frame import PictureType
+        from av.video.frame import PictureType, VideoFrame
 
         self.format.check(frame)
-        picture = self._chain.run(frame)
+        if self._mask is None:
+            picture = self._chain.run(frame)
+        else:
+            picture = VideoFrame.from_ndarray(np.ascontiguousarray(self._mask.values(frame)), "gray")
         tags = self.tags
         picture.colorspace, picture.color_range = tags.matrix, tags.color_range
         picture.color_primaries, picture.color_trc = tags.primaries, tags.transfer
@@ -92,6 +101,8 @@ class Cover:
         return picture
 
     def _tags(self, frame: VideoFrame, pixel_format: str) -> ColorTags:
+        if pixel_format == "gray":
+            return ColorTags(1, 1, 1, _FULL)
         matrix, primaries, transfer = _TAGS[self.format.color_space]
         if self.format.color_space == "bt601" and frame.colorspace == 5:
             matrix, primaries = 5, 5  # the same coefficients, with the primaries of PAL
