@@ -43,7 +43,7 @@ from streamvid.video.limits import Limits
 if TYPE_CHECKING:
     from streamvid.video.container import Source
 
-ENCODE_VERSION = 4
+ENCODE_VERSION = 5
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:

@@ -80,7 +80,7 @@ def fit_media(
 
 
 def _check_mask(file: MediaFile, own: Probe) -> None:
-    from streamvid.video.mask import check_mask_format
+    from streamvid.video.decode.mask import check_mask_format
 
     try:
         check_mask_format(own.pixel_format)

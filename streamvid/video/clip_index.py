@@ -246,6 +246,7 @@ def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
             flip=frame.flip,
             color=color,
             reorder_depth=max(table.reorder_depth, video.decoder.reorder_depth),
+            margins=frame.margins,
         )
     return _make_index(info, table, offsets, data)
 

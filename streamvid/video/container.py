@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from streamvid.errors import ProbeError
 from streamvid.host.range_file import RangeFile
+from streamvid.video.cropping import NO_MARGINS, Margins, container_margins
 from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, Limits
 from streamvid.video.stream_info import set_up_decoder
 
@@ -43,6 +44,7 @@ _READ_BYTES = 1 << 16
 #: Codecs for which only the first bytes of key frames are needed if the container's index contains all other facts.
 _INDEXED_CODECS = frozenset({"h264", "hevc", "av1"})
 _KEY_HEAD_BYTES = 4096
+_CROPPING_CONTAINERS = frozenset({"mov", "matroska"})
 _FAR_PROBE_BYTES = 1 << 17
 _HEAD_BYTES = 4096
 _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML"}
@@ -76,6 +78,7 @@ class VideoFile:
                 f"the file has {self.num_bytes} bytes, above the limit max_bytes={limits.max_bytes}", kind="limit"
             )
         self.reopen()
+        self._margins = self._read_margins() if self.container_name in _CROPPING_CONTAINERS else {}
         if self.container_name == "gif":
             self._is_still = self._has_one_packet()
             self.reopen()
@@ -100,6 +103,24 @@ class VideoFile:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def margins(self) -> Margins:
+        """Margins that the container declares for the stream's frames."""
+        is_mov, videos = self.container_name == "mov", self.container.streams.video
+        return self._margins.get(self.stream.id if is_mov else videos.index(self.stream), NO_MARGINS)
+
+    def _read_margins(self) -> dict[int, Margins]:
+        before = self.reader.tell()  # FFmpeg reads on from there
+
+        def read_at(offset: int, size: int) -> bytes:
+            self.reader.seek(offset)
+            return self.reader.read(size) or b""
+
+        try:
+            return container_margins(read_at, self.num_bytes)
+        finally:
+            self.reader.seek(before)
 
     def _has_one_packet(self) -> bool:
         """Return whether a GIF contains a single picture. The file must be reopened afterwards."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import DecodeError, ProbeError
+from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.filters import FilterChain
 from streamvid.video.limits import Limits
 
@@ -63,6 +64,7 @@ class FrameFormat:
     color_range: str
     is_color_guessed: bool
     has_centered_chroma: bool = False
+    margins: Margins = NO_MARGINS
 
     def check(self, frame: VideoFrame) -> None:
         """Raise DecodeError if a frame has a different size or pixel format."""
@@ -77,8 +79,9 @@ class FrameFormat:
     def display_size(self) -> tuple[int, int]:
         """Display size (width, height), with square pixels and after rotation."""
         horizontal, vertical = self.sample_aspect_ratio
-        width = max(1, (2 * self.coded_width * horizontal + vertical) // (2 * vertical))
-        size = (width, self.coded_height)
+        left, top, right, bottom = self.margins
+        width = max(1, (2 * (self.coded_width - left - right) * horizontal + vertical) // (2 * vertical))
+        size = (width, self.coded_height - top - bottom)
         return size[::-1] if self.rotation in (90, 270) else size
 
 
@@ -86,16 +89,21 @@ def read_frame_format(video: VideoFile, frame: VideoFrame) -> FrameFormat:
     """Return the format of `frame`, decoded from `video`. Raises ProbeError for unsupported colors or orientation."""
     _check_transfer(frame, video.limits)
     flip, rotation = _orientation(frame)
-    return _make_format(frame, video.codec_name, _pixel_aspect(video), rotation, flip)
+    return _make_format(frame, video.codec_name, _pixel_aspect(video), rotation, flip, video.margins)
 
 
 def frame_format_of(info: StreamInfo, frame: VideoFrame) -> FrameFormat:
     """Return the format of a frame decoded without its container. Raises ProbeError for unsupported colors."""
-    return _make_format(frame, info.codec, info.sample_aspect_ratio, info.rotation, info.flip)
+    return _make_format(frame, info.codec, info.sample_aspect_ratio, info.rotation, info.flip, info.margins)
 
 
 def _make_format(
-    frame: VideoFrame, codec: str, sample_aspect_ratio: tuple[int, int], rotation: int, flip: bool
+    frame: VideoFrame,
+    codec: str,
+    sample_aspect_ratio: tuple[int, int],
+    rotation: int,
+    flip: bool,
+    margins: Margins,
 ) -> FrameFormat:
     color_space, is_guessed = _color_space(codec, frame)
     return FrameFormat(
@@ -109,7 +117,18 @@ def _make_format(
         color_range=_RANGES.get(frame.color_range) or ("full" if _is_full_by_definition(frame.format) else "limited"),
         is_color_guessed=is_guessed,
         has_centered_chroma=codec in _CENTERED_CODECS,
+        margins=_even(margins, frame.width, frame.height),
     )
+
+
+def _even(margins: Margins, width: int, height: int) -> Margins:
+    """Round offsets and sizes down to even numbers, as FFmpeg's program does for 4:2:0; ignore impossible margins."""
+    left, top, right, bottom = margins
+    wide, high = (width - left - right) // 2 * 2, (height - top - bottom) // 2 * 2
+    if not any(margins) or min(wide, high) < 2:
+        return NO_MARGINS
+    left, top = left // 2 * 2, top // 2 * 2
+    return left, top, width - left - wide, height - top - high
 
 
 def _check_transfer(frame: VideoFrame, limits: Limits) -> None:

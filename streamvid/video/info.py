@@ -15,9 +15,10 @@ class VideoInfo:
 
     Frame number i, everywhere in streamvid, is the i-th smallest of `timestamps`.
 
-    - width, height: display size in pixels, after conversion to square pixels (the height is kept, the width is
-      stretched) and rotation.
-    - coded_width, coded_height: size of a decoded frame, before both steps.
+    - width, height: display size in pixels, after cropping, conversion to square pixels (the height is kept, the width
+      is stretched) and rotation.
+    - coded_width, coded_height: size of a decoded frame, before these steps.
+    - margins: pixels of a decoded frame that the container crops: (left, top, right, bottom), rounded to even sizes.
     - sample_aspect_ratio: (width, height) of one pixel; (1, 1) if the file does not declare it.
     - flip, rotation: to display a decoded frame, mirror it left to right if `flip`, then rotate it clockwise by
       `rotation` (0, 90, 180 or 270 degrees). Together they express all eight EXIF orientations.
@@ -64,3 +65,4 @@ class VideoInfo:
     timestamps: tuple[int, ...]
     keyframes: tuple[int, ...]
     last_duration: int = 0
+    margins: tuple[int, int, int, int] = (0, 0, 0, 0)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from streamvid.errors import DecodeError
+from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class StreamInfo:
     """Description of a video stream. Streams with equal descriptions can share a decoder.
 
     - codec: FFmpeg's name. extradata: the codec header as stored in the container.
-    - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format: as in VideoInfo.
+    - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format, margins: as in
+      VideoInfo.
     - color: matrix, range, primaries and transfer as declared by the container, in FFmpeg's numbers (ITU-T H.273).
     - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
 
@@ -45,13 +47,14 @@ class StreamInfo:
     flip: bool
     color: tuple[int, int, int, int]
     reorder_depth: int
+    margins: Margins = NO_MARGINS
 
     def __post_init__(self) -> None:
         sizes = (self.coded_width, self.coded_height, *self.sample_aspect_ratio)
-        numbers = (*sizes, *self.color, self.rotation, self.reorder_depth)
+        numbers = (*sizes, *self.color, self.rotation, self.reorder_depth, *self.margins)
         if (
             not all(isinstance(number, int) and 0 <= number < 1 << 31 for number in numbers)
-            or (len(sizes), len(self.color)) != (4, 4)
+            or (len(sizes), len(self.color), len(self.margins)) != (4, 4, 4)
             or min(sizes) < 1
             or self.rotation not in (0, 90, 180, 270)
             or not all(isinstance(name, str) for name in (self.codec, self.pixel_format))
@@ -70,7 +73,8 @@ class StreamInfo:
         """Build a description from the result of `to_json`. Raises DecodeError for any other text."""
         try:
             value = json.loads(text)
-            value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
+            lists = ("sample_aspect_ratio", "color", "margins")
+            value |= {name: tuple(map(int, value[name])) for name in lists if name in value}
             value["extradata"] = bytes.fromhex(value["extradata"])
             return StreamInfo(**value)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -80,7 +84,10 @@ class StreamInfo:
 # The clips of a dataset have few distinct streams, and each delivery converts in both directions.
 @lru_cache(256)
 def _to_json(info: StreamInfo) -> str:
-    return json.dumps({**asdict(info), "extradata": info.extradata.hex()}, sort_keys=True)
+    fields = {**asdict(info), "extradata": info.extradata.hex()}
+    if info.margins == NO_MARGINS:  # as almost always
+        del fields["margins"]
+    return json.dumps(fields, sort_keys=True)
 
 
 def set_up_decoder(decoder: VideoCodecContext, codec: str, limits: Limits, num_threads: int = 1) -> None:

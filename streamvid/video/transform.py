@@ -87,7 +87,9 @@ class Transform:
         aspect_width, aspect_height = source.sample_aspect_ratio
         # The box w x h with w * aspect_width / (h * aspect_height) = scale_width / scale_height.
         shape_width, shape_height = scale_width * aspect_height, scale_height * aspect_width
-        full_width, full_height = source.coded_width, source.coded_height
+        margin_left, margin_top, margin_right, margin_bottom = source.margins
+        full_width = source.coded_width - margin_left - margin_right
+        full_height = source.coded_height - margin_top - margin_bottom
         box_width, box_height = full_width, full_height
         if full_width * shape_height >= full_height * shape_width:
             box_width = _even_quotient(full_height * shape_width, shape_height, full_width)
@@ -100,10 +102,10 @@ class Transform:
             left = _even_place(full_width - box_width, share_left)
             top = _even_place(full_height - box_height, share_top)
         return cls(
-            source_width=full_width,
-            source_height=full_height,
-            crop_left=left,
-            crop_top=top,
+            source_width=source.coded_width,
+            source_height=source.coded_height,
+            crop_left=margin_left + left,
+            crop_top=margin_top + top,
             crop_width=box_width,
             crop_height=box_height,
             scale_width=scale_width,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from streamvid.video.decode.mask import MaskReader
 from streamvid.video.filters import FilterChain, Filters
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, FrameFormat
-from streamvid.video.mask import MaskReader
 from streamvid.video.picture import PictureFormat
 from streamvid.video.transform import Transform
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamvid.video.decode.mask import MaskReader
 from streamvid.video.filters import FilterChain, Filters
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, read_frame_format
-from streamvid.video.mask import MaskReader
 from streamvid.video.transform import Transform
 
 if TYPE_CHECKING:
