@@ -15,6 +15,8 @@ RateRule: TypeAlias = Literal["native", "cap", "resample", "fix_frame_rate"]
 
 _RULE = re.compile(r"([1-9][0-9]{0,3})[kKnN](?:\+([0-9]{1,3}))?")
 _MAX_FPS = 1000
+NEAR_RATE = 0.99
+"""Frame rates at least this close count as equal, so that 23.976 counts as 24."""
 _MAX_DENOMINATOR = 1001
 
 
@@ -95,6 +97,16 @@ class FrameRate:
     def needs_timing(self) -> bool:
         """True if the rule depends on the time of each frame."""
         return self.rule == "resample"
+
+    @property
+    def repeats_below(self) -> float:
+        """Frame rate below which frames of a clip are selected more than once; 0 if this never happens."""
+        return float(self.fps) * NEAR_RATE if self.fps is not None and self.rule != "cap" else 0.0
+
+    @property
+    def drops_above(self) -> float:
+        """Frame rate above which some frames of a clip are never selected; infinite if all are selected."""
+        return math.inf if self.fps is None else float(self.fps) / NEAR_RATE
 
     def interval(self, fps: float | None) -> int:
         """Return the interval between selected frames for "native" and "cap". fps: the clip's average frame rate."""

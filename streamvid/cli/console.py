@@ -43,8 +43,13 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.pause()
+
+    def pause(self) -> None:
+        """Stop drawing, so that text can be printed. The next phase draws a new bar below the text."""
         if self._bar is not None:
             self._bar.stop()
+            self._bar = None
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         if sys.stderr.isatty():

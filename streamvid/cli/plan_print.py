@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.cli.console import print_table, printable, size
+from streamvid.cli.report import print_input
 
 if TYPE_CHECKING:
     from streamvid.forecast.counts import RunCounts
@@ -35,6 +36,7 @@ def print_forecast(found: RunForecast) -> None:
     """Print the whole forecast and mark estimates with ~."""
     from streamvid.forecast.run import MetadataFacts
 
+    print_input(found.input)
     _print_counts(found.counts)
     if found.cost_classes is not None:
         _print_classes(found.cost_classes, found.costs_are_measured)

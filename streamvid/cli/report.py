@@ -12,8 +12,55 @@ from streamvid.cli.console import print_table, printable, size
 if TYPE_CHECKING:
     from streamvid.sharder.rejections import RejectedKind
     from streamvid.sharder.report import BucketRow, ShardReport
+    from streamvid.sharder.source.summary import Counted, InputSummary, SourceSummary
 
 _MAX_REJECTIONS = 20
+_MAX_NAMES = 8
+
+
+def print_input(summary: InputSummary) -> None:
+    """Print what was understood of the input. Lines that begin with "note:" need the user's attention."""
+    for source in summary.sources:
+        _print_source(source)
+    if summary.fps is not None:
+        lowest, highest = (f"{fps:.4g}" for fps in summary.fps)
+        rates = lowest if lowest == highest else f"{lowest} to {highest}"
+        read = "every frame is read" if summary.read_fps is None else f"read at {summary.read_fps:.4g}"
+        dropped = f"; videos with more, which lose frames: {summary.num_dropped}" if summary.num_dropped else ""
+        click.echo(f"  frames per second: {rates}, {read}{dropped}")
+    slow = f"videos below {summary.read_fps or 0:.4g} frames per second, whose frames are repeated"
+    _note(slow, summary.repeated, f"reject them with --min-fps {summary.read_fps or 0:.4g}")
+    _note("rows that use the same file as an earlier row", summary.shared_files)
+    _note("files with the same content as another file", summary.duplicates)
+    if summary.num_without_bucket:
+        click.echo(f"  note: rows or clips that no bucket accepts: {summary.num_without_bucket}")
+    click.echo("")
+
+
+def _print_source(source: SourceSummary) -> None:
+    files = f" from {_names(source.metadata)}" if source.metadata else ""
+    click.echo(printable(f"input: {source.url}: {source.num_rows} rows of layout {source.layout!r}{files}"))
+    used = "; ".join(use if (use,) == names else f"{use}: {_names(names)}" for use, names in source.columns.items())
+    if used:
+        click.echo(printable(f"  columns: {used}"))
+    if source.num_captions is not None and source.num_usable is not None:
+        missing = source.num_usable - source.num_captions
+        without = f"; without a caption: {missing}" if missing else ""
+        click.echo(f"  captions: {source.num_captions} of {source.num_usable} usable rows{without}")
+    _note("metadata files that were not read", source.unread_metadata, "read one with --metadata FILE")
+    _note("media files that the metadata does not name", source.unnamed_files)
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _note(what: str, found: Counted | None, remedy: str = "") -> None:
+    if found is not None and found.count:
+        more = ", …" if found.count > len(found.examples) else ""
+        examples = f" ({', '.join(found.examples)}{more})" if found.examples else ""
+        click.echo(printable(f"  note: {what}: {found.count}{examples}{f'; {remedy}' if remedy else ''}"))
 
 
 def print_report(report: ShardReport, dest: str) -> None:

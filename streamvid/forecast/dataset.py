@@ -28,6 +28,7 @@ from streamvid.loader.model_rule import common_rule, rule_of
 from streamvid.loader.setup import Setup
 from streamvid.plan import Cursor
 from streamvid.plan.cost import cost_classes, default_costs
+from streamvid.sharder.source.summary import InputSummary, SourceSummary
 
 MAX_SCANNED_SHARDS = 4096
 """Maximum number of shards whose index is read. They are spread evenly over all shards."""
@@ -51,6 +52,7 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
     return RunForecast(
         source=dataset.url,
         about=DatasetFacts(dataset.manifest.fingerprints.plan, run.split, run.where, run.preset, num_shards),
+        input=InputSummary((_summary(dataset),)),
         counts=counts,
         cost_classes=cost_classes(selection.costs) if run.options.sync == "cost" else None,
         costs_are_measured=run.costs is not None,
@@ -58,6 +60,11 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
         details=_details(setup, run, counts, scans) if is_detailed else None,
         failure=failure,
     )
+
+
+def _summary(dataset: Dataset) -> SourceSummary:
+    columns = {"kept": dataset.user_columns} if dataset.user_columns else {}
+    return SourceSummary(dataset.url, "dataset", dataset.manifest.counts.records, columns=columns)
 
 
 # -------------------------------------------------------------------------------------------------- index values

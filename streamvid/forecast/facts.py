@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.dataset.arrow import array_of, numbers_of
+from streamvid.dataset.captions import CAPTION_COLUMNS
 from streamvid.dataset.tabular.columns import VIDEO_COLUMNS, Column, find_column, usual_column
 from streamvid.dataset.tabular.reader import RowBlock, column_names, is_metadata_name, read_blocks
 from streamvid.errors import SourceError
@@ -43,13 +44,14 @@ class FactsBlock:
 
     rows: (n,), row numbers from 0. values: name in COLUMNS → float64 (n,), with NaN for missing values and for values
     that are not numbers; names without a column are omitted. sources: (n,), file names; None if no column holds paths.
-    broken: row number → reason, for the unreadable rows of the block.
+    broken: row number → reason, for the unreadable rows of the block. num_captions: number of rows with a caption.
     """
 
     rows: Int64Array
     values: Mapping[str, Float64Array]
     sources: pa.Array | None
     broken: Mapping[int, str]
+    num_captions: int = 0
 
     def source(self, place: int) -> str:
         """Return the file name for row `rows[place]`, or "" if it has no file name."""
@@ -62,15 +64,26 @@ class FactsFile:
     """One metadata file, or several Parquet files with the same columns.
 
     columns: name in COLUMNS → column name in the file. source_column: column that holds paths, if any.
+    caption_column: the usual column of captions, if any. names: all columns.
     """
 
     paths: tuple[Path, ...]
     columns: Mapping[str, str]
     source_column: str | None
+    caption_column: str | None
+    names: tuple[str, ...]
+
+    @property
+    def uses(self) -> dict[str, tuple[str, ...]]:
+        """Columns by use."""
+        used = {"video": self.source_column, "caption": self.caption_column, **self.columns}
+        found: dict[str, tuple[str, ...]] = {use: (column,) for use, column in used.items() if column is not None}
+        ignored = tuple(name for name in self.names if name not in used.values())
+        return {**found, "ignored": ignored} if ignored else found
 
     def blocks(self) -> Iterator[FactsBlock]:
         """Yield all rows in order, in blocks. Raises SourceError if a file cannot be read."""
-        wanted = {*self.columns.values(), *([self.source_column] if self.source_column else [])}
+        wanted = {*self.columns.values(), *filter(None, (self.source_column, self.caption_column))}
         first = 0
         for path in self.paths:
             for block in read_blocks(path, wanted):
@@ -83,7 +96,9 @@ class FactsFile:
         sources = None
         if self.source_column is not None:
             sources = block.column(self.source_column).as_kind("string").take(array_of(places))
-        return FactsBlock(places + first, values, sources, {first + place: why for place, why in block.broken.items()})
+        broken = {first + place: why for place, why in block.broken.items()}
+        num_captions = 0 if self.caption_column is None else _num_given(block.column(self.caption_column).cells)
+        return FactsBlock(places + first, values, sources, broken, num_captions)
 
 
 def is_metadata(source: Path) -> bool:
@@ -110,9 +125,18 @@ def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
             f"metadata {source} has no column {', '.join(missing)}; its columns: {', '.join(names) or 'none'}. "
             "`streamvid plan` reads sizes from columns; to probe files, run `streamvid shard SOURCE DEST --dry-run`"
         )
-    if video_column is not None:
-        return FactsFile(paths, columns, find_column(names, video_column, VIDEO_COLUMNS, "video_column"))
-    return FactsFile(paths, columns, usual_column(names, VIDEO_COLUMNS))
+    if video_column is None:
+        source_column = usual_column(names, VIDEO_COLUMNS)
+    else:
+        source_column = find_column(names, video_column, VIDEO_COLUMNS, "video_column")
+    return FactsFile(paths, columns, source_column, usual_column(names, CAPTION_COLUMNS), tuple(names))
+
+
+def _num_given(cells: pa.Array) -> int:
+    """Return the number of cells that are neither null nor empty text."""
+    if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type):
+        return int(pc.sum(pc.greater(pc.binary_length(cells), 0)).as_py() or 0)
+    return len(cells) - int(cells.null_count)
 
 
 def numbers(column: Column) -> Float64Array:

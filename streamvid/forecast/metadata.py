@@ -6,8 +6,9 @@ so even ten million rows are processed quickly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from posixpath import normpath
@@ -26,7 +27,7 @@ from streamvid.buckets.pick import exact_seconds
 from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.errors import SourceError
 from streamvid.forecast.counts import count_run, failure_of
-from streamvid.forecast.facts import FactsBlock, open_facts
+from streamvid.forecast.facts import FactsBlock, FactsFile, open_facts
 from streamvid.forecast.host import host_memory
 from streamvid.forecast.loads import rank_loads
 from streamvid.forecast.run import (
@@ -43,6 +44,7 @@ from streamvid.plan.epoch import EpochPlan
 from streamvid.plan.hashing import uniform_array
 from streamvid.plan.options import PlanOptions
 from streamvid.sharder.assign import record_key, stable_hash
+from streamvid.sharder.source.summary import Counted, InputSummary, SourceSummary
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
@@ -93,6 +95,7 @@ def forecast_metadata(
             frames_are_estimated=found.frames_are_estimated,
             left_out=tuple(sorted(found.left_out.values(), key=lambda left: -left.expected)),
         ),
+        input=_summary(source, facts, found, config.frame_rate),
         counts=counts,
         cost_classes=cost_classes(costs) if run.options.sync == "cost" else None,
         costs_are_measured=run.costs is not None,
@@ -100,6 +103,20 @@ def forecast_metadata(
         details=details,
         failure=failure,
         notes=_notes(found, config),
+    )
+
+
+def _summary(source: Path, facts: FactsFile, found: AssignedRows, rate: FrameRate) -> InputSummary:
+    row = SourceSummary(str(source), "metadata" if source.is_file() else "parquet", found.num_rows, columns=facts.uses)
+    if facts.caption_column is not None:
+        row = replace(row, num_usable=found.num_rows, num_captions=found.num_captions)
+    return InputSummary(
+        sources=(row,),
+        fps=(found.fps_min, found.fps_max) if found.fps_max else None,
+        read_fps=None if rate.fps is None else float(rate.fps),
+        repeated=Counted(found.num_repeated),
+        num_dropped=found.num_dropped,
+        num_without_bucket=sum(left.num_rows for left in found.left_out.values()),
     )
 
 
@@ -170,10 +187,16 @@ class AssignedRows:
 
     num_groups: number of groups of rows with equal bucket choices.   max_bytes: size of the largest file; 0 if unknown.
     has_bytes: True if there is a column of file sizes.   frames_are_estimated: True if some numbers of frames were
-    computed from duration and fps.
+    computed from duration and fps.   fps_min, fps_max: frame rates of the videos; 0 if unknown.   num_repeated,
+    num_dropped: numbers of videos whose frames are repeated or partly left out at the requested frame rate.
     """
 
     num_rows: int = 0
+    num_captions: int = 0
+    num_repeated: int = 0
+    num_dropped: int = 0
+    fps_min: float = math.inf
+    fps_max: float = 0.0
     num_groups: int = 0
     max_bytes: int = 0
     has_bytes: bool = False
@@ -194,9 +217,11 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
     lengths = np.array(_lengths(config), np.int64)
     for block in blocks:
         found.num_rows += len(block.rows) + len(block.broken)
+        found.num_captions += block.num_captions
         for row, reason in block.broken.items():
             _leave_out(found, UNREADABLE, 1, LeftOutRow(row, "", reason))
         rows = _SizedRows.of(block, config.frame_rate, found)
+        _count_rates(found, rows.fps[(rows.frames > 1) & np.isfinite(rows.fps)], config.frame_rate)
         codes = rows.codes(lengths)
         kinds, firsts, inverse = np.unique(codes, return_index=True, return_inverse=True)
         order = np.argsort(inverse, kind="stable")
@@ -209,6 +234,13 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
             _count(found, group, rows, members, seed)
     found.num_groups = len(groups)
     return found
+
+
+def _count_rates(found: AssignedRows, fps: Float64Array, rate: FrameRate) -> None:
+    found.fps_min = min(found.fps_min, float(fps.min(initial=math.inf)))
+    found.fps_max = max(found.fps_max, float(fps.max(initial=0.0)))
+    found.num_repeated += int((fps < rate.repeats_below).sum())
+    found.num_dropped += int((fps > rate.drops_above).sum())
 
 
 def _lengths(config: BucketConfig) -> list[int]:

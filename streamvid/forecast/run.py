@@ -16,6 +16,7 @@ from streamvid.forecast.loads import LoadSummary
 from streamvid.plan.cost import CostTable
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.position import MAX_NUM_RANKS
+from streamvid.sharder.source.summary import InputSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,15 @@ class RunDetails:
 class RunForecast:
     """Forecast of a run.
 
-    about: facts about the source.   shapes: shape of each bucket, by id; empty for a dataset without `details`.
+    about: facts about the source.   input: what was understood of it.
+    shapes: shape of each bucket, by id; empty for a dataset without `details`.
     details: None if they were not requested or the run has no step.
     failure: error that the run would raise before its first step; None if it has a step.
     """
 
     source: str
     about: DatasetFacts | MetadataFacts
+    input: InputSummary
     counts: RunCounts
     cost_classes: Mapping[str, int] | None
     costs_are_measured: bool

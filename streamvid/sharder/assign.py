@@ -13,6 +13,7 @@ from fractions import Fraction
 from streamvid.buckets import Bucket
 from streamvid.buckets.bucket import TEXT_BUCKET
 from streamvid.buckets.classes import Choices
+from streamvid.buckets.frames import NEAR_RATE
 from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.errors import NoBucketError, Rejected
 from streamvid.sharder.media_fit import PlannedMedium, fit_media, still_media
@@ -103,6 +104,7 @@ def assign(records: Sequence[Record], probes: Probes, options: ShardOptions) -> 
             rejected.append(Rejection(record.row, record.source, str(probe), probe.kind))
             continue
         try:
+            _check_rate(probe, options)
             extra = fit_media(record, probe, probes, options.source.media_columns, stills)
             windows = list(_windows(probe, options))
         except Rejected as error:
@@ -185,6 +187,12 @@ def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choi
         if not choices.options:
             raise NoBucketError(choices.reason, kind=choices.kind)
         yield window, choices
+
+
+def _check_rate(probe: Probe, options: ShardOptions) -> None:
+    least = options.source.min_fps
+    if least is not None and not probe.is_image and probe.fps < least * NEAR_RATE:
+        raise Rejected(f"has {probe.fps:.4g} frames per second; at least min_fps={least} are required", kind="min-fps")
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:

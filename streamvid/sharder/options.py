@@ -104,6 +104,9 @@ class SourceOptions:
     where: str | None = option(
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
     )
+    min_fps: float | None = option(
+        None, help="Reject videos of a lower frame rate (within 1 %: 23.976 passes 24).", metavar="RATE", above=0
+    )
     media: Mapping[str, str] = option(
         default_factory=dict,
         help="Conditioning input and the column of its paths, such as control=control_video; repeatable. NAME?= makes "
@@ -307,6 +310,7 @@ class ShardOptions:
             "video_column": self.source.video_column,
             "media": self.source.media,
             "base_path": self.source.base_path,
+            "min_fps": self.source.min_fps,
             "verify": self.verify,
         }
         for name, value in given.items():
@@ -392,6 +396,8 @@ class ShardOptions:
             value["hdr"] = self.hdr
         if self.source.where is not None:
             value["where"] = self.source.where
+        if self.source.min_fps is not None:
+            value["min_fps"] = float(self.source.min_fps)
         if self.source.media:
             value["media"] = [str(medium) for medium in self.source.media_columns]
         if not self.clips.is_native:

@@ -10,6 +10,11 @@ NUM_EXAMPLES = 3
 OTHER = "other"
 """Kind of rejections that have no kind."""
 
+NO_BUCKET = frozenset(
+    ("no-image-bucket", "no-video-bucket", "too-small", "too-few-frames", "too-short-for-its-size")
+) | {"max-upscale", "max-crop", "probability"}
+"""Kinds of rejections of clips that no bucket accepts."""
+
 REMEDIES: Mapping[str, str] = {
     "bad-row": "fix the metadata row as the reason describes",
     "bad-path": "fix the path in the metadata; it must be relative to the source, absolute, or s3://bucket/key",
@@ -20,6 +25,7 @@ REMEDIES: Mapping[str, str] = {
     "max-clip-bytes": "accept larger files: --max-clip-bytes 4GB",
     "medium": "fix the row's conditioning input, or make it optional: --media NAME?=COLUMN",
     "where": "relax the condition of --where, or omit it",
+    "min-fps": "lower --min-fps, or omit it: frames of slower videos are then repeated",
     "not-media": "use a video or an image that FFmpeg can read, or remove the row",
     "codec": "re-encode the file, for example to H.264 in MP4",
     "damaged": "download or create the file again: it is truncated or cannot be decoded",

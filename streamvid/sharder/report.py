@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamvid.buckets import Bucket
 from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.reader import Dataset
+from streamvid.sharder.assign import Assignment
+from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import ShardPlan
-from streamvid.sharder.rejections import RejectedKind, by_kind
-from streamvid.sharder.source.records import Rejection
+from streamvid.sharder.probing import Probe, Probes, file_state
+from streamvid.sharder.rejections import NO_BUCKET, RejectedKind, by_kind
+from streamvid.sharder.source.records import Record, RecordSet, Rejection
+from streamvid.sharder.source.summary import Counted, InputSummary, duplicates
 
 BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
 
@@ -48,7 +52,8 @@ class ShardReport:
     with each clip counted once (SHARD-3). stored_clips: with assign="all", (number of clips that several buckets store,
     number of samples of these clips). clips: "copy", "native" or "text". encode_seconds: CPU time for encoding,
     including earlier unfinished runs; None if nothing was encoded. probe_bytes_read: number of bytes read from remote
-    files for probing; None if no remote file was probed.
+    files for probing; None if no remote file was probed. input: what was understood of the input; without the facts
+    from probing if the dataset was already sealed.
     """
 
     state: str
@@ -59,6 +64,7 @@ class ShardReport:
     encode_seconds: float | None = None
     probe_bytes_read: int | None = None
     stored_clips: tuple[int, int] = (0, 0)
+    input: InputSummary | None = field(default=None, compare=False)
 
     @property
     def num_samples(self) -> int:
@@ -136,6 +142,35 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
         stored,
         encode_seconds=sum(seconds.values()) if stored == "native" and not is_unknown else None,
         stored_clips=stored_clips(plan.draws, counts),
+    )
+
+
+def summarize(
+    records: RecordSet, options: ShardOptions, probes: Probes | None = None, assignment: Assignment | None = None
+) -> InputSummary:
+    """Return what was understood of the input. Without `probes` and `assignment`, the facts from probing are None."""
+    if probes is None or assignment is None:
+        return InputSummary(records.sources)
+    rate, firsts, shared = options.frame_rate, dict[str, Record](), []
+    for record in records.records:
+        first = firsts.setdefault(record.path, record)
+        if first is not record:
+            shared.append(f"rows {first.row} and {record.row}: {record.source}")
+    videos = [
+        (record.source, probe.fps)
+        for record in firsts.values()
+        if isinstance(probe := probes[file_state(record)], Probe) and not probe.is_image and probe.fps
+    ]
+    rates = [fps for _, fps in videos]
+    return InputSummary(
+        sources=records.sources,
+        shared_files=Counted.of(shared),
+        duplicates=duplicates(record.media(options.storage) for record in firsts.values()),
+        fps=(min(rates), max(rates)) if rates else None,
+        read_fps=None if rate.fps is None else float(rate.fps),
+        repeated=Counted.of([f"{source} ({fps:.4g} fps)" for source, fps in videos if fps < rate.repeats_below]),
+        num_dropped=sum(fps > rate.drops_above for fps in rates),
+        num_without_bucket=sum(rejection.kind in NO_BUCKET for rejection in assignment.rejections),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
@@ -20,13 +20,17 @@ from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import Build, make_plan
 from streamvid.sharder.probing import Progress, journal_header, probe_all, probe_bytes_read
-from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan
+from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan, summarize
 from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.source.records import RecordSet, Rejection, read_records
+from streamvid.sharder.source.summary import InputSummary
 from streamvid.sharder.where import apply_where
 from streamvid.sharder.work.destination import find_destination
 from streamvid.sharder.work.staging import Staging, locked_staging
 from streamvid.storage import Store, open_store
+
+OnInput: TypeAlias = Callable[[InputSummary], None]
+"""Called once with a summary of the input, before clips are encoded or stored."""
 
 _REASONS_SHOWN = 5
 _logger = logging.getLogger(__name__)
@@ -37,19 +41,21 @@ def shard(
     dest: str | Path,
     options: ShardOptions,
     progress: Progress | None = None,
+    on_input: OnInput | None = None,
 ) -> ShardReport:
     """Build the dataset at `dest` from a folder of media, a metadata file, tars or sealed datasets.
 
     Several sources are read one after the other. Sources and `dest` may be in object stores.
 
     This function is idempotent. After an interruption at any point, the same call resumes and produces the same bytes
-    (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged.
+    (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged. `on_input` is called once, before
+    clips are encoded or stored, with a summary of what was understood of the input.
 
     Raises SourceError if input cannot be read or changes while it is read, or if every row is rejected; SealedError if
     `dest` holds a different dataset; DatasetError if `dest` holds other files or another sharder is using `dest`; and
     StorageError if a store fails.
     """
-    place, progress = find_destination(dest, options), progress or _no_progress
+    place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
     _check_apart(source, place.store, options)
     records = apply_where(read_records(source, options), options)
@@ -57,16 +63,16 @@ def shard(
     build = _build_facts(records, options)
     report = _sealed_report(place.store, build, options.work.overwrite)
     if report is not None and not place.is_begun:
-        return report
+        return _with_input(report, summarize(records, options), on_input)
     with locked_staging(place) as staging:
         # Check again, now that the lock excludes others.
         report = _sealed_report(place.store, build, options.work.overwrite)
         if report is not None:
             staging.remove()
-            return report
+            return _with_input(report, summarize(records, options), on_input)
         try:
             staging.announce(build)
-            return _build(records, build, staging, options, progress)
+            return _build(records, build, staging, options, progress, on_input)
         except StorageError as error:
             if staging.store.is_local:
                 raise
@@ -101,6 +107,7 @@ def dry_run(
     dest: str | Path,
     options: ShardOptions,
     progress: Progress | None = None,
+    on_input: OnInput | None = None,
 ) -> ShardReport:
     """Run all stages up to the shard plan without writing to `dest`. Probes of an unfinished run at `dest` are reused.
 
@@ -109,14 +116,14 @@ def dry_run(
     Raises the same errors as `shard`, except that an occupied `dest` and the rejection of all rows are not errors. The
     report lists the reasons for all rejections.
     """
-    place, progress = find_destination(dest, options), progress or _no_progress
+    place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     records = apply_where(read_records(source, options), options)
     progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is not a file
-        records, assignment, num_bytes = _assigned(records, options, journal, nothing.fileno(), progress)
-    report = report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
-    return replace(report, probe_bytes_read=num_bytes)
+        found = _assigned(records, options, journal, nothing.fileno(), progress)
+    plan = make_plan(found.records, found.assignment, options, _build_facts(found.records, options))
+    return replace(_with_input(report_plan(plan, DRY_RUN), found.summary, on_input), probe_bytes_read=found.bytes_read)
 
 
 def _check_apart(source: str | Path | Sequence[str | Path], dest: Store, options: ShardOptions) -> None:
@@ -133,14 +140,21 @@ def _real(store: Store) -> str:
     return os.path.realpath(store.url) if store.is_local else store.url
 
 
+def _with_input(report: ShardReport, summary: InputSummary, on_input: OnInput) -> ShardReport:
+    on_input(summary)
+    return replace(report, input=summary)
+
+
 def _build(
-    records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress
+    records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress, on_input: OnInput
 ) -> ShardReport:
     journal = Journal(staging.journal, journal_header(options))
-    records, assignment, num_bytes = _assigned(records, options, journal, staging.lock_fd, progress, staging.folder)
+    found = _assigned(records, options, journal, staging.lock_fd, progress, staging.folder)
+    on_input(found.summary)
+    assignment = found.assignment
     if options.clips.is_native:
         assignment = encode_all(assignment, options, staging, progress)
-    plan = make_plan(records, assignment, options, build)
+    plan = make_plan(found.records, assignment, options, build)
     if not plan.shards:
         raise SourceError(_nothing_accepted(plan.rejections))
     staging.announce(build, plan.sha256)
@@ -148,7 +162,16 @@ def _build(
     staging.open_plan(plan.sha256, planned_paths(plan))
     build_all(plan, staging, options, progress)
     seal(plan, staging, options, progress)
-    return replace(report_plan(plan, BUILT), probe_bytes_read=num_bytes)
+    return replace(report_plan(plan, BUILT), probe_bytes_read=found.bytes_read, input=found.summary)
+
+
+class _Assigned(NamedTuple):
+    """Records that meet `where`, with their buckets. bytes_read: by probing remote files; None if there are none."""
+
+    records: RecordSet
+    assignment: Assignment
+    bytes_read: int | None
+    summary: InputSummary
 
 
 def _assigned(
@@ -158,16 +181,15 @@ def _assigned(
     held_fd: int,
     progress: Progress,
     folder: Path | None = None,
-) -> tuple[RecordSet, Assignment, int | None]:
-    """Probe and assign all records.
-
-    Return (records that meet `where`, assignment, number of bytes read from remote files, or None if there are none).
-    """
+) -> _Assigned:
+    """Probe and assign all records."""
     if options.clips.is_text:
-        return records, assign_texts(records.records, options), None
+        return _Assigned(records, assign_texts(records.records, options), None, summarize(records, options))
     probes = probe_all(records.records, options, journal, held_fd, progress, folder)
     records = apply_where(records, options, probes)
-    return records, assign(records.records, probes, options), probe_bytes_read(probes, journal)
+    assignment = assign(records.records, probes, options)
+    summary = summarize(records, options, probes, assignment)
+    return _Assigned(records, assignment, probe_bytes_read(probes, journal), summary)
 
 
 def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
@@ -239,6 +261,10 @@ def _nothing_accepted(rejections: tuple[Rejection, ...]) -> str:
     shown = "; ".join(f"row {row.row} {row.source}: {row.reason}" for row in rejections[:_REASONS_SHOWN])
     more = f"; and {len(rejections) - _REASONS_SHOWN} more" if len(rejections) > _REASONS_SHOWN else ""
     return f"all {len(rejections)} records were rejected, so nothing was built. {shown}{more}"
+
+
+def _ignore_input(summary: InputSummary) -> None:
+    """Ignore the summary of the input."""
 
 
 def _no_progress(phase: str, done: int, total: int) -> None:

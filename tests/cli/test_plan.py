@@ -256,6 +256,27 @@ def test_metadata_is_planned_without_a_file(tmp_path: Path) -> None:
     assert [row["num_samples"] for row in explicit["buckets"]] == [8]  # 81 frames at 16 a second are 20 at 4
 
 
+def test_what_was_understood_of_the_source_comes_first(tmp_path: Path) -> None:
+    rows = "path,caption,n_frames,height,width,fps,score\n" + "".join(
+        f"{number}.mp4,{'x' if number else ''},81,480,832,{fps},1\n" for number, fps in enumerate((8, 15.9, 30, ""))
+    )
+    (tmp_path / "meta.csv").write_text(rows + "4.mp4,x,3,480,832,16,1\n")
+    arguments = ("--preset", "wan2.1-480p", "--batch-size", "1", "--counts-only")
+    text = run_streamvid("plan", tmp_path / "meta.csv", *arguments).stdout
+    assert text.startswith(f"input: {tmp_path / 'meta.csv'}: 5 rows of layout 'metadata'\n")
+    assert "columns: video: path; caption; num_frames: n_frames; height; width; fps; ignored: score\n" in text
+    assert "  captions: 4 of 5 usable rows; without a caption: 1\n" in text
+    assert "  frames per second: 8 to 30, read at 16; videos with more, which lose frames: 1\n" in text
+    assert "whose frames are repeated: 1; reject them with --min-fps 16\n" in text
+    found = facts_of(tmp_path / "meta.csv", *arguments)["input"]
+    assert [found["repeated"]["count"], found["num_dropped"], found["num_without_bucket"]] == [1, 1, 2]
+    sealed = facts("--batch-size", "1", "--counts-only")["input"]["sources"][0]
+    assert (
+        sealed["layout"] == "dataset"
+        and sealed["num_rows"] == json.loads((DATASET / "manifest.json").read_text())["counts"]["records"]
+    )
+
+
 def test_metadata_takes_the_flags_of_shard(tmp_path: Path) -> None:
     """Sizes that follow clips, policies and --assign, as `streamvid shard` has them."""
     (tmp_path / "meta.csv").write_text(METADATA)

@@ -99,6 +99,25 @@ def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
     assert "--fps-rule 'cap': requires a frame rate; also set fps" in refused.stderr
 
 
+def test_what_was_understood_comes_before_the_tables(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "captions.csv").write_text("video,caption\nwide.mp4,x\n")
+    for name in ("wide.mp4", "wide.txt", "tall.mp4"):
+        (tmp_path / name).write_bytes((tiny.videos / name).read_bytes())
+    (tmp_path / "again.mp4").write_bytes((tiny.videos / "wide.mp4").read_bytes())
+    done = run_streamvid("shard", tmp_path, tmp_path / "ds", *OPTIONS, "--fps", "30", "--dry-run").stdout
+    assert done.index("frames per second") < done.index("T x H x W")
+    for line in (
+        f"input: {tmp_path}: 3 rows of layout 'folder'",
+        "  captions: 1 of 3 usable rows; without a caption: 2",
+        "  note: metadata files that were not read: 1 (captions.csv); read one with --metadata FILE",
+        "  frames per second: 24, read at 30",
+        "  note: files with the same content as another file: 1 (wide.mp4 = again.mp4)",
+    ):
+        assert f"{line}\n" in done
+    assert "videos below 30 frames per second, whose frames are repeated: 3 (again.mp4 (24 fps), " in done
+    assert "; reject them with --min-fps 30\n" in done
+
+
 @pytest.mark.parametrize("output", [(), ("--json",)])
 def test_dry_run_tells_the_same_and_writes_nothing(tiny: Tiny, tmp_path: Path, output: tuple[str, ...]) -> None:
     done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, "--dry-run", *output)
@@ -120,7 +139,10 @@ def test_sealed_already_is_exit_code_0_and_said(tiny: Tiny) -> None:
     done = run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS)
     assert "already sealed, unchanged" in done.stdout
     state = json.loads(run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--json").stdout)
-    assert state == tiny.report | {"state": "already sealed"}
+    (source,) = tiny.report["input"]["sources"]
+    assert state.pop("input")["sources"] == [source]  # what probing found is not known again
+    assert state | {"state": "built"} == {name: value for name, value in tiny.report.items() if name != "input"}
+    assert state["state"] == "already sealed"
     assert tree_of(tiny.dataset) == before
 
 
@@ -197,7 +219,7 @@ def test_a_size_is_written_as_people_write_it(tiny: Tiny, tmp_path: Path) -> Non
 def test_a_source_that_gives_nothing_is_exit_code_1(tmp_path: Path, make: Any, says: str) -> None:
     make(tmp_path / "source")
     done = run_streamvid("shard", tmp_path / "source", tmp_path / "ds", check=False)
-    assert done.returncode == 1 and not done.stdout
+    assert done.returncode == 1 and "samples" not in done.stdout
     assert says in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("error: ")
     assert not (tmp_path / "ds" / "manifest.json").exists()
 
@@ -284,7 +306,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
-    assert not output and "Traceback" not in errors
+    assert "samples" not in output and "Traceback" not in errors
     remedy = "run the same command again (copy, encode, shard, train and verify resume)"
     assert errors.splitlines()[-1] == f"interrupted; {remedy}"
     assert not (tmp_path / "ds" / "manifest.json").exists()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import printable, run_and_print
+from streamvid.cli.console import ProgressBar, printable, run_and_print
 from streamvid.cli.flags import Flag, GroupedCommand, Values, add_flags, build, flags_of, take
-from streamvid.cli.report import print_report
+from streamvid.cli.report import print_input, print_report
 from streamvid.cli.shared_flags import BUCKET_FLAGS, take_buckets
 from streamvid.errors import ConfigError
 from streamvid.sharder.media_columns import file_keys
 from streamvid.sharder.options import ShardOptions
+
+if TYPE_CHECKING:
+    from streamvid.sharder.report import ShardReport
+    from streamvid.sharder.source.summary import InputSummary
 
 _EPILOG = """\b
 Examples:
@@ -62,9 +66,16 @@ def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as
         _abandon(dest, options)
         return
     build_or_plan = plan_only if dry_run else shard
-    run_and_print(
-        lambda progress: build_or_plan(source, dest, options, progress), as_json, lambda done: print_report(done, dest)
-    )
+
+    def work(progress: ProgressBar) -> ShardReport:
+        def tell(summary: InputSummary) -> None:
+            if not as_json:
+                progress.pause()
+                print_input(summary)
+
+        return build_or_plan(source, dest, options, progress, tell)
+
+    run_and_print(work, as_json, lambda done: print_report(done, dest))
 
 
 def _abandon(dest: str, options: ShardOptions) -> None:

@@ -37,6 +37,15 @@ def file_paths(root: Path) -> list[str]:
     return sorted(_walk(root, "", set()), key=lambda path: path.split("/"))
 
 
+def folder_files(root: Path, folder: str) -> list[str]:
+    """Return the paths, relative to `root`, of the files directly in a folder below it, without hidden names."""
+    try:
+        entries = list(os.scandir(root / folder))
+    except OSError:  # a folder that a row invented
+        return []
+    return [posixpath.join(folder, entry.name) for entry in entries if entry.name[0] != "." and not _is_folder(entry)]
+
+
 def _walk(folder: Path, prefix: str, seen: set[tuple[int, int]]) -> Iterator[str]:
     try:
         status = folder.stat()

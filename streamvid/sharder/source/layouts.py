@@ -46,13 +46,19 @@ _FILE_NAME = "file_name"
 class SourceInput:
     """Input of the sharder. place: location of the files. table: metadata rows; None for media files without metadata.
 
-    video_column, caption_column: column names if the layout defines them, else None.
+    video_column, caption_column: column names if the layout defines them, else None. metadata: names of the files that
+    hold the rows. unread_metadata: other metadata files in the source's folder. layout: name of the layout. is_folder:
+    True if the source is a folder that also holds the files.
     """
 
     place: Place
     table: MetadataTable | None = None
     video_column: str | None = None
     caption_column: str | None = None
+    metadata: tuple[str, ...] = ()
+    unread_metadata: tuple[str, ...] = ()
+    layout: str = ""
+    is_folder: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,8 @@ def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
     if found.file is not None and not layout.takes_file:
         raise SourceError(f"source {found.shown} is one file, but layout={name!r} reads folders; pass the folder")
     read = layout.read(found)
+    unread = _unread_metadata(found, read) if name not in ("tars", "dataset") else ()
+    read = replace(read, layout=name, unread_metadata=unread, is_folder=found.file is None)
     if options.source.base_path is None:
         return read
     if not layout.takes_base_path:
@@ -115,7 +123,7 @@ def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
             f"base_path={str(options.source.base_path)!r} cannot be combined with a source of layout {name}, which "
             f"contains its files; omit base_path, or choose a layout that accepts it: {allowed}"
         )
-    return replace(read, place=_open_base(options.source.base_path, options.storage))
+    return replace(read, place=_open_base(options.source.base_path, options.storage), is_folder=False)
 
 
 def _detect(source: _Source) -> str:
@@ -191,10 +199,29 @@ def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
 # ----------------------------------------------------------------------------------------------------- metadata files
 
 
+def _unread_metadata(source: _Source, read: SourceInput) -> tuple[str, ...]:
+    """Return the files at the top of a folder that look like metadata, but were not read.
+
+    Files with the name of a media file, such as clip.json beside clip.mp4, describe that file alone.
+    """
+    if source.file is not None:
+        return ()
+    asked = source.options.source.metadata
+    own = {*read.metadata, *(() if asked is None else (os.path.relpath(asked, source.place.url),))}
+    there = source.place.files_in({""})
+    stems = {posixpath.splitext(path)[0] for path in there if is_media_name(path)}
+    return tuple(
+        path
+        for path in there
+        if is_metadata_name(path) and path not in own and posixpath.splitext(path)[0] not in stems
+    )
+
+
 def _read_metadata(source: _Source) -> SourceInput:
     place, options = source.place, source.options
     if options.source.metadata is not None:
-        return SourceInput(place, read_table(options.source.metadata, options.storage))
+        table = read_table(options.source.metadata, options.storage)
+        return SourceInput(place, table, metadata=(str(options.source.metadata),))
     names = _root_metadata(place) if source.file is None else [source.file]
     if not names:
         raise SourceError(f"source {place.url} holds no metadata file; name one with --metadata")
@@ -203,7 +230,7 @@ def _read_metadata(source: _Source) -> SourceInput:
     videos = _VIDEOS_OF.get(names[0])
     if videos is not None and place.is_folder(videos):  # FastVideo: paths are relative to that folder
         place = _open_base(f"{place.url}/{videos}", options.storage)
-    return SourceInput(place, source.table(names[0]))
+    return SourceInput(place, source.table(names[0]), metadata=(names[0],))
 
 
 def _root_metadata(place: Place) -> list[str]:
@@ -239,7 +266,8 @@ def _read_lists(source: _Source) -> SourceInput:
         {"path": file.strip() or None, "caption": caption.strip() or None}
         for file, caption in zip(files, captions, strict=True)
     )
-    return SourceInput(source.place, MetadataTable(("path", "caption"), tuple(blocks_of(rows))), "path", "caption")
+    table = MetadataTable(("path", "caption"), tuple(blocks_of(rows)))
+    return SourceInput(source.place, table, "path", "caption", (prompts, videos))
 
 
 def _lines(media: Media) -> list[str]:
@@ -252,7 +280,8 @@ def _lines(media: Media) -> list[str]:
 
 def _read_imagefolder(source: _Source) -> SourceInput:
     parts: list[MetadataTable] = []
-    for name in (*_root_metadata(source.place), *_nested_metadata(source)):
+    names = (*_root_metadata(source.place), *_nested_metadata(source))
+    for name in names:
         part = source.table(name)
         if _FILE_NAME not in part.names:
             raise SourceError(
@@ -266,7 +295,7 @@ def _read_imagefolder(source: _Source) -> SourceInput:
             f"source {source.place.url} holds no metadata.csv, metadata.jsonl or metadata.parquet; "
             "add one, or choose another layout with --layout"
         )
-    return SourceInput(source.place, _concatenated(parts), _FILE_NAME)
+    return SourceInput(source.place, _concatenated(parts), _FILE_NAME, metadata=names)
 
 
 def _nested_metadata(source: _Source) -> list[str]:
@@ -293,7 +322,7 @@ def _read_parquet(source: _Source) -> SourceInput:
     names = _outside_datasets(source, ".parquet")
     if not names:
         raise SourceError(f"source {source.place.url} holds no .parquet file; choose another layout with --layout")
-    return SourceInput(source.place, _concatenated([source.table(name) for name in names]))
+    return SourceInput(source.place, _concatenated([source.table(name) for name in names]), metadata=tuple(names))
 
 
 def _tars(source: _Source) -> list[str]:
@@ -305,7 +334,7 @@ def _read_tars(source: _Source) -> SourceInput:
     if not names:
         raise SourceError(f"source {source.shown} holds no .tar file; choose another layout with --layout")
     wanted = {source.options.source.video_column or "", *source.options.source.media.values()}
-    return SourceInput(*read_tars(source.place, names, wanted))
+    return SourceInput(*read_tars(source.place, names, wanted), metadata=tuple(names))
 
 
 def _is_dataset(source: _Source) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES
 from streamvid.errors import Rejected
-from streamvid.sharder.source.folder import check_path, file_paths, is_object, locate, relative_source
+from streamvid.sharder.source.folder import check_path, file_paths, folder_files, is_object, locate, relative_source
 from streamvid.sharder.source.media import Media, is_remote, split_url, store_of, version_of
 from streamvid.storage import FileState, StorageOptions, Store
 
@@ -52,6 +52,10 @@ class Place:
     def paths(self) -> list[str]:
         """Return the relative paths of all files below the place, without hidden names, sorted by path components."""
         raise NotImplementedError
+
+    def files_in(self, folders: Collection[str]) -> list[str]:
+        """Return the relative paths of the files directly in these folders, without hidden names, sorted."""
+        return sorted(path for path in self.paths() if posixpath.dirname(path) in folders)
 
     def is_file(self, path: str) -> bool:
         """Return whether a file exists. Hidden files are included."""
@@ -134,6 +138,9 @@ class LocalFolder(Place):
 
     def paths(self) -> list[str]:
         return file_paths(self.root)
+
+    def files_in(self, folders: Collection[str]) -> list[str]:
+        return sorted(path for folder in folders for path in folder_files(self.root, folder))
 
     def is_file(self, path: str) -> bool:
         return (self.root / path).is_file()

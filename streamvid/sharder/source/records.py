@@ -6,7 +6,9 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from posixpath import dirname, normpath
 from typing import TypeAlias
 
 from streamvid.dataset.captions import Captions
@@ -36,6 +38,7 @@ from streamvid.sharder.source.layouts import SourceInput, find_input
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.parts_of_files import check_own_files, check_time_ranges
 from streamvid.sharder.source.place import CaptionFile, Place, SealedOrigin
+from streamvid.sharder.source.summary import Counted, SourceSummary
 from streamvid.storage import StorageOptions
 
 Value: TypeAlias = bool | int | float | str | None
@@ -83,6 +86,7 @@ class RecordSet:
     records: tuple[Record, ...]
     rejections: tuple[Rejection, ...]
     user_types: dict[str, str]
+    sources: tuple[SourceSummary, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -161,6 +165,20 @@ class _Roles:
         kinds = {name: table.kind(name) for name in table.names if name not in taken}
         return _Roles(video, captions, options.source.media_columns, kinds)
 
+    def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return the columns by use, for a SourceSummary. Columns that the layout itself made are omitted."""
+        used = {
+            "video": () if self.video is None else (self.video,),
+            "caption": self.captions.names,
+            "caption weight": () if self.captions.weights is None else (self.captions.weights,),
+            **{medium.name: (medium.column,) for medium in self.media},
+            "kept": tuple(self.user_types),
+        }
+        taken = {name for columns in used.values() for name in columns}
+        used["ignored"] = tuple(name for name in names if name not in taken)
+        given = {use: tuple(name for name in columns if name[:2] != "__") for use, columns in used.items()}
+        return {use: columns for use, columns in given.items() if columns}
+
     def paths(self, block: RowBlock) -> list[object]:
         """Return the media path in each row; None in all rows if rows name no files."""
         return [None] * block.num_rows if self.video is None else block.column(self.video).values()
@@ -203,7 +221,31 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
             rejections.append(Rejection(number, printable_source(row.path), str(error), error.kind or "bad-row"))
     if roles.video is not None and not options.source.whole_files:
         check_own_files((record.row, record.source) for record in records)
-    return RecordSet(tuple(records), tuple(rejections), dict(roles.user_types))
+    summary = _summary(found, roles, records, rejections)
+    return RecordSet(tuple(records), tuple(rejections), dict(roles.user_types), (summary,))
+
+
+def _summary(
+    found: SourceInput, roles: _Roles, records: Sequence[Record], rejections: Sequence[Rejection]
+) -> SourceSummary:
+    table, unnamed = found.table, None
+    if found.layout not in ("folder", "tars", "dataset") and roles.video is not None:
+        rows: list[Record | Rejection | MediaFile] = [*records, *rejections]
+        named = {normpath(row.source) for row in chain(rows, *(record.extra for record in records))}
+        place = found.place
+        there = place.paths() if found.is_folder else place.files_in({dirname(record.source) for record in records})
+        unnamed = Counted.of([path for path in there if is_media_name(path) and path not in named])
+    return SourceSummary(
+        url=found.place.url,
+        layout=found.layout,
+        num_rows=len(records) + len(rejections),
+        metadata=found.metadata,
+        unread_metadata=Counted.of(found.unread_metadata),
+        columns={} if table is None else roles.uses(table.names),
+        num_usable=len(records),
+        num_captions=sum(record.caption is not None for record in records),
+        unnamed_files=unnamed,
+    )
 
 
 def _video_column(found: SourceInput, table: MetadataTable, options: ShardOptions) -> str:
@@ -272,6 +314,7 @@ def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> Record
         tuple(_as_types(record, types, val) for record in records),
         tuple(rejection for part in parts for rejection in part.rejections),
         types,
+        tuple(source for part in parts for source in part.sources),
     )
 
 

@@ -1,0 +1,112 @@
+"""Summary of what was understood of the input, so that a wrong guess is seen before hours of work."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from streamvid.errors import SourceError
+from streamvid.sharder.source.media import Media
+
+_NUM_EXAMPLES = 3
+_HEAD_BYTES = 1 << 16
+_READ_BYTES = 1 << 20
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Number of items with a property, and the first few of them."""
+
+    count: int = 0
+    examples: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(items: Collection[str]) -> Counted:
+        """Count items."""
+        return Counted(len(items), tuple(items)[:_NUM_EXAMPLES])
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSummary:
+    """Layout, metadata and columns of one source.
+
+    metadata: files that the rows were read from; empty if each media file is a row.   unread_metadata: other metadata
+    files in the source.   columns: use → columns; the uses are "video", "caption", "caption weight", names of
+    conditioning inputs, "kept" (stored with each sample) and "ignored".   num_usable: rows whose files exist.
+    num_captions: usable rows with a caption.   unnamed_files: media files in the folder that the metadata does not
+    name. A value that was not determined is None.
+    """
+
+    url: str
+    layout: str
+    num_rows: int
+    metadata: tuple[str, ...] = ()
+    unread_metadata: Counted = Counted()
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    num_usable: int | None = None
+    num_captions: int | None = None
+    unnamed_files: Counted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputSummary:
+    """Everything that was understood of the input. A value that was not determined is None.
+
+    shared_files: rows that use the same file as an earlier row.   duplicates: files with the same content as another
+    one.   fps: lowest and highest frame rate of the videos.   read_fps: frame rate at which they are read; None for
+    their own.   repeated: videos whose frames are delivered more than once because their frame rate is lower.
+    num_dropped: number of videos whose frames are partly left out because their frame rate is higher.
+    num_without_bucket: number of files, windows or rows that no bucket accepts.
+    """
+
+    sources: tuple[SourceSummary, ...]
+    shared_files: Counted | None = None
+    duplicates: Counted | None = None
+    fps: tuple[float, float] | None = None
+    read_fps: float | None = None
+    repeated: Counted | None = None
+    num_dropped: int | None = None
+    num_without_bucket: int | None = None
+
+
+def duplicates(files: Iterable[Media]) -> Counted:
+    """Find files with equal content. Only files of equal size and with an equal beginning are read completely.
+
+    Objects of a store are not read: they are equal if their sizes and ETags are.
+    """
+    found = []
+    for same_size in _groups({file.path: file for file in files}.values(), lambda file: file.num_bytes):
+        for same_head in _groups(same_size, lambda file: _digest(file, _HEAD_BYTES)):
+            for same in _groups(same_head, lambda file: _digest(file, file.num_bytes)):
+                found += [f"{file.source} = {same[0].source}" for file in same[1:]]
+    return Counted.of(found)
+
+
+def _groups(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:
+    """Return the groups of at least two items with equal keys."""
+    groups: dict[Hashable, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _digest(file: Media, most_bytes: int) -> Hashable:
+    """Return a value that is equal for files with the same first `most_bytes` bytes."""
+    if file.has_checksum or (file.is_remote and not file.is_part):
+        return file.version or file.path
+    if file.is_remote:
+        return file.path
+    digest, left = hashlib.sha256(), most_bytes
+    try:
+        with file.opened() as place, Path(place).open("rb") if isinstance(place, str) else nullcontext(place) as opened:
+            while left and (data := opened.read(min(left, _READ_BYTES))):
+                digest.update(data)
+                left -= len(data)
+    except (OSError, SourceError):  # reading it for a shard will report the error
+        return file.path
+    return digest.digest()
