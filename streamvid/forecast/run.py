@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from streamvid.buckets.config import BucketConfig
 from streamvid.config import check_options, option
 from streamvid.errors import StreamvidError
-from streamvid.forecast.counts import RunCounts
 from streamvid.forecast.host import Estimates, HostCosts, HostMemory
-from streamvid.forecast.loads import LoadSummary
 from streamvid.plan.cost import CostTable
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.position import MAX_NUM_RANKS
-from streamvid.sharder.source.summary import InputSummary
+
+if TYPE_CHECKING:
+    from streamvid.forecast.counts import RunCounts
+    from streamvid.forecast.loads import LoadSummary
+    from streamvid.sharder.source.summary import InputSummary
 
 
 @dataclass(frozen=True, slots=True)

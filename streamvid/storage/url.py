@@ -6,8 +6,7 @@ import logging
 import re
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from streamvid.errors import StorageError
 from streamvid.storage.local import LocalStore
@@ -64,7 +63,7 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
             raise StorageError(f"url {redact(url)!r} names a host; write file URLs as file:///folder/dataset")
-        return LocalStore(Path(url2pathname(parts.path)))
+        return LocalStore(Path(unquote(parts.path)))
     return _open_remote(scheme, url, options or StorageOptions())
 
 

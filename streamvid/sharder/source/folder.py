@@ -7,8 +7,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from streamvid.dataset.tabular.columns import check_text
 from streamvid.errors import Rejected, SourceError, StorageError
@@ -143,7 +142,7 @@ def _strip_scheme(text: str) -> str:
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
         raise Rejected("the file:// URL names a host; use a URL such as file:///folder/clip.mp4", kind="bad-path")
-    return check_text(url2pathname(parts.path), "the path")
+    return check_text(unquote(parts.path), "the path")
 
 
 def printable_source(value: object) -> str:
