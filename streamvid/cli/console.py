@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import click
@@ -22,9 +27,8 @@ class Report(Protocol):
 
 AnyReport = TypeVar("AnyReport", bound=Report)
 _PLAIN_SECONDS = 5.0
-_PIPED_WIDTH = 10_000  # no line is wrapped or cut in a file or a pipe
-_NO_RULE = "    \n"
-_RULES = _NO_RULE * 2 + " -  \n" + _NO_RULE * 5  # one line of dashes, below the headers
+_LEAST_TEXT = 24  # columns of a terminal for text that is wrapped
+_GAP = "   "
 
 
 class ProgressBar:
@@ -52,6 +56,8 @@ class ProgressBar:
             self._bar = None
 
     def __call__(self, phase: str, done: int, total: int) -> None:
+        if is_quiet():
+            return
         if sys.stderr.isatty():
             self._draw(phase, done, total)
         elif total and (done == total or phase != self._phase or time.monotonic() - self._shown_at > _PLAIN_SECONDS):
@@ -64,6 +70,12 @@ class ProgressBar:
             self._bar = self._bar or _start_bar()
             self._task = self._bar.add_task(phase, total=total)
         self._bar.update(self._task, completed=done, total=total)
+
+
+def is_quiet() -> bool:
+    """Return whether --quiet was given."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get("quiet"))
 
 
 def _start_bar() -> Progress:
@@ -86,25 +98,87 @@ def _start_bar() -> Progress:
     return bar
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool = False) -> None:
-    """Print a table with right-aligned numbers and left-aligned text. Cells wrap only on a narrow terminal."""
-    from rich.box import Box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def print_table(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], *, max_rows: int = 100, err: bool = False
+) -> None:
+    """Print a table with right-aligned numbers and left-aligned text.
 
-    table = Table(box=Box(_RULES, ascii=True), show_edge=False, pad_edge=False)
-    for number, header in enumerate(headers):
-        is_number = bool(rows) and all(isinstance(row[number], int | float) for row in rows)
-        table.add_column(Text(header), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    On a terminal, lines fit its width: a column that does not fit goes into a second table below the first, and long
+    text is wrapped between words. In a file or a pipe, lines have any width. err: print on standard error.
+    """
+    cells = [[printable(str(cell)) for cell in row] for row in rows[:max_rows]]
+    columns = [
+        _TableColumn(header, [row[number] for row in cells], _are_numbers([row[number] for row in rows]))
+        for number, header in enumerate(headers)
+    ]
     is_terminal = (sys.stderr if err else sys.stdout).isatty()
-    console = Console(stderr=err, width=None if is_terminal else _PIPED_WIDTH)
-    with console.capture() as drawn:
-        console.print(table)
-    for line in drawn.get().splitlines():
-        click.echo(line.rstrip(), err=err)
+    width = shutil.get_terminal_size().columns if is_terminal else sys.maxsize
+    for number, part in enumerate(_parts(columns, width)):
+        lines = _table_lines(part, width)
+        click.echo("\n".join(["", *lines] if number else lines), err=err)
+    if len(rows) > len(cells):
+        click.echo(f"and {len(rows) - len(cells)} more rows; --json lists all", err=err)
+
+
+@dataclass(frozen=True)
+class _TableColumn:
+    """Column of a table. width: of the widest cell, in the columns of a terminal."""
+
+    header: str
+    cells: list[str]
+    is_number: bool
+
+    @cached_property
+    def width(self) -> int:
+        return max(map(_width, (self.header, *self.cells)))
+
+    def drawn(self, text: str) -> str:
+        filler = " " * (self.width - _width(text))
+        return filler + text if self.is_number else text + filler
+
+
+def _are_numbers(cells: Sequence[object]) -> bool:
+    return bool(cells) and all(isinstance(cell, int | float) for cell in cells)
+
+
+def _width(text: str) -> int:
+    """Return the width of one line on a terminal. East Asian wide characters take two columns."""
+    return len(text) + (0 if text.isascii() else sum(unicodedata.east_asian_width(char) in "WF" for char in text))
+
+
+def _parts(columns: list[_TableColumn], width: int) -> Iterator[list[_TableColumn]]:
+    """Divide columns among tables that fit the width. The first column, which names the row, begins each table.
+
+    Only the last column of a table may be wider than the room that is left: its text is wrapped.
+    """
+    part = columns[:1]
+    for column in columns[1:]:
+        room = width - sum(each.width + len(_GAP) for each in part)
+        is_text = column.width > _LEAST_TEXT and any(" " in cell for cell in column.cells)
+        if len(part) > 1 and room < (_LEAST_TEXT if is_text else column.width):
+            yield part
+            part = columns[:1]
+        part.append(column)
+    yield part
+
+
+def _table_lines(columns: list[_TableColumn], width: int) -> list[str]:
+    used = sum(column.width + len(_GAP) for column in columns[:-1])
+    room = max(_LEAST_TEXT, width - used)
+    wrapped = [textwrap.wrap(cell, room, break_long_words=False, break_on_hyphens=False) for cell in columns[-1].cells]
+    columns = [*columns[:-1], replace(columns[-1], cells=[line for lines in wrapped for line in lines or [""]])]
+    first_lines = [row for row, lines in enumerate(wrapped) for _ in lines or [""]]
+    rows = [
+        [column.cells[row] if not at or first_lines[at - 1] != row else "" for column in columns[:-1]]
+        for at, row in enumerate(first_lines)
+    ]
+    full = [[*row, last] for row, last in zip(rows, columns[-1].cells, strict=True)]
+    drawn = [
+        _GAP.join(column.drawn(cell) for column, cell in zip(columns, row, strict=True)).rstrip()
+        for row in [[column.header for column in columns], *full]
+    ]
+    rule = " ".join("-" * (column.width + 2) for column in columns)[1:-1]
+    return [drawn[0], rule, *drawn[1:]]
 
 
 def printable(text: str) -> str:

@@ -65,7 +65,8 @@ class _Verbs(click.Group):
 )
 @click.version_option(__version__, prog_name="streamvid")
 @click.option("-v", "--verbose", is_flag=True, help="Show log messages and tracebacks.")
-def cli(verbose: bool) -> None:
+@click.option("-q", "--quiet", is_flag=True, help="Show only results, warnings and errors.")
+def cli(verbose: bool, quiet: bool) -> None:
     """The way video reaches a GPU: bucketed shards, exact resumable streaming, uniform batches.
 
     \b
@@ -73,6 +74,8 @@ def cli(verbose: bool) -> None:
     streamvid shard videos/ ds/ --dry-run   preview the dataset for your own folder
     streamvid stats ds/                     show what a dataset contains
     """
+    if verbose and quiet:
+        raise click.UsageError("--quiet cannot be combined with --verbose; omit one of them")
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True
     )

@@ -83,7 +83,8 @@ def _print_classes(cost_classes: Mapping[str, int], are_measured: bool) -> None:
     origin = "measured" if are_measured else "predicted from tokens, not measured"
     click.echo(f"\nBuckets that share steps, with costs within 10 % of each other ({origin}):")
     for number, names in members.items():
-        click.echo(f"  {number}: {', '.join(names)}")
+        more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+        click.echo(f"  {number}: {', '.join(names[:_MAX_SHOWN])}{more}")
 
 
 def _print_tails(counts: RunCounts) -> None:

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import print_table, printable, size
+from streamvid.cli.console import is_quiet, print_table, printable, size
 
 if TYPE_CHECKING:
     from streamvid.sharder.rejections import RejectedKind
     from streamvid.sharder.report import BucketRow, ShardReport
     from streamvid.sharder.source.summary import Counted, InputSummary, SourceSummary
 
-_MAX_REJECTIONS = 20
+MAX_REJECTIONS = 20
+"""Maximum number of rejections that are printed one by one."""
+
 _MAX_NAMES = 8
 
 
 def print_input(summary: InputSummary) -> None:
     """Print what was understood of the input. Lines that begin with "note:" need the user's attention."""
+    if is_quiet():
+        return
     for source in summary.sources:
         _print_source(source)
     if summary.fps is not None:
@@ -122,11 +126,12 @@ def _row(report: ShardReport, row: BucketRow) -> dict[str, object]:
 def _print_rejections(report: ShardReport) -> None:
     if not report.num_rejected:
         return
-    if report.num_rejected <= _MAX_REJECTIONS:
+    is_short = report.num_rejected <= MAX_REJECTIONS
+    if is_short:
         for rejection in report.rejections:
             click.echo(printable(f"rejected: row {rejection.row}  {rejection.source}: {rejection.reason}"))
         click.echo("")
-    print_kinds(report.rejected_by_kind, with_examples=report.num_rejected > _MAX_REJECTIONS)
+    print_kinds(report.rejected_by_kind, with_examples=not is_short)
     click.echo("")
 
 

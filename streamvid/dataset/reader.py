@@ -47,6 +47,10 @@ class Dataset:
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()  # guards `_recent`; never held during a read
 
+    def __repr__(self) -> str:
+        counts, buckets = self.manifest.counts, len(self.manifest.buckets)
+        return f"Dataset({self.url}: {counts.samples} sample(s) in {counts.shards} shard(s), {buckets} bucket(s))"
+
     @property
     def url(self) -> str:
         return self.store.url

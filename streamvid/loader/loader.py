@@ -163,6 +163,12 @@ class VideoLoader:
         pixels = self._setup.pipeline.pixels if self._setup.pipeline.decode else None
         report_memory(self.buckets, self.batch_sizes, pixels, self.ring_bytes)
 
+    def __repr__(self) -> str:
+        urls, sizes = ", ".join(dataset.url for dataset in self.datasets), sorted(set(self.batch_sizes.values()))
+        sized = f"{len(self.buckets)} bucket(s), batch size {'/'.join(map(str, sizes))}"
+        rank = f"rank {self.world.rank} of {self.world.num_ranks}"
+        return f"VideoLoader({urls}: {sized}, {rank}; epoch {self.epoch}, {self.num_steps_left} step(s) left)"
+
     @property
     def world(self) -> World:
         """Data-parallel position of this process."""

@@ -60,6 +60,29 @@ def test_verbose_logs_what_the_library_does(tmp_path: Path) -> None:
     assert "INFO" not in run_streamvid(*arguments, check=False).stderr
 
 
+def test_quiet_shows_results_and_errors_only(tiny: Tiny, tmp_path: Path) -> None:
+    arguments = ("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
+    done = run_streamvid("-q", *arguments)
+    assert not done.stderr and done.stdout.startswith("bucket ") and "3 input rows = 2 samples" in done.stdout
+    assert run_streamvid("--quiet", *arguments, "--seed", "3", check=False).stderr.startswith("error: ")
+    assert run_streamvid("-q", "-v", "stats", tmp_path, check=False).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("streamvid st", "stats"), ("streamvid shard --min-f", "--min-fps"), ("streamvid shard --clips n", "native")],
+)
+def test_the_shell_completes_verbs_flags_and_choices(line: str, offered: str) -> None:
+    """As bash asks: docs/content/reference/cli.md says how to turn it on."""
+    words = line.split(" ")
+    asked = {"_STREAMVID_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    code = "import sys; sys.argv = ['streamvid']; from streamvid.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [f"plain,{offered}"]
+
+
 @pytest.mark.parametrize("verb", ["stats", "shard"])
 def test_a_reader_that_goes_away_is_no_traceback(tiny: Tiny, verb: str) -> None:
     """`streamvid stats ds | head`, where head is gone before anything is written."""

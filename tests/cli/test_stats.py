@@ -10,7 +10,7 @@ from pathlib import Path
 import streamvid
 from tests.cli.conftest import Tiny
 from tests.conftest import run_streamvid
-from tests.files import tree_of
+from tests.files import tree_of, write_rows
 
 
 def test_stats_show_buckets_columns_and_rejections(tiny: Tiny) -> None:
@@ -21,6 +21,15 @@ def test_stats_show_buckets_columns_and_rejections(tiny: Tiny) -> None:
     assert "rejected: 1 of 3 input rows" in text
     assert re.search(r"^  row 0  broken\.mp4: .*not a video", text, re.MULTILINE)
     assert tree_of(tiny.dataset) == before
+
+
+def test_stats_of_many_rejections_are_a_few_lines(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "x" if not number else ""} for number in range(500)])
+    run_streamvid("shard", rows, tmp_path / "ds", "--clips", "text")
+    lines = run_streamvid("stats", tmp_path / "ds").stdout.splitlines()
+    assert len(lines) < 40 and "rejected: 499 of 500 input rows" in lines
+    assert lines[-1] == "  and 479 more; --rejections shows them by kind with remedies, --json lists all"
+    assert len(json.loads(run_streamvid("stats", tmp_path / "ds", "--json").stdout)["rejections"]) == 499
 
 
 def test_stats_as_json_agree_with_the_dataset(tiny: Tiny) -> None:

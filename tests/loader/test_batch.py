@@ -39,6 +39,25 @@ def test_fields(batch: streamvid.Batch) -> None:
     assert batch.loss_weight == 1.0
 
 
+def test_notebooks_show_and_complete_what_there_is(dataset: Path, batch: streamvid.Batch) -> None:
+    assert set(batch) | {"to", "normalized"} <= set(dir(batch))
+    assert batch._ipython_key_completions_() == list(batch)
+    assert repr(batch).startswith(f"Batch({batch.bucket.id}, 3 samples of {batch.bucket.shape} on cpu; fields: ")
+    assert all(f" {name}" in repr(batch) for name in batch)
+    with streamvid.VideoLoader(dataset, batch_size=3, num_workers=0) as loader:
+        num_steps = len(loader)
+        assert repr(loader) == (
+            f"VideoLoader({dataset}: {len(loader.buckets)} bucket(s), batch size 3, rank 0 of 1; epoch 0, {num_steps} "
+            "step(s) left)"
+        )
+        next(iter(loader))
+        assert f"epoch 0, {num_steps - 1} step(s) left" in repr(loader)
+        counts = loader.dataset.manifest.counts
+        assert repr(loader.dataset).startswith(
+            f"Dataset({dataset}: {counts.samples} sample(s) in {counts.shards} shard"
+        )
+
+
 def test_columns(batch: streamvid.Batch) -> None:
     assert batch.score.shape == (3,) and batch.score.dtype == torch.float64
     numbers = [int(key.rpartition("-")[2]) for key in batch.sample_keys]

@@ -104,7 +104,7 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
         for cost in shown
     ]
     headers = ["bucket", "size", "tokens", "host bytes per sample", "batch size", "host bytes per batch", "choice"]
-    print_table(headers, rows)
+    print_table(headers, rows, max_rows=len(rows))
     if len(shown) < len(costs):
         click.echo(f"\n{len(costs)} buckets; per frame count, the one with the most tokens is shown (--all shows all).")
 

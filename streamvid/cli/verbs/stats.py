@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import click
 
 from streamvid.cli.console import print_json, print_table, printable, size
 from streamvid.cli.flags import GroupedCommand
-from streamvid.cli.report import stored_line
+from streamvid.cli.report import MAX_REJECTIONS, stored_line
 from streamvid.cli.shared_flags import storage_flags
 
 if TYPE_CHECKING:
@@ -68,8 +69,15 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
     windows = facts["samples"] - stored + clips + len(facts["rejections"])
     cut = "" if windows == facts["records"] else f"{windows} windows of "
     click.echo(f"rejected: {len(facts['rejections'])} of {cut}{facts['records']} input rows")
-    for rejection in facts["rejections"]:
+    _print_first_rejections(facts["rejections"])
+
+
+def _print_first_rejections(rejections: Sequence[Mapping[str, Any]]) -> None:
+    for rejection in rejections[:MAX_REJECTIONS]:
         click.echo(printable(f"  row {rejection['row']}  {rejection['source']}: {rejection['reason']}"))
+    if len(rejections) > MAX_REJECTIONS:
+        more = len(rejections) - MAX_REJECTIONS
+        click.echo(f"  and {more} more; --rejections shows them by kind with remedies, --json lists all")
 
 
 _WITH_CAPTIONS = ("text_sha256", "captions")

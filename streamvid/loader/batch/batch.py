@@ -113,7 +113,14 @@ class Batch(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         device = next(self.tensors()).device
-        return f"Batch({self.bucket.id}, {len(self.sample_keys)} samples of {self.bucket.shape} on {device})"
+        what = f"{len(self.sample_keys)} samples of {self.bucket.shape} on {device}"
+        return f"Batch({self.bucket.id}, {what}; fields: {', '.join(self._fields)})"
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._fields]
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._fields)
 
     def __copy__(self) -> Batch:
         return Batch(self._fields, self._on_copy)
