@@ -54,7 +54,7 @@ class Size:
         return tuple(
             bucket
             for bucket in self.buckets
-            if 1 < bucket.num_frames <= clip.num_frames and num_frames in (None, bucket.num_frames)
+            if 1 < bucket.num_frames <= clip.num_frames - clip.spare and num_frames in (None, bucket.num_frames)
         )
 
 
@@ -73,12 +73,16 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Shape of a clip: frames at the target rate and pixels after rotation; `num_frames` is ignored for images."""
+    """Shape of a clip: frames at the target rate and pixels after rotation; `num_frames` is ignored for images.
+
+    spare: frames that a video must have beyond those of its bucket.
+    """
 
     num_frames: int
     height: int
     width: int
     is_image: bool
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class BucketConfig:
 
     def fit(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Choices:
         """Return the choices of a clip that has `num_frames` frames at the target rate."""
-        clip = Shape(num_frames, height, width, is_image)
+        clip = Shape(num_frames, height, width, is_image, self.spare_frames)
         if clip not in self._known:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
@@ -198,8 +198,13 @@ class BucketConfig:
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
         """Return the bucket that Open-Sora 2 assigns to the clip if its draws are `uniforms`."""
-        clip = Shape(self._num_frames(facts), facts.height, facts.width, facts.is_image)
+        clip = Shape(self._num_frames(facts), facts.height, facts.width, facts.is_image, self.spare_frames)
         return walk(self._candidates(clip), uniforms, facts.is_image)
+
+    @cached_property
+    def spare_frames(self) -> int:
+        """Number of frames that a video must have beyond those of its bucket: 1 in Open-Sora 1, 0 otherwise."""
+        return int(self.opensora is not None and self.opensora.is_v1)
 
     @property
     def keeps_all(self) -> bool:

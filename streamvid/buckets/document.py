@@ -30,7 +30,8 @@ Part = TypeVar("Part", SizeRule, Ratios, PresetInfo)
 
 DEFAULT_BUCKETS: Mapping[str, Any] = {"resolution": ("256px",), "num_frames": (1, 17, 33)}
 """Fields of the default bucket configuration."""
-_RESOLUTION_NAME = re.compile(r"[0-9]+px?(_.*)?")
+_RESOLUTION_NAME = re.compile(r"[0-9]+(px?|k)?(_.*)?")
+_PYTHON_NAMES = ("bucket_config", "probabilities", "image_size", "num_frames")
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,16 @@ class Document:
 
 
 def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> BucketConfig:
-    """Load a configuration from a YAML file, a preset's name, or `bucket_config` in an Open-Sora `.py` file.
+    """Load a configuration from a YAML file, a preset's name, or an Open-Sora `.py` file.
+
+    Of a `.py` file, only `bucket_config` and `probabilities` are read; without them, the `image_size` and `num_frames`
+    of Open-Sora 1.0.
 
     overrides: items of the form `field=value`, with the value in YAML. Raises a ConfigError that names every mistake.
     """
     if str(path).endswith(".py"):
-        form = {"bucket_config": _python_form(Path(path))}
-        return Document(**(form | _changed(load_config(Document, None, overrides)))).to_config()  # type: ignore[arg-type]
+        form = _python_form(Path(path))
+        return Document(**(form | _changed(load_config(Document, None, overrides)))).to_config()
     place = shipped_config("buckets", path)
     try:
         return load_config(Document, *_form_alone(place, overrides)).to_config()
@@ -115,7 +119,7 @@ def bucket_config_of(value: BucketConfig | str | Path | Mapping[str, Any]) -> Bu
 def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
     """Return arguments for `load_config` that put a bare Open-Sora mapping into the field `bucket_config`."""
     tree = read_yaml(place)
-    if not tree or not all(isinstance(name, str) and _RESOLUTION_NAME.fullmatch(name) for name in tree):
+    if not tree or not all(_RESOLUTION_NAME.fullmatch(str(name)) for name in tree):
         return place, overrides
     return None, [f"bucket_config={json.dumps(tree)}", *overrides]
 
@@ -176,14 +180,22 @@ def _plain(value: object) -> object:
 
 
 def _python_form(path: Path) -> dict[str, Any]:
-    """Return the literal that a Python file assigns to bucket_config, without running the file."""
+    """Return the fields that a Python file assigns literals to, without running the file."""
+    found: dict[str, Any] = {}
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in reversed(tree.body):  # the last assignment counts
-            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["bucket_config"]:
-                form = ast.literal_eval(node.value)
-                # The key _delete_ declares that an Open-Sora config replaces the config that it builds on.
-                return {str(name): value for name, value in form.items() if name != "_delete_"}
-    except (OSError, SyntaxError, ValueError, AttributeError, RecursionError, MemoryError) as error:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # the last assignment counts
+            if isinstance(node, ast.Assign) and (name := ast.unparse(node.targets[0])) in _PYTHON_NAMES:
+                found[name] = ast.literal_eval(node.value)
+        if found.get("bucket_config") is not None:
+            # The key _delete_ declares that an Open-Sora config replaces the config that it builds on.
+            form = {str(name): value for name, value in found["bucket_config"].items() if name != "_delete_"}
+            return {"bucket_config": form, "probabilities": found.get("probabilities")}
+        if {"image_size", "num_frames"} <= set(found):
+            height, width = found["image_size"]
+            return {"height": height, "width": width, "num_frames": (found["num_frames"],)}
+    except (OSError, SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise ConfigError(f"cannot read bucket_config in {path}: {error}; write it as YAML") from None
-    raise ConfigError(f"{path} does not assign bucket_config; write the configuration as YAML")
+    raise ConfigError(
+        f"{path} does not assign bucket_config, nor the image_size and num_frames of Open-Sora 1.0; write the "
+        "configuration as YAML"
+    )

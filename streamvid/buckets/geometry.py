@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from math import isqrt, sqrt
+from math import isqrt
 
 from streamvid.config import require_integer
 from streamvid.errors import ConfigError
@@ -23,8 +23,14 @@ DEFAULT_MULTIPLE = 16
 
 MAX_MULTIPLE = 1024
 _LISTED_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
+_OLD_NAMES = {"2k": "1440p", "4k": "2160p"}
 _RESOLUTION = re.compile(r"([1-9][0-9]{0,4})(px|p)")
 _RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?)")
+
+
+def resolution_name(name: str) -> str:
+    """Return the name that resolutions of Open-Sora 1 have here: 512px for 512, 1440p for 2k. Return others as is."""
+    return f"{name}px" if name.isdecimal() else _OLD_NAMES.get(name, name)
 
 
 def resolution_pixels(name: str) -> int:
@@ -106,8 +112,8 @@ def dynamic_size(height: int, width: int, max_pixels: int, multiple: int) -> tup
     a multiple of `multiple`.
     """
     if height * width > max_pixels:
-        # In floats, as in DiffSynth-Studio: 1120x1120 at 921600 pixels is 959.99 and thus 944, where exact numbers give
-        # 960. Square roots and quotients of floats are the same on every machine.
-        scale = sqrt(height * width / max_pixels)
+        # In floats and with a power, as in DiffSynth-Studio: 1120x1120 at 921600 pixels is 959.99 and thus 944, where
+        # exact numbers give 960; 1618x1618 is 960, where sqrt() gives 944.
+        scale: float = (height * width / max_pixels) ** 0.5
         height, width = int(height / scale), int(width / scale)
     return height // multiple * multiple, width // multiple * multiple

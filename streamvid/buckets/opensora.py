@@ -6,8 +6,11 @@
        │       └ frame count; 1 accepts images
        └ area; _max: only the ratio with the most pixels; _ar16:9: only this ratio
 
-The second number of a pair has opposite meanings: in version 2, it is the share that passes to the next shorter bucket;
-in version 1.2, the share that stays. Pairs therefore require the option `probabilities`.
+The versions read it differently, so pairs require the option `probabilities`:
+
+    opensora-v2     The second number of a pair passes to the next shorter bucket. A bucket of T needs T frames.
+    opensora-v1.2   The second number stays. A bucket of T needs T + 1 frames. 240p and 480p have slightly other areas.
+                    This also holds for versions 1.1 and 1.3, and for their names 256, 512, 1024 and 2048.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import Keep, Sharing, SizeClass, by_area, size_class
-from streamvid.buckets.geometry import ratio_fraction
+from streamvid.buckets.geometry import ratio_fraction, resolution_name
 from streamvid.buckets.ratios import Ratios, RatioTable
 from streamvid.config import exact, require_integer
 from streamvid.errors import ConfigError
 
 Meaning: TypeAlias = Literal["opensora-v2", "opensora-v1.2"]
 MEANINGS = get_args(Meaning)
+_AREAS_OF_V1 = {"240p": 102240, "480p": 409920}
 Form: TypeAlias = Mapping[str, Mapping[int, Sequence[Any]]]
 """Open-Sora's form: resolution → frames → [probability, batch size]."""
 
@@ -53,7 +57,7 @@ class OpenSoraConfig:
     """Buckets in Open-Sora's form.
 
     bucket_config: resolution → frames → [probability, batch size].
-    probabilities: "opensora-v2" or "opensora-v1.2", the meaning of pairs of probabilities.
+    probabilities: "opensora-v2" or "opensora-v1.2", the version whose meaning applies.
     """
 
     bucket_config: Form
@@ -63,15 +67,22 @@ class OpenSoraConfig:
         if self.probabilities is not None and self.probabilities not in MEANINGS:
             raise ConfigError(f"probabilities={self.probabilities!r}: must be one of {', '.join(MEANINGS)}")
 
+    @property
+    def is_v1(self) -> bool:
+        """True if the rules of versions 1.1 to 1.3 apply: they are set, or a name exists in these versions only."""
+        is_named = any(resolution_name(resolution) != resolution for resolution in map(_resolution, self.bucket_config))
+        return self.probabilities == "opensora-v1.2" or (self.probabilities is None and is_named)
+
     def read(self, ratios: Ratios) -> OpenSora:
         """Build classes and buckets. Raises a ConfigError that names the invalid entry."""
         shared: Sharing = {}
         listed: dict[str, Bucket] = {}
         groups: list[SizeClass] = []
         sizes: dict[str, int] = {}
+        meaning = "opensora-v1.2" if self.is_v1 else self.probabilities
         for name, by_frames in self.bucket_config.items():
             resolution, table = _sizes(name, ratios)
-            entries = {frames: _entry(name, frames, value, self.probabilities) for frames, value in by_frames.items()}
+            entries = {frames: _entry(name, frames, value, meaning) for frames, value in by_frames.items()}
             if not entries:
                 raise ConfigError(f"bucket_config[{name!r}] has no frame counts; add some, such as 33: [1.0, 12]")
             buckets = [
@@ -80,7 +91,10 @@ class OpenSoraConfig:
                 for frames in entries
             ]
             keep = {frames: entry.keep for frames, entry in entries.items()}
-            groups.append(size_class(buckets, shared, ratios.area(resolution), keep))
+            area = ratios.area(resolution)
+            if self.is_v1 and "area" not in ratios.tables.get(resolution, {}):
+                area = _AREAS_OF_V1.get(resolution, area)
+            groups.append(size_class(buckets, shared, area, keep))
             for bucket in buckets:
                 entry = entries[bucket.num_frames]
                 if entry.keep.accept:
@@ -91,9 +105,14 @@ class OpenSoraConfig:
         return OpenSora(by_area(groups), tuple(listed.values()), sizes)
 
 
+def _resolution(name: str) -> str:
+    return name.partition("_")[0]
+
+
 def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
     """Return the resolution and its ratio table, which contains all ratios or only the ratio that the name selects."""
-    resolution, underscore, setting = name.partition("_")
+    _, underscore, setting = name.partition("_")
+    resolution = resolution_name(_resolution(name))
     table = ratios.of(resolution)
     if not underscore:
         return resolution, table
@@ -119,6 +138,7 @@ def _entry(name: str, frames: object, value: Any, meaning: str | None) -> Entry:
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise ConfigError(f"{where}={value!r}: expected [probability, batch size], such as [1.0, 12]")
     probability, batch_size = value
+    keep = _keep(where, probability, meaning, is_image=frames == 1)
     if isinstance(batch_size, Sequence) and not isinstance(batch_size, str):
         raise ConfigError(
             f"{where}: the batch size {list(batch_size)!r} is a range for Open-Sora's search; use the number that it "
@@ -128,7 +148,7 @@ def _entry(name: str, frames: object, value: Any, meaning: str | None) -> Entry:
         batch_size = None
     else:
         require_integer(f"{where}: batch size", batch_size, 1, 1 << 20)
-    return Entry(_keep(where, probability, meaning, is_image=frames == 1), batch_size)
+    return Entry(keep, batch_size)
 
 
 def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> Keep:
@@ -149,9 +169,14 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
 
 
 def _share(where: str, value: object) -> Fraction:
+    if value is None:
+        raise ConfigError(f"{where}: probability=None, as in Open-Sora's evaluation of all buckets; write 1.0")
     share = exact(f"{where}: probability", value)
     if not 0 <= share <= 1:
-        raise ConfigError(f"{where}: probability={value!r}: must be from 0 to 1")
+        raise ConfigError(
+            f"{where}: probability={value!r}: must be from 0 to 1. Configurations for Open-Sora's search of batch "
+            "sizes have a batch size here; write 1.0, and the number that the search found as the batch size"
+        )
     return share
 
 

@@ -16,6 +16,7 @@ from streamvid.buckets.geometry import (
     check_multiple,
     nearest_size,
     ratio_fraction,
+    resolution_name,
     resolution_pixels,
 )
 from streamvid.config import check_options, option, require_integer
@@ -32,7 +33,8 @@ class Ratios:
     """Rule that converts a resolution's name to sizes.
 
     multiple: every side must be a multiple of this, in pixels.   tables: resolution → ratio ``"w:h"`` → size ``"WxH"``,
-        instead of generated sizes; the key ``area`` in a table sets the number of pixels of its resolution.
+        instead of generated sizes; a resolution may have its name in Open-Sora 1, such as 512 for 512px. The key
+        ``area`` in a table sets the number of pixels of its resolution.
     min_ar, max_ar: bounds on width / height; None for no bound.   num_ar_buckets: number of ratios, spaced by equal
         factors from `min_ar` (default 0.5) to `max_ar` (default 2); replaces the standard list of ratios.
     """
@@ -62,7 +64,11 @@ class Ratios:
             raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}: swap them")
         if self.num_ar_buckets == 1 and low != high:
             raise ConfigError("num_ar_buckets=1 requires equal min_ar and max_ar; set both to the same value")
-        for name in self.tables:
+        tables = {resolution_name(name): table for name, table in self.tables.items()}
+        if len(tables) != len(self.tables):
+            raise ConfigError(f"ratios={', '.join(self.tables)}: two names are one resolution; keep one table for each")
+        object.__setattr__(self, "tables", tables)
+        for name in tables:
             self.of(name)
 
     @property

@@ -95,8 +95,9 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
         return "too-small", f"{size} is less than {float(share):g} of the smallest bucket area for such clips, {named}"
     shortest = min(bucket.num_frames for _, bucket in of_kind)
     frames = "1 frame" if clip.num_frames == 1 else f"{clip.num_frames} frames"
-    if clip.num_frames < shortest and not clip.is_image:
-        return "too-few-frames", f"the clip has {frames}, but the shortest bucket has {shortest}"
+    needs = f" and needs {clip.spare} more, as in Open-Sora 1" if clip.spare else ""
+    if clip.num_frames - clip.spare < shortest and not clip.is_image:
+        return "too-few-frames", f"the clip has {frames}, but the shortest bucket has {shortest}{needs}"
     # Without limits there are candidates, unless those that are short enough are too large.
     loose = Policy(policy.ratio, policy.frames, min_area=policy.min_area)
     refused = [found.buckets[0] for found in candidates(classes, clip, loose)]
@@ -105,7 +106,7 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
     shortest = min(bucket.num_frames for bucket in large_enough)
     return "too-short-for-its-size", (
         f"the clip has {frames} of {size}: buckets that are short enough are too large (a clip must have "
-        f"{float(share):g} of their area), and the shortest bucket that is small enough has {shortest} frames"
+        f"{float(share):g} of their area), and the shortest bucket that is small enough has {shortest} frames{needs}"
     )
 
 

@@ -244,9 +244,10 @@ def _count_rates(found: AssignedRows, fps: Float64Array, rate: FrameRate) -> Non
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return the buckets' frame counts, ascending. A clip's bucket depends on which of these counts it reaches."""
+    """Return the frame counts that buckets need, ascending. A clip's bucket depends on which of these it reaches."""
     if config.opensora is not None:  # including counts of probability 0, which keep clips from other buckets
-        return sorted({frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames})
+        counts = {frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames}
+        return sorted(count + config.spare_frames for count in counts)
     return sorted(config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates})
 
 

@@ -207,7 +207,7 @@ def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
     """Return the smallest frame count above 1 and below `most` at which a bucket accepts the source, else `most`."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
-    fewer = (count for count in sorted(counts) if 1 < count < most)
+    fewer = (count + config.spare_frames for count in sorted(counts) if 1 < count < most)
     return next((count for count in fewer if config.fit(count, probe.height, probe.width).options), most)
 
 

@@ -15,6 +15,7 @@ from streamvid.buckets.classes import ClipFacts
 from streamvid.buckets.config import BucketConfig, SizeRule
 from streamvid.buckets.document import bucket_config_from_json, bucket_config_to_json, load_bucket_config
 from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
 from streamvid.errors import ConfigError, NoBucketError
@@ -79,10 +80,44 @@ def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     assert {bucket.num_frames for bucket in config.table.buckets} == {17, 33}
 
 
+def test_configurations_of_open_sora_1_have_its_names_and_meaning(tmp_path: Path) -> None:
+    """Names without a unit exist in version 1 only, so pairs of numbers have its meaning; tables may use these names."""
+    table = """bucket_config:
+  512: {1: [1.0, 141], 51: [[1.0, 0.25], 8]}
+  2k: {1: [0.5, 4]}
+ratios: {512: {area: 262144, "1:1": 512x512, "1:0.5": 736x352}, 2k: {"1:1": 1920x1920}}
+"""
+    config = load_bucket_config(written(tmp_path, table))
+    assert config.batch_sizes["512px-51f-1x1"] == 8
+    assert {(bucket.resolution, bucket.height) for bucket in config.table.buckets} == {
+        ("512px", 512),
+        ("512px", 352),
+        ("1440p", 1920),
+    }
+    found = config.choices(ClipFacts(52, 1080, 1920))
+    assert [(bucket.id, share) for bucket, share in found.options] == [("512px-51f-1x0.5", Fraction(1, 4))]
+    too_short = config.choices(ClipFacts(51, 1080, 1920))
+    assert too_short.reason.endswith("51 frames, but the shortest bucket has 51 and needs 1 more, as in Open-Sora 1")
+    assert bucket_config_from_json(bucket_config_to_json(config)) == config
+    alone = load_bucket_config(written(tmp_path, "512: {51: [1.0, 8]}\n"))
+    assert alone.choices(ClipFacts(51, 1080, 1920)).kind == "too-few-frames"
+    pairs = "bucket_config = {'360p': {51: ((1.0, 0.25), 8)}}\nprobabilities = 'opensora-v1.2'\n"
+    assert load_bucket_config(written(tmp_path, pairs, "stage2.py")).opensora == OpenSoraConfig(
+        {"360p": {51: ((1.0, 0.25), 8)}}, "opensora-v1.2"
+    )
+
+
+def test_open_sora_1_0_has_one_size(tmp_path: Path) -> None:
+    text = "num_frames = 16\nframe_interval = 3\nimage_size = (256, 512)\nbucket_config = None\n"
+    config = load_bucket_config(written(tmp_path, text, "16x256x512.py"))
+    assert [bucket.shape for bucket in config.table.buckets] == [(16, 256, 512)]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bucket_config = {256: {1: (1.0, 4)}}", "resolution='256' is not a resolution name"),
+        ("bucket_config = {'256q': {1: (1.0, 4)}}", "resolution='256q' is not a resolution name"),
+        ("image_size = (256,)\nnum_frames = 16", "cannot read bucket_config"),
         ("bucket_config = " + "-" * 100_000 + "1", "cannot read bucket_config"),
         ("bucket_config = {'256px': {1, 2}}", "expected frame counts"),
     ],
@@ -187,7 +222,10 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{bucket_config: {256px: {33: [0.0, 1]}}}', "every probability is 0"),
         ('{bucket_config: {256px_min: {33: [1.0, 1]}}}', "_min is not a setting; use 256px, 256px_max"),
         ('{bucket_config: {"256px_ar7:5": {33: [1.0, 1]}}}', "256px has no ratio 7:5; available: 2.39:1"),
-        ('{bucket_config: {"256": {33: [1.0, 1]}}}', "resolution='256' is not a resolution name"),
+        ('{bucket_config: {"256q": {33: [1.0, 1]}}}', "resolution='256q' is not a resolution name"),
+        ('{bucket_config: {512: {51: [9, [4, 12]]}}}', "probability=9: must be from 0 to 1. Configurations for Open-Sora's"),
+        ('{bucket_config: {512: {51: [null, 6]}}}', "probability=None, as in Open-Sora's evaluation"),
+        ('{bucket_config: {512: {51: [1, 1]}}, ratios: {512: {"1:1": 512x512}, 512px: {"1:1": 512x512}}}', "two names"),
         ('{bucket_config: {256px: {33: [1.0, 1]}, "256px_ar16:9": {33: [1.0, 2]}}}', "the batch sizes 1 and 2"),
         ('{bucket_config: {256px: {33: [0.5, 1]}}, policy: {frames: longest}}', "cannot be combined with keep probabilities"),
         ('{buckets: [832x480@81], policy: {ratio: real}}', "policy.ratio='real': must be 'nominal' or 'log'"),

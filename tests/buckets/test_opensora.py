@@ -19,12 +19,16 @@ import pytest
 from streamvid.buckets import Bucket
 from streamvid.buckets.classes import Choices, ClipFacts
 from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import bucket_config_from_json
 from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.geometry import resolution_name
 from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "opensora_golden.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+GOLDEN = json.loads((DATA / "opensora_golden.json").read_text())
+GOLDEN_V12 = json.loads((DATA / "opensora_v12_golden.json").read_text())
 Z_AT_1E_6 = 4.892  # of a normal distribution, both tails
 
 Flip = Callable[[float], bool]
@@ -72,6 +76,20 @@ def test_assignment_equals_opensora(name: str) -> None:
         if got != (expected and [expected[0].partition("_")[0], *expected[1:]]):
             differing.append((num_frames, height, width, fps, fps_max, expected, got))
     assert len(cases) == 600
+    assert differing == []
+
+
+def test_assignment_equals_opensora_1_2() -> None:
+    """All 600 answers of its own code: T + 1 frames for a bucket of T, its areas, its pairs, and names such as 512."""
+    differing = []
+    for number, form in enumerate(GOLDEN_V12["configs"]):
+        config = bucket_config_from_json({"bucket_config": form, "assign": "all"})
+        for _, num_frames, height, width, expected in (case for case in GOLDEN_V12["cases"] if case[0] == number):
+            choices = config.choices(ClipFacts(num_frames, height, width, is_image=num_frames == 1))
+            got = [[resolution_name(expected[0]), expected[1]]] if expected else []
+            if [[bucket.resolution, bucket.num_frames] for bucket in choices.buckets] != got:
+                differing.append((number, num_frames, height, width, expected, choices))
+    assert len(GOLDEN_V12["cases"]) == 600
     assert differing == []
 
 
@@ -138,6 +156,8 @@ def restated(case: Case, flip: Flip) -> tuple[str, int, int, int] | None:
     sized = {name: restated_sizes(name, case.multiple) for name in case.form}
     for name in sorted(case.form, key=lambda name: sized[name][0], reverse=True):
         pixels, table = sized[name]
+        if case.version == "opensora-v1.2":
+            pixels = {"240p": 102240, "480p": 409920}.get(name.partition("_")[0], pixels)
         if case.height * case.width < pixels * 0.8:
             continue
         count = restated_count(case.form[name], frames, case.version, flip)
@@ -154,7 +174,7 @@ def restated_count(entries: dict[int, Any], frames: int, version: str, flip: Fli
         return 1 if 1 in entries and flip(entries[1][0]) else None
     for count in sorted(entries, reverse=True):
         probability = entries[count][0]
-        if count == 1 or count > frames:
+        if count == 1 or count + (version == "opensora-v1.2") > frames:
             continue
         if isinstance(probability, tuple):
             probability, second = probability

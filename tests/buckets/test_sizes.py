@@ -38,6 +38,12 @@ def test_sizes_equal_diffsynths() -> None:
     assert differing == []
 
 
+@pytest.mark.parametrize("side", [1618, 2524, 3069, 3236])
+def test_squares_that_a_square_root_would_round_down(side: int) -> None:
+    """Answers of DiffSynth-Studio's expression, `** 0.5`."""
+    assert dynamic_size(side, side, 921600, 16) == (960, 960)
+
+
 def test_frame_counts_equal_diffsynths() -> None:
     """Its checklist 12 and 13: how many frames are taken of 400 clips, short ones by the rule k * n + 1."""
     differing = []
