@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
-from itertools import product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -47,8 +47,9 @@ SHUFFLES = [("none", 1), ("shards", 1), *(("window", window) for window in (1, 4
 
 
 def buckets_of(count: int) -> list[Bucket]:
-    """So many buckets, at most 104."""
-    return [Bucket(frames, *side) for frames, side in product(FRAMES, SIDES)][:count]
+    """So many buckets; beyond 104, with more and more frames."""
+    counts = chain(FRAMES, range(FRAMES[-1] + 4, FRAMES[-1] + 4 * count, 4))
+    return [Bucket(frames, *side) for frames, side in islice(product(counts, SIDES), count)]
 
 
 def shard_sizes(num_samples: int, num_shards: int, buckets: list[Bucket]) -> dict[str, NDArray[np.int64]]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -288,7 +289,7 @@ class NativeClips:
     quality: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """Description of a sealed dataset.
 
@@ -313,11 +314,16 @@ class Manifest:
 
     def bucket(self, bucket_id: str) -> Bucket:
         """Return the bucket with this id. Raise DatasetError if the manifest does not list it."""
-        for bucket in self.buckets:
-            if bucket.id == bucket_id:
-                return bucket
-        known = ", ".join(bucket.id for bucket in self.buckets)
-        raise DatasetError(f"bucket {bucket_id!r} is not in the manifest, which lists {known}; copy the dataset again")
+        if bucket_id not in self._by_id:
+            known = ", ".join(self._by_id)
+            raise DatasetError(
+                f"bucket {bucket_id!r} is not in the manifest, which lists {known}; copy the dataset again"
+            )
+        return self._by_id[bucket_id]
+
+    @cached_property
+    def _by_id(self) -> dict[str, Bucket]:
+        return {bucket.id: bucket for bucket in self.buckets}
 
     def with_columns(self, group: ColumnGroup) -> Manifest:
         """Return the manifest of the same dataset with one more group of columns."""

@@ -353,7 +353,7 @@ class VideoLoader:
         After a resume within an accumulation group, loss weights count only the remaining batches of that group.
         """
         self._pipeline.check_usable()
-        cursor, progress, belongs_to = read_state(state)
+        cursor, progress, belongs_to = read_state(state, self.batch_sizes, force)
         if not belongs(belongs_to, self._belongs_to(), force):
             cursor = self._selection.at_share(cursor.epoch, progress)
         self._selection.check(cursor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -375,11 +376,13 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
     common = {
         bucket.id: bucket.id for bucket in own if bucket.id in buckets and buckets[bucket.id].shape == bucket.shape
     }
+    taken, names = set(common.values()), defaultdict[tuple[int, int, int], list[str]](list)
+    for name, bucket in buckets.items():
+        names[bucket.shape].append(name)
     for bucket in own:
         if bucket.id in common:
             continue
-        taken = set(common.values())
-        known = [name for name, other in buckets.items() if other.shape == bucket.shape and name not in taken]
+        known = [name for name in names[bucket.shape] if name not in taken]
         mine = bucket if bucket.id not in buckets else replace(bucket, resolution=None, aspect_ratio=None)
         if not known and mine.id in buckets:
             raise ConfigError(
@@ -388,6 +391,7 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
             )
         common[bucket.id] = known[0] if known else mine.id
         buckets.setdefault(common[bucket.id], mine)
+        taken.add(common[bucket.id])
     return common
 
 

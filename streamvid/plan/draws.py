@@ -121,7 +121,7 @@ class DrawnStream(BucketStream):
         # At both ends, the error of each label's count may be one larger than that of the label before it.
         return Fraction(2 * sum(len(one.weights) + 1 for one in self._sets) + 1)
 
-    def begin(self, passes: Fraction) -> int:
+    def begin(self, passes: Fraction | int) -> int:
         whole, part = divmod(passes, 1)
         start = self._pass_start(int(whole))
         length = self._pass_start(int(whole) + 1) - start

@@ -40,12 +40,12 @@ class Lane:
     epoch: int
     num_ranks: int
 
-    @property
+    @cached_property
     def num_units(self) -> int:
         """Number of remaining units of the buckets, without the fillers that the tail policy adds to the last step."""
         return sum(span.num_units for span in self.spans)
 
-    @property
+    @cached_property
     def num_steps(self) -> int:
         """Number of remaining steps of the lane. All ranks take part in each step."""
         units = self.num_units

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -79,20 +80,22 @@ class MixedStream:
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"
         self._numbers: list[int] = []
         self._streams: list[BucketStream] = []
-        self._repeats: list[Fraction] = []
+        # Whole numbers are int, which is much faster with thousands of buckets.
+        self._repeats: list[Fraction | int] = []
         for number, sizes in shard_sizes.items():
             stream = sources[number].stream(bucket_id, sizes, options)
             if stream.num_samples:
                 self._numbers.append(number)
                 self._streams.append(stream)
-                self._repeats.append(sources[number].num_repeats)
+                repeats = sources[number].num_repeats
+                self._repeats.append(repeats if repeats.denominator > 1 else repeats.numerator)
         sizes_of = [stream.num_samples for stream in self._streams]
-        self._firsts = np.cumsum([0, *sizes_of])  # ordinals count through one dataset after the other
+        self._firsts = np.array([0, *accumulate(sizes_of)])  # ordinals count through one dataset after the other
         self.num_samples = sum(sizes_of)
         rates = [r * s.samples_per_pass for r, s in zip(self._repeats, self._streams, strict=True)]
-        self.rate = sum(rates, Fraction(0))
+        self.rate = sum(rates)
         """Mean number of samples per epoch."""
-        self.samples_per_pass = int(sum((stream.samples_per_pass for stream in self._streams), Fraction(0)))
+        self.samples_per_pass = int(sum(stream.samples_per_pass for stream in self._streams))
 
     def boundary(self, epoch: int) -> int:
         """Return B(epoch), the position at which the epoch's block begins."""

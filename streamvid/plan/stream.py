@@ -73,17 +73,19 @@ class BucketStream:
         return shards, ordinals - self._starts[shards]
 
     @property
-    def samples_per_pass(self) -> Fraction:
+    def samples_per_pass(self) -> Fraction | int:
         """Mean number of samples per pass."""
-        return Fraction(self.num_samples)
+        return self.num_samples
 
     @property
     def slack(self) -> Fraction:
         """Maximum difference between `begin` and samples_per_pass * passes."""
         return Fraction(1, 2)
 
-    def begin(self, passes: Fraction) -> int:
+    def begin(self, passes: Fraction | int) -> int:
         """Return the position after `passes` passes, rounded to a sample."""
+        if isinstance(passes, int):
+            return self.num_samples * passes
         return math.floor(self.num_samples * passes + Fraction(1, 2))
 
     def pass_of(self, position: int) -> int:
@@ -181,7 +183,7 @@ def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]])
 
 def prefix_sums(counts: IntArray) -> IntArray:
     """Return the n + 1 prefix sums, starting with 0. They are int32 if they fit, which halves the memory."""
-    total = int(np.sum(counts, dtype=np.int64))
+    total = int(counts.sum(dtype=np.int64))
     sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)
-    np.cumsum(counts, out=sums[1:])
+    counts.cumsum(out=sums[1:])
     return sums

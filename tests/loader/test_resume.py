@@ -20,6 +20,7 @@ from streamvid.plan.position import World
 from tests.loader.conftest import SMALL, TALL, build_dataset, in_legs, new_keys, open_loader, state_after
 from tests.processes import run_python
 from tests.shard_options import shard_options
+from tools.bench_plan import write_dataset
 
 READ_REST = """
 import hashlib, json, sys, streamvid
@@ -98,6 +99,28 @@ def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:
             loader.load_state_dict({**state, **wrong} if isinstance(wrong, dict) and wrong else wrong)
         assert loader.state_dict() == state
         loader.load_state_dict(json.loads(json.dumps(state, sort_keys=True)))
+
+
+def test_a_state_of_ten_thousand_buckets_is_small(tmp_path: Path) -> None:
+    """PLAN-5: it took 170 kB. Without the names, a state of other buckets is refused all the same."""
+    for name, num_buckets in (("ds", 10_000), ("other", 1_001)):
+        (tmp_path / name).mkdir()
+        write_dataset(tmp_path / name, 20 * num_buckets, num_buckets, num_buckets)
+    with streamvid.VideoLoader(tmp_path / "ds", batch_size=2, num_workers=0) as loader:
+        loader.set_epoch(3, 12_345)
+        state, num_steps_left = loader.state_dict(), loader.num_steps_left
+        text = json.dumps(state)
+        loader.set_epoch(0)
+        loader.load_state_dict(json.loads(text))
+        assert (loader.state_dict(), loader.num_steps_left) == (state, num_steps_left)
+        with pytest.raises(StateError, match="not those of 10000 buckets"):
+            loader.load_state_dict({**state, "positions": "AAAA"})
+    assert len(text) < 64 * 1024
+    with streamvid.VideoLoader(tmp_path / "other", batch_size=2, num_workers=0) as loader:
+        with pytest.raises(StateError, match="not those of 1001 buckets"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, force=True)
+        assert loader.epoch == 3 and 0 < loader.num_steps_left < len(loader)
 
 
 def test_a_state_of_other_samples_in_equal_numbers_is_refused(tmp_path: Path) -> None:
