@@ -20,6 +20,7 @@ SHARED_NAMES = {"Members", "Record", "Sidecar", "_Reader"}
 """Names of several classes that are still to be told apart."""
 HEAVY = (
     "torch",
+    "urllib.request",
     "av",
     "pandas",
     "accelerate",
