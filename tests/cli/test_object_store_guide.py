@@ -150,5 +150,6 @@ def test_the_policy_of_writers_has_nothing_that_is_not_needed(
 ) -> None:
     s3_env(rgw.other)
     rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(1, theirs, without=action))
-    with pytest.raises(StorageError, match="403"):
+    # Without the right to list uploads, a run succeeds and leaves behind what a killed one began.
+    with pytest.raises((StorageError, AssertionError), match=r"403|abandoned\.tar"):
         write(rgw, theirs, tiny.videos, tiny.dataset, tmp_path)
