@@ -6,6 +6,7 @@ if it precedes the first key frame, because its picture refers to pictures that 
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES = 4096
 _ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
+_PNG_PACKED = (b"zTXt", b"iCCP")  # chunks that FFmpeg unpacks without a limit; it ignores iTXt
+_MAX_UNPACKED_MIB = 16
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
@@ -106,7 +109,31 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
     ):
         for packet in packets:
             if packet.size:
+                if video.codec_name == "png":
+                    _refuse_png_bomb(memoryview(packet))
                 yield packet
+
+
+def _refuse_png_bomb(packet: memoryview) -> None:
+    """Raise ProbeError if texts and color profiles, which a PNG decoder inflates whole, are unreasonably large."""
+    left, at = _MAX_UNPACKED_MIB << 20, 8
+    while at + 8 <= len(packet):
+        num_bytes, kind = int.from_bytes(packet[at : at + 4], "big"), bytes(packet[at + 4 : at + 8])
+        chunk = packet[at + 8 : at + 8 + num_bytes]
+        at += 12 + num_bytes
+        if kind not in _PNG_PACKED:
+            continue
+        start = bytes(chunk[:80]).find(0) + 2  # after the name and the number of the method
+        try:
+            left -= len(zlib.decompressobj().decompress(chunk[start:], left + 1))
+        except zlib.error:  # FFmpeg frees what it has unpacked
+            continue
+        if left < 0:
+            raise ProbeError(
+                f"the PNG's {kind.decode()} chunks unpack to more than {_MAX_UNPACKED_MIB} MiB; save the image again "
+                "without metadata",
+                kind="limit",
+            )
 
 
 def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = None) -> Iterator[VideoFrame]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from streamvid.dataset import index, manifest
 from streamvid.dataset import integrity as proof
 from streamvid.errors import ConfigError, DatasetError, LoaderError, SampleError, StreamvidError
 from streamvid.storage import LocalStore
+from tests.files import png_bytes
 from tests.loader.conftest import SMALL, build_dataset, open_loader
 
 pytestmark = pytest.mark.timeout(60)
@@ -157,6 +159,20 @@ def test_one_sample_in_a_batch_far_larger_than_its_bucket(tmp_path: Path) -> Non
         assert len(batches) == 1 == len(loader)
     assert sum(batches[0].is_repeat.tolist()) == 39
     assert len({video.numpy().tobytes() for video in batches[0].video}) > 5
+
+
+def test_a_bomb_that_was_sealed_is_a_bad_sample_and_takes_no_memory(tmp_path: Path) -> None:
+    """BAD-1: a dataset of somebody else, whose clip is a PNG of 1 MB with 900 MB of text."""
+    bomb = png_bytes(96, 64, *[(b"zTXt", 300 << 20)] * 3)
+    root = build_dataset(tmp_path, {SMALL: [3]}, damage={"96x64-5f-1": bomb})
+    with open_loader(root, num_workers=1, shuffle="none") as loader:
+        keys = [batch.sample_keys[0] for batch in loader]
+        process = Path(f"/proc/{loader.worker_pids[0]}")
+        peak = int(re.findall(r"VmHWM:\s+(\d+)", (process / "status").read_text())[0]) << 10
+        limit = re.findall(r"Max data size\s+(\d+)", (process / "limits").read_text())
+    assert keys == ["96x64-5f-0", "96x64-5f-2", "96x64-5f-2"]
+    assert peak < 500 << 20
+    assert int(limit[0]) <= 8 << 30
 
 
 @pytest.mark.parametrize("options", [{"world": streamvid.World(7, 8)}, {"batch_size": 3, "num_epochs": None}])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video.decode.file import decode_into
 from streamvid.video.limits import Limits
 from streamvid.video.probe import probe
+from tests.files import png_bytes
 from tests.processes import run_python
 from tests.video.clips import ClipFolder, run_ffmpeg
 
@@ -87,21 +87,10 @@ def test_truncated_images_are_refused(clip: ClipFolder, name: str) -> None:
         probe(data[: len(data) // 2])
 
 
-def _png(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, payload: bytes) -> bytes:
-        return len(payload).to_bytes(4, "big") + kind + payload + zlib.crc32(kind + payload).to_bytes(4, "big")
-
-    packer = zlib.compressobj(9)
-    row = bytes(1 + width * 3)
-    body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\0\0\0"
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
-
-
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
     """A PNG of 9000 x 9000 pixels, 243 MB unpacked, in 240 kB."""
-    return _png(9000, 9000)
+    return png_bytes(9000, 9000)
 
 
 @pytest.mark.parametrize("container", ["png", "mov"])
@@ -112,10 +101,27 @@ def test_a_decoder_bomb_goes_off_in_no_ones_memory(tmp_path: Path, bomb: bytes, 
         path.write_bytes(bomb)
     else:
         small, mov = tmp_path / "small.png", tmp_path / "small.mov"
-        small.write_bytes(_png(64, 64))
+        small.write_bytes(png_bytes(64, 64))
         run_ffmpeg("-i", small, "-c", "copy", mov)
         path.write_bytes(_with_packet(mov.read_bytes(), small.read_bytes(), bomb))
-    # The interpreter with PyAV needs some 200 MB of address space; the frame alone would need as much again.
+    assert "max_pixels" in _probed_within_120_mib(path)
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
+@pytest.mark.parametrize("container", ["png", "mov"])
+def test_metadata_of_a_png_is_not_unpacked_without_a_limit(tmp_path: Path, kind: bytes, container: str) -> None:
+    """SAFE-1: chunks of kilobytes that hold gigabytes; the decoder keeps them all."""
+    small, path = tmp_path / "small.png", tmp_path / f"bomb.{container}"
+    small.write_bytes(png_bytes(64, 64, (kind, 200 << 20), (kind, 200 << 20)))
+    run_ffmpeg("-i", small, "-c", "copy", path) if container == "mov" else path.write_bytes(small.read_bytes())
+    said = _probed_within_120_mib(path)
+    assert f"{kind.decode()} chunks unpack to more than 16 MiB" in said or (kind == b"iTXt" and not said)
+    fine = png_bytes(64, 64, (b"zTXt", 5 << 20), (b"zTXt", 5 << 20), (b"iCCP", 5 << 20))
+    assert probe(fine).width == 64
+
+
+def _probed_within_120_mib(path: Path) -> str:
+    # The interpreter with PyAV needs some 200 MB of address space; a bomb would need as much again.
     code = (
         "import sys, av, resource; from streamvid.video.probe import probe; from streamvid.errors import ProbeError\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
@@ -126,8 +132,8 @@ def test_a_decoder_bomb_goes_off_in_no_ones_memory(tmp_path: Path, bomb: bytes, 
     if not sys.platform.startswith("linux"):
         pytest.skip("needs /proc/self/statm and RLIMIT_AS to bound the child's memory")
     done = run_python(code, path)
-    assert "max_pixels" in done.stdout
     assert not done.stderr
+    return done.stdout
 
 
 def _with_packet(mov: bytes, old: bytes, new: bytes) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from streamvid.video.decode.convert import PictureColor
 
 _SPARE_BYTES = 256 * 2**20  # never touched, so it costs nothing; a 4K decoder holds about this much in pictures
+
+# More than any allowed stream needs: 17 pictures of 8192x4320 with 16-bit 4:4:4 samples take 3.4 GiB. Shared memory
+# does not count.
+_MAX_PRIVATE_BYTES = 8 * 2**30
 
 
 class TaskRunner:
@@ -66,7 +71,8 @@ class TaskRunner:
             color = self._decode(task, data)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
-                return "error", "its decoder ran out of memory; use fewer workers or lower prefetch_bytes", None
+                problem = f"its decoder ran out of memory (limit: {_MAX_PRIVATE_BYTES >> 30} GiB per worker)"
+                return "error", f"{problem}; use fewer workers or lower prefetch_bytes", None
             is_bad = isinstance(error, DecodeError | ProbeError)
             return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None
         return "done", "", (color.matrix, color.color_range, color.siting)
@@ -110,6 +116,9 @@ class TaskRunner:
 def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
     """Serve tasks until the loader closes its end of the socket, or dies."""
     show_stacks()
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _MAX_PRIVATE_BYTES if most == resource.RLIM_INFINITY else min(most, _MAX_PRIVATE_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     answers, tasks = socket.socket(fileno=int(answers_fd)), socket.socket(fileno=int(tasks_fd))
     clips = memoryview(_map(int(clips_fd), mmap.PROT_READ))
     runner = TaskRunner(clips, _map(int(ring_fd), mmap.PROT_READ | mmap.PROT_WRITE))
