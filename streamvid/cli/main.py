@@ -99,9 +99,12 @@ def run(command: click.Command) -> None:
         # The reader of our output is gone (a pager, head), so there is nothing to report.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
-    except (StreamvidError, OSError) as error:  # an OSError's message names the cause, such as a full disk
+    except (StreamvidError, OSError, MemoryError) as error:  # an OSError's message names the cause, such as a full disk
         if logging.getLogger().isEnabledFor(logging.INFO):
             logging.getLogger(__name__).exception("failed")
-        lines = map(printable, str(error).splitlines())
+        text = str(error)
+        if isinstance(error, MemoryError):
+            text = f"out of memory; use a machine or a limit with more memory {error}".rstrip()
+        lines = map(printable, text.splitlines())
         click.echo("\n".join(["error: " + next(lines, ""), *lines]), err=True)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)

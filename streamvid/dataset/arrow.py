@@ -1,4 +1,4 @@
-"""Conversions between Arrow and NumPy arrays without pandas, which pyarrow's own conversions import."""
+"""Arrow without pandas, which pyarrow's own conversions to NumPy import, and limits on Parquet files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_UNPACKED_BYTES, _UNPACKED_RATIO = 2**26, 256
+
+
+def check_unpacked(footer: Any, num_bytes: int) -> None:
+    """Raise ValueError if a Parquet file of `num_bytes` would take far more memory than bytes (SAFE-1)."""
+    unpacked = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+    limit = _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
+    if not 0 <= unpacked <= limit:
+        raise ValueError(f"its {num_bytes} bytes unpack to {unpacked}; at most {limit} are allowed")
+
+
+def check_footer(footer: Any, num_bytes: int) -> None:
+    """Raise ValueError if an index file of `num_bytes` declares more rows or data than it can hold (SAFE-1).
+
+    Each row of an index has a name or checksum of its own, and so takes at least one byte.
+    """
+    num_rows = sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
+    if num_rows != footer.num_rows or num_rows > num_bytes:
+        raise ValueError(f"it declares {footer.num_rows} and has {num_rows} rows in {num_bytes} bytes")
+    check_unpacked(footer, num_bytes)
 
 
 def numbers_of(array: pa.Array) -> npt.NDArray[Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from streamvid.dataset.arrow import check_footer
 from streamvid.dataset.index import SHARD_TYPES, schema
 from streamvid.dataset.manifest import FileInfo, ShardInfo
 from streamvid.dataset.shard_table import ShardTable, ShardTableBuilder
@@ -82,7 +83,9 @@ def read_table(store: Store, file: FileInfo) -> pa.Table:
     data = read_verified(store, file)
     with naming_arrow_errors(f"{store.url}: {file.path}"):
         # From a buffer and in this thread: Arrow's own threads must not hold Python objects when the interpreter exits.
-        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+        parquet = pq.ParquetFile(pa.BufferReader(data))
+        check_footer(parquet.metadata, len(data))
+        table = parquet.read(use_threads=False)
         table.validate(full=True)
     return table
 
@@ -108,9 +111,10 @@ def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
         data = read_verified(store, file)
         with naming_arrow_errors(where):
             parquet = pq.ParquetFile(pa.BufferReader(data))
+            check_footer(parquet.metadata, len(data))
             # Add no rows first, so that the schema of a file without rows is checked too.
             _add_shards(builder, pa.Table.from_batches([], schema=parquet.schema_arrow), where)
-            builder.expect(min(parquet.metadata.num_rows, len(data)))  # a footer can claim any number
+            builder.expect(parquet.metadata.num_rows)
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=_SHARD_COLUMNS, use_threads=False):
                 _add_shards(builder, pa.Table.from_batches([batch]), where)
     return builder.finish()
@@ -248,7 +252,9 @@ class SamplesFile:
             if self._failed is not None and self._failed[0] >= since:
                 raise copy.copy(self._failed[1])  # otherwise each thread in turn would wait for an unreachable store
             try:
-                self._footer = pq.read_metadata(pa.BufferReader(self._read_tail()))
+                footer = pq.read_metadata(pa.BufferReader(self._read_tail()))
+                check_footer(footer, self._file.num_bytes)
+                self._footer = footer
             except StreamvidError as error:
                 if is_wanted():
                     self._failed = time.monotonic(), copy.copy(error)

@@ -147,7 +147,9 @@ def test_rows_that_are_no_shards_are_errors_that_name_the_file(
 ) -> None:
     """SAFE-1: the checksum is right, and what it covers is not; the wrong row is the last of many."""
     good = {field.name: getattr(ROW, field.name) for field in fields(ShardInfo)} | {"path": ROW.path}
-    table = pa.Table.from_pylist([good] * 20_000 + [good | values], schema=schema(SHARD_TYPES))
+    table = pa.Table.from_pylist(
+        [good | {"sha256": f"{n:064x}"} for n in range(20_000)] + [good | values], schema=schema(SHARD_TYPES)
+    )
     with pytest.raises(IntegrityError, match=f"index/shards-00000.*{says}"):
         read_shards(LocalStore(tmp_path), [put_table(tmp_path, table)])
 

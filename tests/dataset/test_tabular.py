@@ -73,6 +73,14 @@ def test_json_is_typed_by_its_values(tmp_path: Path, given: list[Any], kind: str
     assert found == kind and block.column("a").as_kind(found).to_pylist() == values
 
 
+def test_a_parquet_bomb_is_refused_by_its_footer(tmp_path: Path) -> None:
+    """SAFE-1: a file of kilobytes with a text of 80 MiB."""
+    path = tmp_path / "metadata.parquet"
+    pq.write_table(pa.table({"video": ["a.mp4"], "text": [" " * (80 << 20)]}), path, compression="zstd")
+    with pytest.raises(SourceError, match=r"metadata.parquet is not a readable.*unpack to 8\d{7}; at most"):
+        list(read_blocks(path))
+
+
 def test_parquet_keeps_its_types(tmp_path: Path) -> None:
     table = pa.table(
         {

@@ -40,7 +40,7 @@ def rewrite(root: Path, *, samples: Edit | None = None, shards: Edit | None = No
         rows = table.to_pylist()
         edit(rows)
         sink = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), sink)
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), sink, compression="zstd")
         file = index.named_by_content(group, 1, sink.getvalue())
         store.put(file.path, sink.getvalue())
         files[group] = (file,)
@@ -134,6 +134,21 @@ def test_a_shard_table_that_lies(tmp_path: Path, values: dict[str, object], erro
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), shards=set_in_row(0, **values))
     with pytest.raises(error, match=says), open_loader(root) as loader:
         list(loader)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (set_in_row(1, text=" " * (80 << 20)), r"its \d+ bytes unpack to 8\d{7}; at most"),
+        (lambda rows: rows.extend(rows * 20_000), r"it declares 60003 and has 60003 rows in \d+ bytes"),
+    ],
+)
+def test_an_index_that_promises_gigabytes_is_refused_by_its_footer(tmp_path: Path, edit: Edit, says: str) -> None:
+    root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=edit)
+    with pytest.raises(StreamvidError, match=rf"samples-.*parquet.*{says}"), open_loader(root) as loader:
+        list(loader)
+    with pytest.raises(StreamvidError, match=rf"samples-.*parquet.*{says}"):
+        streamvid.open_dataset(root).samples_table()
 
 
 def test_a_ring_beyond_the_machine_is_an_error_before_anything_is_taken(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.dataset.arrow import chunk_of, numbers_of
+from streamvid.dataset.arrow import check_unpacked, chunk_of, numbers_of
 from streamvid.dataset.index import encode_table, schema
 from streamvid.dataset.integrity import naming_arrow_errors
 from streamvid.dataset.manifest import FileInfo, ShardInfo, shard_path
@@ -200,6 +200,7 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
         if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
             raise ValueError(f"the table has {file.metadata.num_rows} rows, not {num_rows[0]} to {num_rows[1]}")
+        check_unpacked(file.metadata, len(data))
         for field in schema(types):
             found = file.schema_arrow.field(field.name).type
             kind = pa.dictionary(pa.int32(), field.type) if field.name in texts else field.type

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
+from streamvid.dataset.arrow import check_unpacked
 from streamvid.dataset.tabular.columns import (
     NOT_UTF8,
     Column,
@@ -350,13 +351,14 @@ def _first_line(error: BaseException) -> str:
 def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
     try:
         with pq.ParquetFile(path) as file:
+            check_unpacked(file.metadata, path.stat().st_size)
             schema = file.schema_arrow
             _check_unique(schema.names, path)
             taken = [name for name in schema.names if columns is None or name in columns]
             yield RowBlock(0, {name: _decoded(pa.nulls(0, schema.field(name).type)) for name in taken})
             for batch in file.iter_batches(BLOCK_ROWS, columns=taken, use_threads=False):
                 yield RowBlock(len(batch), {name: _decoded(batch.column(name)) for name in taken})
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError, MemoryError) as error:
         raise SourceError(f"metadata {path} is not a readable Parquet file: {_first_line(error)}") from error
 
 
