@@ -12,6 +12,7 @@ import pytest
 import streamvid
 from tests.cli.conftest import OPTIONS, Tiny
 from tests.conftest import run_streamvid
+from tests.processes import run_command
 
 VERBS = ("annotate", "bench", "copy", "demo", "encode", "plan", "shard", "stats", "train", "verify")
 
@@ -50,6 +51,15 @@ def test_an_error_is_one_line_and_verbose_adds_the_traceback(tmp_path: Path) -> 
     assert quiet.returncode == 1 and quiet.stderr.count("\n") == 1 and quiet.stderr.startswith("error: no dataset at")
     verbose = run_streamvid("-v", "stats", tmp_path, check=False)
     assert verbose.returncode == 1 and "Traceback" in verbose.stderr and verbose.stderr.endswith(quiet.stderr)
+
+
+def test_a_lack_of_memory_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with (tmp_path / "metadata.json").open("wb") as file:
+        file.truncate(2_000_000_000)  # a hole
+    limited = ["bash", "-c", 'ulimit -v 1800000 && exec "$@"', "-", sys.executable, "-m", "streamvid"]
+    done = run_command([*limited, "shard", tmp_path, tmp_path / "out"], check=False)
+    assert done.returncode == 1 and done.stderr.startswith("error: out of memory; use a machine or a limit with more")
+    assert done.stderr.count("\n") == 1
 
 
 def test_verbose_logs_what_the_library_does(tmp_path: Path) -> None:

@@ -237,6 +237,32 @@ def test_what_is_unfinished_can_be_given_up(built: Built, bucket: str, moto_serv
     assert abandon(dest, options()) is False
 
 
+@pytest.mark.parametrize("finish", ["shard", "abandon"])
+def test_planted_notes_remove_nothing_else(
+    built: Built, bucket: str, moto_server: S3Server, work: Path, finish: str
+) -> None:
+    """SAFE-1: keys without a folder's name, or of a folder above, are no plan's."""
+    work.parent.mkdir(parents=True, exist_ok=True)
+    (work.parent / "keep.txt").write_text("mine")
+    names = json.dumps(["keep.txt", "shards/keep.txt"])
+    for key in (
+        "keep.txt",
+        "shards/keep.txt",
+        ".staging//files.json",
+        ".staging/./files.json",
+        f".staging/{'a' * 32}/files.json",
+    ):
+        moto_server.client.put_object(Bucket=bucket, Key=f"ds/{key}", Body=names.encode())
+    if finish == "shard":
+        shard(built.source, f"s3://{bucket}/ds", options())
+    else:
+        assert abandon(f"s3://{bucket}/ds", options())
+    tree = moto_server.tree(bucket, "ds")
+    assert tree.pop("keep.txt") == tree.pop("shards/keep.txt") == names.encode()
+    assert tree == (built.tree if finish == "shard" else {})
+    assert list(work.iterdir()) == [] and (work.parent / "keep.txt").exists()
+
+
 def test_uploads_that_were_left_are_given_up_after_success(built: Built, bucket: str, moto_server: S3Server) -> None:
     """SHARD-2: no parts that nobody sees and somebody pays for."""
     moto_server.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/killed.tar")

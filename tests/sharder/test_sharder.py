@@ -16,7 +16,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.sharder import dry_run, shard
+from streamvid.sharder.sharder import abandon, dry_run, shard
 from tests.files import tree_of, write_rows
 from tests.shard_options import shard_options
 from tests.sharder.conftest import BUCKETS, OPTIONS, Built, Stop, noted, rows_of, stop_at
@@ -123,6 +123,22 @@ def test_a_staging_folder_left_by_a_kill_after_sealing_goes(built: Built, tmp_pa
     (dest / ".staging" / "plan" / "files.json").write_text('["manifest.json"]')
     assert shard(built.source, dest, DEFAULTS).state == "already sealed"
     assert tree_of(dest) == built.tree and not (dest / ".staging").exists()
+
+
+@pytest.mark.parametrize("name", ["ab" * 16, "overwritten", "x"])
+def test_a_planted_list_of_files_removes_nothing(built: Built, tmp_path: Path, name: str) -> None:
+    """SAFE-1: neither what no sharder writes, nor a sealed dataset that --abandon finds beside unfinished work."""
+    for dest in (tmp_path / "new", shutil.copytree(built.dest, tmp_path / "sealed")):
+        plan = dest / ".staging" / name
+        plan.mkdir(parents=True)
+        names = ["keep.txt", "index/keep", "shards/a/b-000000.tar", "manifest.json", *built.tree]
+        (plan / "files.json").write_text(json.dumps(names))
+        for kept in names[:3]:
+            (dest / kept).parent.mkdir(parents=True, exist_ok=True)
+            (dest / kept).write_text("mine")
+    abandon(tmp_path / "sealed", DEFAULTS)
+    shard(built.source, tmp_path / "new", DEFAULTS)
+    assert tree_of(tmp_path / "sealed") == tree_of(tmp_path / "new") == built.tree | dict.fromkeys(names[:3], b"mine")
 
 
 def append_row(own: Path) -> None:

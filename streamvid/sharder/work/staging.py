@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import shutil
 import socket
 import uuid
@@ -30,6 +31,11 @@ LOCK_WAIT_SECONDS = 5.0
 _OWNERS = "owners"
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
+#: Notes may be planted: only folders and files that a sharder names so are its own, and may be removed (SAFE-1).
+_PLAN = re.compile(rf"[0-9a-f]{{32}}|{_OVERWRITTEN}")
+_FILES = re.compile(
+    rf"shards/([^/]+)/\1-\d{{6,}}\.tar(\.idx)?|index/[a-z]+-\d{{5,}}-[0-9a-f]{{12}}\.\w+|\.nv-meta/[\w.-]+|{MANIFEST}"
+)
 _READS_AT_ONCE = 16
 _logger = logging.getLogger(__name__)
 
@@ -107,11 +113,15 @@ class Staging:
         return folder
 
     def _plan_names(self) -> set[str]:
-        names = {entry.name for entry in self.folder.iterdir() if entry.is_dir() and entry != self.clips}
+        names = {entry.name for entry in self.folder.iterdir() if entry.is_dir()}
         if not self.store.is_local:
-            found = (state.path.split("/") for state in self.store.files(STAGING))
-            names |= {parts[1] for parts in found if len(parts) > 2}
-        return names - {_OWNERS}
+            names |= {path.split("/")[1] for path in self._notes()}
+        return set(filter(_PLAN.fullmatch, names))
+
+    def _notes(self, folder: str = STAGING) -> list[str]:
+        """Return the paths of a folder's notes in the store, except those that no store could remove."""
+        paths = (state.path for state in self.store.files(folder))
+        return [path for path in paths if ".." not in path.split("/") and "\\" not in path]
 
     def name_files(self, folder: Path, paths: Iterable[str]) -> None:
         """Record the paths of the dataset files that belong to `folder`. Call this before the first one is written."""
@@ -139,13 +149,13 @@ class Staging:
     def _discard(self, name: str) -> None:
         names: list[str] = []
         data = _read_names(self.store, f"{STAGING}/{name}/{_NAMES}")
-        with contextlib.suppress(ValueError):  # killed before the names were written, so there are no files
-            names = [str(path) for path in json.loads(data)]
+        with contextlib.suppress(ValueError, TypeError, RecursionError):  # killed before the names were written
+            names = [path for path in map(str, json.loads(data)) if _FILES.fullmatch(path)]
         if names:
             _logger.info("removing up to %d files of an earlier build with different input or options", len(names))
         _remove_all(self.store, names)
         if not self.store.is_local:
-            notes = [state.path for state in self.store.files(f"{STAGING}/{name}")]
+            notes = self._notes(f"{STAGING}/{name}")
             # The list of files is removed last, because it must name the files as long as any remain.
             _remove_all(self.store, sorted(notes, key=lambda path: path.endswith(f"/{_NAMES}")))
         with contextlib.suppress(FileNotFoundError):
@@ -153,8 +163,9 @@ class Staging:
 
     def abandon(self) -> None:
         """Remove all unfinished work; a sealed dataset is kept."""
-        for name in self._plan_names():
-            self._discard(name)
+        if self.store.size(MANIFEST) is None:
+            for name in self._plan_names():
+                self._discard(name)
         self.remove()
 
     def remove(self) -> None:
@@ -162,9 +173,8 @@ class Staging:
         if not self.store.is_local:
             for folder in (*LARGE_FOLDERS, STAGING):
                 self.store.abort_uploads(folder)
-            notes = [state.path for state in self.store.files(STAGING)]
             # The owners are removed last, because they show that remaining files belong to a dataset.
-            _remove_all(self.store, sorted(notes, key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))
+            _remove_all(self.store, sorted(self._notes(), key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))
         shutil.rmtree(self.folder)
 
 
