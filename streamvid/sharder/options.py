@@ -101,6 +101,9 @@ class SourceOptions:
     whole_files: bool = option(
         False, help="Use the whole file for each row, even if rows share a file or have time ranges."
     )
+    other_buckets: bool = option(
+        False, help="Let metadata that is in a bucket name files in other buckets; they are read with your keys."
+    )
     where: str | None = option(
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
     )

@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
+from accelerate.utils import load as load_pickle
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -160,6 +162,7 @@ class Checkpoints:
             )
         try:
             self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
+            _check_random_states(folder / f"random_states_{self.accelerator.process_index}.pkl")
         except Exception as error:  # torch, safetensors and DeepSpeed have no error class in common
             raise StateError(f"cannot read checkpoint {folder}: {error}; resume from another checkpoint") from error
         self.accelerator.step = 0  # it counts batches, but the number of batches per step may have changed
@@ -182,6 +185,15 @@ class Checkpoints:
             old = list(saves.values())[: -self.config.checkpoints.keep_weights]
             for path in itertools.chain.from_iterable(old):
                 path.unlink()
+
+
+def _check_random_states(path: Path) -> None:
+    """Raise an error if accelerate could not restore the random states, which it only logs.
+
+    A rank that the saving run did not have has no file.
+    """
+    if path.exists() and not torch.equal(load_pickle(path)["torch_manual_seed"], torch.get_rng_state()):
+        raise ValueError(f"{path.name} does not hold the random states of a run")
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:

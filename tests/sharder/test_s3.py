@@ -120,6 +120,25 @@ def test_rows_of_a_local_file_may_name_objects(
     assert [row.reason for row in report.rejections] == ["cannot be read: No such file or directory"]
 
 
+def test_metadata_in_a_bucket_names_other_buckets_only_if_asked(
+    bucket: str, moto_server: S3Server, built: Built, tmp_path: Path
+) -> None:
+    """SAFE-1: whoever writes the metadata does not choose what is read with the caller's keys."""
+    data, other = (built.source / "a/clip_1.5s_a.mp4").read_bytes(), moto_server.new_bucket()
+    for place, key in ((bucket, "v/a.mp4"), (bucket, "w/b.mp4"), (other, "c.mp4")):
+        moto_server.put(place, key, data)
+    names = ["a.mp4", f"s3://{bucket}/w/b.mp4", f"s3://{other}/c.mp4"]
+    moto_server.put(bucket, "v/metadata.csv", "\n".join(["path", *names]).encode())
+    report = dry_run(f"s3://{bucket}/v", tmp_path / "ds", options())
+    (rejection,) = report.rejections
+    assert report.num_samples == 2 and rejection.source == names[2]
+    assert re.search(f"names another one, s3://{other}, .*--other-buckets", rejection.reason)
+    moto_server.put(bucket, "m.csv", "\n".join(["path", *names[1:]]).encode())
+    assert dry_run(built.source, tmp_path / "ds", options(metadata=f"s3://{bucket}/m.csv")).num_samples == 1
+    trusted = dry_run(f"s3://{bucket}/v", tmp_path / "ds", options(other_buckets=True))
+    assert trusted.num_samples == 3 and not trusted.rejections
+
+
 @pytest.mark.slow
 def test_an_object_that_changes_between_probe_and_build_is_noticed(
     bucket: str, moto_server: S3Server, built: Built, tmp_path: Path

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,16 @@ def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> N
         train(config_of(tmp_path, {"model": other}), StandInLoader(frames))
     (tmp_path / "state" / "step-12" / "loader.json").write_text("torn")
     with pytest.raises(StateError, match=r"cannot read .*loader\.json"):
+        train(config_of(tmp_path), StandInLoader(frames))
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-100], lambda data: b"", lambda data: pickle.dumps({"x": 1})])
+def test_damaged_random_states_end_a_resume(tmp_path: Path, frames: Tensor, damage: Callable[[bytes], bytes]) -> None:
+    """accelerate only logs them, and the run would draw other dropout and noise."""
+    train(config_of(tmp_path, {"max_steps": 3}), StandInLoader(frames))
+    (path,) = (tmp_path / "state" / "step-3").glob("random_states_0.pkl")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(StateError, match="cannot read checkpoint .*step-3: .*resume from another checkpoint"):
         train(config_of(tmp_path), StandInLoader(frames))
 
 

@@ -29,7 +29,7 @@ from streamvid.dataset.tabular.reader import (
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.options import ShardOptions, SourceLayout
 from streamvid.sharder.source.folder import is_media_name
-from streamvid.sharder.source.media import Media, is_remote
+from streamvid.sharder.source.media import Media, is_remote, split_url
 from streamvid.sharder.source.place import BucketFolder, LocalFolder, ObjectStates, Place
 from streamvid.sharder.source.sealed_source import is_manifest, read_dataset
 from streamvid.sharder.source.tar_source import read_tars
@@ -116,14 +116,25 @@ def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
     unread = _unread_metadata(found, read) if name not in ("tars", "dataset") else ()
     read = replace(read, layout=name, unread_metadata=unread, is_folder=found.file is None)
     if options.source.base_path is None:
-        return read
+        return replace(read, place=_within_buckets(read.place, found, options))
     if not layout.takes_base_path:
         allowed = ", ".join(name for name, layout in _LAYOUTS.items() if layout.takes_base_path)
         raise SourceError(
             f"base_path={str(options.source.base_path)!r} cannot be combined with a source of layout {name}, which "
             f"contains its files; omit base_path, or choose a layout that accepts it: {allowed}"
         )
-    return replace(read, place=_open_base(options.source.base_path, options.storage), is_folder=False)
+    place = _open_base(options.source.base_path, options.storage)
+    return replace(read, place=_within_buckets(place, found, options), is_folder=False)
+
+
+def _within_buckets(place: Place, source: _Source, options: ShardOptions) -> Place:
+    """Let metadata in a bucket name only objects of that bucket and of the source's, unless an option allows more."""
+    metadata = options.source.metadata
+    tells = source.place.url if metadata is None else open_store(metadata, options.storage).url
+    if options.source.other_buckets or not is_remote(tells) or not isinstance(place, LocalFolder | BucketFolder):
+        return place
+    buckets = frozenset(split_url(url)[0] for url in (tells, source.place.url, place.url) if is_remote(url))
+    return replace(place, objects=replace(place.objects, buckets=buckets))
 
 
 def _detect(source: _Source) -> str:

@@ -100,16 +100,29 @@ class Place:
 
 @dataclass(frozen=True)
 class ObjectStates:
-    """Cache of object states by URL; None if an object does not exist. Unknown states are requested when needed."""
+    """Cache of object states by URL; None if an object does not exist. Unknown states are requested when needed.
+
+    buckets: URLs of the only buckets that rows may name; None for all.
+    """
 
     storage: StorageOptions
     states: dict[str, FileState | None] = field(default_factory=dict)
+    buckets: frozenset[str] | None = None
+
+    def is_allowed(self, url: str) -> bool:
+        return self.buckets is None or split_url(url)[0] in self.buckets
 
     def look_up(self, urls: Iterable[str]) -> None:
-        wanted = [url for url in dict.fromkeys(urls) if url not in self.states]
+        wanted = [url for url in dict.fromkeys(urls) if url not in self.states and self.is_allowed(url)]
         self.states.update(concurrently(self._ask, wanted))
 
     def state(self, url: str) -> tuple[int, str]:
+        if not self.is_allowed(url):
+            raise Rejected(
+                f"the metadata is in a bucket and names another one, {split_url(url)[0]}, which would be read with "
+                "your keys; if you trust the metadata, allow this with --other-buckets",
+                kind="bad-path",
+            )
         self.look_up([url])
         state = self.states[url]
         if state is None:
