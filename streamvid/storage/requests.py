@@ -50,7 +50,7 @@ class Request:
     """State of one request of an operation: its tries and its next step.
 
     num_bytes: size of the body. attempt: function that sends the request once, in a pool thread. lock: lock that
-    guards `is_done` and the buffers of a read.
+    guards `is_done` and the buffers of a read. is_answered: True if a part of a response has arrived.
     """
 
     num_bytes: int
@@ -63,6 +63,7 @@ class Request:
     sent_at: float = _NEVER
     failed_at: float | None = None
     retry_at: float = _NEVER
+    is_answered: bool = False
     is_done: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -199,6 +200,10 @@ class Operation:
         if self._last_error is not None:
             return self._last_error
         is_sent = any(one.sent_at != _NEVER for one in waiting)
+        slow = [one for one in waiting if one.is_answered]
+        if slow:
+            cause = f"the response is too slow: {slow[0].num_bytes} bytes did not arrive within {self.seconds:.3g} s"
+            return RequestError(cause, hint=_HINT)
         cause = "no response arrived" if is_sent else "no request could be sent, because earlier ones are pending"
         return RequestError(cause, hint=_HINT)
 
@@ -250,9 +255,12 @@ class RangeRead(Operation):
     def _fetch(self, request: RangeRequest, one: Request) -> str:
         """Read a range, fill its buffers unless another try has filled them, and return the object's version."""
         stats, since = self._engine.stats, time.monotonic()
-        body = self._engine.transport.get(
-            self._key, request.start, request.num_bytes, self.version, lambda: not one.is_done
-        )
+
+        def is_wanted() -> bool:
+            one.is_answered = True
+            return not one.is_done
+
+        body = self._engine.transport.get(self._key, request.start, request.num_bytes, self.version, is_wanted)
         stats.time(request.num_bytes, time.monotonic() - since)
         stats.count(num_bytes_read=request.num_bytes)
         with one.lock:

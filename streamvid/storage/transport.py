@@ -60,7 +60,8 @@ class Transport:
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
         """Return a whole range. If `version` is not "", raise RequestError if the object has another version.
 
-        Once `is_wanted` returns False, the read may end early, with any error or result.
+        `is_wanted` is called only after the response has begun. Once it returns False, the read may end early, with any
+        error or result.
         """
         raise NotImplementedError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.server
+import re
 import socket
 import socketserver
 import threading
@@ -20,7 +21,8 @@ from tests.processes import serving
 @dataclass
 class StubS3:
     """Objects of one bucket "stub", and every request as "METHOD key". `versions`: of an object that is replaced by the
-    next one before each read that names no version. `knows_conditions`: of PUT; else 501.
+    next one before each read that names no version. `knows_conditions`: of PUT; else 501. Its versions are no MD5. The
+    answer to the end of an upload is always lost.
     """
 
     endpoint_url: str = ""
@@ -28,6 +30,8 @@ class StubS3:
     versions: dict[str, list[bytes]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     knows_conditions: bool = True
+    parts: dict[str, bytes] = field(default_factory=dict)
+    loses_parts: bool = False
     list_of_uploads: tuple[int, str] = (501, "NotImplemented")
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -63,7 +67,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if data is None:
             self._refuse(404, "NoSuchKey")
             return
-        tag = f'"{hashlib.md5(data).hexdigest()}"'
+        tag = f'"{hashlib.sha256(data).hexdigest()}"'
         if self.headers.get("If-Match", tag) != tag:
             self._refuse(412, "PreconditionFailed")
             return
@@ -75,8 +79,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         where = f"bytes {first}-{last}/{len(data)}"
         self._answer(206, data[first : last + 1], ETag=tag, Content_Range=where)
 
+    def do_POST(self) -> None:
+        key, stub = self._begin(), self.stub
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.endswith("?uploads"):
+            self._answer(200, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+        elif stub.parts:
+            stub.objects[key] = b"".join(data for _, data in sorted(stub.parts.items()))
+            stub.parts.clear()
+            self.close_connection = True
+        else:
+            self._refuse(404, "NoSuchUpload")
+
+    def do_DELETE(self) -> None:
+        self._begin()
+        self._answer(204)
+
     def do_PUT(self) -> None:
         key, data = self._begin(), self.rfile.read(int(self.headers["Content-Length"]))
+        if "partNumber" in self.path:
+            if not self.stub.loses_parts:
+                self.stub.parts[re.findall("partNumber=([0-9]+)", self.path)[0]] = data
+            self._answer(200, ETag='"part"')
+            return
         if "If-None-Match" in self.headers:
             if not self.stub.knows_conditions:
                 self._refuse(501, "NotImplemented")
@@ -85,7 +110,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._refuse(412, "PreconditionFailed")
                 return
         self.stub.objects[key] = data
-        self._answer(200, ETag=f'"{hashlib.md5(data).hexdigest()}"')
+        self._answer(200, ETag=f'"{hashlib.sha256(data).hexdigest()}"')
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -100,22 +125,22 @@ def stub_s3(**settings: Any) -> Iterator[StubS3]:
 
 
 class _Mute(socketserver.BaseRequestHandler):
-    drips: bool
+    drips: bytes
     is_over: threading.Event
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):
             if self.drips:
                 self.request.recv(65536)
-                self.request.sendall(b"HTTP/1.1 200 OK\r\nX-Drip: ")
+                self.request.sendall(self.drips)
             while not self.is_over.wait(0.1):
                 if self.drips:
                     self.request.sendall(b"x")
 
 
 @contextlib.contextmanager
-def mute_server(*, drips: bool) -> Iterator[str]:
-    """The URL of a server that takes connections and reads nothing; or answers by a header that never ends."""
+def mute_server(*, drips: bytes = b"") -> Iterator[str]:
+    """The URL of a server that takes connections and reads nothing; or answers by `drips` and then a byte at a time."""
     is_over = threading.Event()
     handler = type("Bound", (_Mute,), {"drips": drips, "is_over": is_over})
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)

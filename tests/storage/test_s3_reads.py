@@ -219,14 +219,35 @@ def test_every_call_ends_at_its_deadline(
     elif kind == "nobody":
         check("http://127.0.0.1:9")
     else:
-        with mute_server(drips=kind == "drips") as url:
+        with mute_server(drips=b"HTTP/1.1 200 OK\r\nX-Drip: " if kind == "drips" else b"") as url:
             check(url)
+
+
+@pytest.mark.parametrize("part", ["head", "continue", "body", "refusal"])
+def test_a_response_that_trickles_is_named_and_keeps_no_thread(part: str, moto_server: S3Server, s3_env: S3Env) -> None:
+    """FETCH-1, STOP-1: a byte now and then is neither an answer nor a reason to wait."""
+    s3_env(moto_server)
+    drips = {
+        "head": b"HTTP/1.1 206 Partial Content\r\nX-Drip: ",
+        "continue": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 206 Partial Content\r\nX-Drip: ",
+        "body": b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/100\r\nContent-Length: 100\r\n\r\n",
+        "refusal": b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 1000\r\n\r\n",
+    }
+    says = "too slow: 100 bytes did not arrive within" if part == "body" else "the connection timed out"
+    with mute_server(drips=drips[part]) as url:
+        options = StorageOptions(endpoint_url=url, deadline_seconds=1.5, stall_seconds=0.3)
+        with pytest.raises(StorageError, match=f"cannot read x: .*{says}"):
+            read_part(open_store("s3://bucket", options), "x", 0, 100)
+        until = time.monotonic() + LONG_SECONDS
+        while any(thread.name == "streamvid-request" for thread in threading.enumerate()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 def test_a_write_that_nobody_reads_ends(moto_server: S3Server, s3_env: S3Env) -> None:
     """SHARD-2: its deadline is later by its bytes, and is one."""
     s3_env(moto_server)
-    with mute_server(drips=False) as url:
+    with mute_server() as url:
         store = open_store("s3://bucket", StorageOptions(endpoint_url=url, deadline_seconds=0.5))
         with pytest.raises(StorageError, match="cannot write x: no response"):
             store.put("x", bytes(2**20))

@@ -199,6 +199,24 @@ def test_a_store_that_lists_no_uploads_has_none_to_abort(
         assert len(stub.requests) == 2
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_lost_last_answer_is_a_success_by_what_is_stored(
+    moto_server: S3Server, s3_env: S3Env, tmp_path: Path, is_ours: bool
+) -> None:
+    """SHARD-2: on stores whose versions are no MD5 too; another process' object of the same size is an error."""
+    s3_env(moto_server)
+    with stub_s3() as stub:
+        store, file = open_store("s3://stub", StorageOptions(endpoint_url=stub.endpoint_url)), large_file(tmp_path)
+        if is_ours:
+            store.put("large", file)
+            assert stub.objects["large"] == LARGE
+            return
+        stub.objects["large"] = LARGE[:-1] + b"x"
+        stub.loses_parts = True
+        with pytest.raises(StorageError, match="another process aborted the upload"):
+            store.put("large", file)
+
+
 def test_nobody_else_s_upload_is_given_up(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path) -> None:
     """An answer that was lost ends only uploads of the very same object."""
     proxy = fault_proxy(rgw, faults=("lost_answer",), path=r"\?uploads", methods=("POST",), first_n=1)

@@ -10,6 +10,7 @@ import select
 import socket
 import ssl
 import struct
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
@@ -31,7 +32,8 @@ class Connections:
     """Connections to one server, reused after a response is read to its end. Thread-safe.
 
     Each request is sent once. Raises OSError if a connection fails (TimeoutError after `connect_seconds`, or after at
-    most twice `stall_seconds` without a byte), and ValueError if the response is not HTTP.
+    most twice `stall_seconds` without a byte or without the end of the headers), and ValueError if the response is not
+    HTTP.
     tls: function that creates the TLS context, called at the first https connection.
     """
 
@@ -93,14 +95,14 @@ class Connections:
                 span = struct.pack("ll", int(stall_seconds), max(1, int(stall_seconds % 1 * 1e6)))
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
-                return _Connection(plain, socket.MSG_WAITALL)
+                return _Connection(plain, stall_seconds, socket.MSG_WAITALL)
             self._tls = self._tls or self._make_tls()
             secured = self._tls.wrap_socket(plain, server_hostname=self._host)
         except BaseException:
             plain.close()
             raise
         secured.settimeout(stall_seconds)
-        return _Connection(secured, 0)
+        return _Connection(secured, stall_seconds, 0)
 
 
 def _close_all(kept: list[_Connection]) -> None:
@@ -109,10 +111,14 @@ def _close_all(kept: list[_Connection]) -> None:
 
 
 class _Connection:
-    """Connection to a server. flags: flags of `recv` for bodies. MSG_WAITALL reduces the number of wake-ups."""
+    """Connection to a server. flags: flags of `recv` for bodies. MSG_WAITALL reduces the number of wake-ups.
 
-    def __init__(self, open_socket: socket.socket, flags: int) -> None:
-        self.socket, self._flags = open_socket, flags
+    stall_seconds: time limit for headers and for the body of a short response, so that a server that sends a byte now
+    and then cannot keep a thread.
+    """
+
+    def __init__(self, open_socket: socket.socket, stall_seconds: float, flags: int) -> None:
+        self.socket, self.stall_seconds, self._flags = open_socket, stall_seconds, flags
         self._ahead = b""  # bytes received along with the headers
 
     def is_alive(self) -> bool:
@@ -121,15 +127,15 @@ class _Connection:
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)
 
-    def head(self) -> list[str]:
-        """Read the status line and headers of a response, and return their lines."""
-        data = self._ahead
-        while (end := data.find(b"\r\n\r\n")) < 0:
-            if len(data) > _MAX_HEAD_BYTES:
+    def until(self, mark: bytes, deadline: float) -> bytes:
+        """Read and return the bytes before `mark`. Raise TimeoutError soon after `deadline`, however fast they come."""
+        while (end := self._ahead.find(mark)) < 0:
+            if len(self._ahead) > _MAX_HEAD_BYTES:
                 raise ValueError("the headers of a response are too long")
-            data += self._some()
-        self._ahead = data[end + 4 :]
-        return data[:end].decode("latin-1").split("\r\n")
+            _check_time(deadline)
+            self._ahead += self._some()
+        found, self._ahead = self._ahead[:end], self._ahead[end + len(mark) :]
+        return found
 
     def _some(self) -> bytes:
         try:
@@ -152,15 +158,6 @@ class _Connection:
         except BlockingIOError:
             raise TimeoutError("timed out") from None
 
-    def line(self) -> bytes:
-        """Read a line and return it without its line break."""
-        while (end := self._ahead.find(b"\r\n")) < 0:
-            self._ahead += self._some()
-            if len(self._ahead) > _MAX_HEAD_BYTES:
-                raise ValueError("a line of a response is too long")
-        line, self._ahead = self._ahead[:end], self._ahead[end + 2 :]
-        return line
-
     @property
     def is_at_end(self) -> bool:
         """True if no bytes have arrived after the response."""
@@ -176,9 +173,10 @@ class HttpResponse:
 
     def __init__(self, connection: _Connection, owner: Connections) -> None:
         self._connection, self._owner = connection, owner
-        lines = connection.head()
-        while (status := _status(lines[0])) // 100 == 1:
-            lines = connection.head()
+        deadline, status = self._deadline(), 100
+        while status // 100 == 1:
+            lines = connection.until(b"\r\n\r\n", deadline).decode("latin-1").split("\r\n")
+            status = _status(lines[0])
         self.status_code, self.headers = status, HttpHeaders()
         for line in lines[1:]:
             name, _, value = line.partition(":")
@@ -193,6 +191,9 @@ class HttpResponse:
             self._left = int(length)
         said = self.headers.get("Connection").lower()
         self._may_keep = lines[0].startswith("HTTP/1.1") and said != "close" and not self._is_chunked
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._connection.stall_seconds
 
     @property
     def raw(self) -> HttpResponse:
@@ -216,19 +217,20 @@ class HttpResponse:
                 raise ConnectionResetError("IncompleteRead: the connection was closed")
             self._left -= num_bytes
             if self._is_chunked and not self._left:
-                self._connection.line()
+                self._connection.until(b"\r\n", self._deadline())
         return num_bytes
 
     def read(self, num_bytes: int) -> bytes:
         """Return the next `num_bytes` of the body, or fewer at its end."""
         data = bytearray(num_bytes)
-        filled = 0
+        filled, deadline = 0, self._deadline()
         while filled < num_bytes and (more := self.readinto(memoryview(data)[filled:])):
             filled += more
+            _check_time(deadline)
         return bytes(data[:filled])
 
     def _next_chunk(self) -> None:
-        self._left = int(self._connection.line().partition(b";")[0], 16)
+        self._left = int(self._connection.until(b"\r\n", self._deadline()).partition(b";")[0], 16)
         if not self._left:  # trailers are ignored: the connection is not reused
             self._is_chunked = False
 
@@ -242,6 +244,11 @@ class HttpResponse:
     def close(self) -> None:
         """Close the connection and drop the remainder of the response."""
         self._connection.close()
+
+
+def _check_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError("timed out")
 
 
 def _status(line: str) -> int:
