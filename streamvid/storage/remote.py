@@ -122,17 +122,18 @@ class RemoteStore(Store):
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         key, requests = self._key(path), join_ranges(ranges)
-        since = time.monotonic()
         num_tries = num_changes = 0
+        seconds = 0.0
         while True:
-            left = self.options.deadline_seconds - (time.monotonic() - since)
+            left = self.options.deadline_seconds - seconds
             read = RangeRead(self._engine(), max(0.01, left), on_retry=self._warn_once)
             try:
                 read.fill(key, requests, version or self._versions.get(path, ""))
             except RequestError as error:
                 num_tries += read.num_tries
+                seconds += read.seconds
                 if error.kind != "conflict" or version or num_changes >= 2:
-                    raise self._error("read", path, error, num_tries, time.monotonic() - since) from None
+                    raise self._error("read", path, error, num_tries, seconds) from None
                 # Checksums decide whether the new object is right.
                 num_changes += 1
                 _log.warning("%s: %s was replaced while in use", self.url, path)

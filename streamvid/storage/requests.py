@@ -7,6 +7,7 @@ After the read has succeeded or failed, no request writes to a buffer.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -26,6 +27,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _SLOW_DOWN_PAUSE_SECONDS = 0.5
 MAX_RENEWALS = 5  # per request, after keys have expired
 _NEVER = float("inf")
+_START_SECONDS = 300.0
 _HINT = "Check the network and the server"
 _Answer = TypeVar("_Answer")
 
@@ -43,6 +45,35 @@ class Engine:
     transport: Transport
     pool: RequestPool
     stats: RequestStats
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _started: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Wait until the transport has tried to start, in a pool thread. This counts against no deadline.
+
+        Raises RequestError if this thread's reads are cancelled, or if starting takes too long.
+        """
+        if self._started.is_set():
+            return
+        if self._lock.acquire(blocking=False):  # never released: the first caller starts it
+            try:
+                self.pool.submit(0, self._start)
+            except BaseException:
+                self._lock.release()
+                raise
+        until = time.monotonic() + _START_SECONDS
+        while not self._started.wait(LOOK_SECONDS):
+            check_wanted()
+            if time.monotonic() > until:
+                raise RequestError(
+                    f"the client of the store did not start within {_START_SECONDS:g} s",
+                    hint="Check the disk that Python's packages are on, and the source of the keys",
+                )
+
+    def _start(self) -> None:
+        with contextlib.suppress(Exception):  # the first request fails in the same way
+            self.transport.start()
+        self._started.set()
 
 
 @dataclass(eq=False, slots=True)
@@ -80,7 +111,7 @@ class _Event:
 
 
 class Operation:
-    """Group of requests that succeed or fail together.
+    """Group of requests that succeed or fail together. Its time begins once the transport has started.
 
     `run` raises a permanent RequestError at once, or the last transient one if no time remains for a retry.
     extra_seconds: time after the deadline in which responses are still awaited, but no retry starts. on_retry: function
@@ -95,9 +126,8 @@ class Operation:
         on_retry: Callable[[RequestError, float], None] | None = None,
     ) -> None:
         self._engine, self._on_retry = engine, on_retry
+        self._seconds = deadline_seconds, extra_seconds
         self._since = time.monotonic()
-        self._last_retry = self._since + deadline_seconds
-        self._deadline = self._last_retry + extra_seconds
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._last_error: RequestError | None = None
         self.num_tries = 0
@@ -109,6 +139,10 @@ class Operation:
 
     def run(self, requests: Sequence[Request]) -> None:
         """Send all requests, with retries, until each has succeeded."""
+        self._engine.start()
+        self._since = time.monotonic()
+        self._last_retry = self._since + self._seconds[0]
+        self._deadline = self._last_retry + self._seconds[1]
         try:
             waiting = set(requests)
             for one in requests:

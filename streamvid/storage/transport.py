@@ -50,6 +50,9 @@ class Transport:
     Methods raise RequestError. Any thread of the process that created the transport may call them.
     """
 
+    def start(self) -> None:
+        """Import and prepare what requests need. Requests do this themselves if it was not done."""
+
     def disconnect(self) -> None:
         """Close all connections. Requests in progress finish first, and later requests open new connections."""
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from streamvid.errors import StorageError
 from streamvid.storage import MAX_RANGE_BYTES, StorageOptions, Store, open_store
 from streamvid.storage.request_pool import RequestPool
+from tests.processes import run_python
 from tests.servers import ProxyFactory, Rgw, S3Env, S3Server
 from tests.storage.stub_s3 import mute_server, stub_s3
 from tools.fault_proxy import FaultProxy
@@ -19,6 +22,16 @@ from tools.fault_proxy import FaultProxy
 BODY = hashlib.shake_256(b"body").digest(300_000)
 PASSING = ("status_500", "slow_down", "too_many", "expired", "refused", "reset", "stalled", "truncated", "wrong_etag")
 LONG_SECONDS = 25.0  # far above what a test takes on a busy machine, far below what it would if its property failed
+
+
+SLOW_IMPORT = """
+import sys, time
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "s3fs":
+            time.sleep(2.5)
+sys.meta_path.insert(0, Slow())
+"""
 
 
 def num_sent(proxy: FaultProxy) -> int:
@@ -242,6 +255,21 @@ def test_a_response_that_trickles_is_named_and_keeps_no_thread(part: str, moto_s
         while any(thread.name == "streamvid-request" for thread in threading.enumerate()):
             assert time.monotonic() < until
             time.sleep(0.05)
+
+
+def test_a_slow_start_of_the_client_is_no_fault_of_the_server(
+    s3_env: S3Env, moto_server: S3Server, tmp_path: Path
+) -> None:
+    """FETCH-1: packages on a slow disk take longer to import than a read may; the read's time begins afterwards."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT)
+    code = (
+        "import sys\nfrom streamvid.storage import StorageOptions, open_store\n"
+        "store = open_store('s3://stub', StorageOptions(endpoint_url=sys.argv[1], deadline_seconds=1.0))\n"
+        "print(store.read('x').decode())\n"
+    )
+    environment = os.environ | s3_env(moto_server) | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with stub_s3(objects={"x": b"here"}) as stub:
+        assert run_python(code, stub.endpoint_url, env=environment).stdout == "here\n"
 
 
 def test_a_write_that_nobody_reads_ends(moto_server: S3Server, s3_env: S3Env) -> None:

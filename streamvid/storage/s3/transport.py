@@ -43,6 +43,9 @@ class S3Transport(Transport):
         self._made_at = 0.0
         self._sender: Callable[[str, Mapping[str, str]], Any] | None = None
 
+    def start(self) -> None:
+        self._client()
+
     def disconnect(self) -> None:
         # Connections close with the last reference to their owner, which a request in progress holds. Do not wait for
         # the lock: a thread that holds it may look for keys for a while.
