@@ -8,8 +8,18 @@ from __future__ import annotations
 import copy
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return `text` with control characters escaped, except those in `keep`: names in data may contain any (SAFE-1)."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 class StreamvidError(Exception):
-    """Base class of all errors that streamvid raises deliberately."""
+    """Base class of all errors that streamvid raises deliberately. Its text controls no terminal."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
 
 class ConfigError(StreamvidError, ValueError):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import click
 
+from streamvid.errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -179,11 +181,6 @@ def _table_lines(columns: list[_TableColumn], width: int) -> list[str]:
     ]
     rule = " ".join("-" * (column.width + 2) for column in columns)[1:-1]
     return [drawn[0], rule, *drawn[1:]]
-
-
-def printable(text: str) -> str:
-    """Return `text` as one line, with control characters and line breaks escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def size(num_bytes: int) -> str:

@@ -12,8 +12,7 @@ from difflib import get_close_matches
 import click
 
 from streamvid import __version__
-from streamvid.cli.console import printable
-from streamvid.errors import ConfigError, StreamvidError
+from streamvid.errors import ConfigError, StreamvidError, printable
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import print_table, printable, size
+from streamvid.cli.console import print_table, size
 from streamvid.cli.report import print_input
+from streamvid.errors import printable
 
 if TYPE_CHECKING:
     from streamvid.forecast.counts import RunCounts

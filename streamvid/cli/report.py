@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import is_quiet, print_table, printable, size
+from streamvid.cli.console import is_quiet, print_table, size
+from streamvid.errors import printable
 
 if TYPE_CHECKING:
     from streamvid.sharder.rejections import RejectedKind

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset import index, manifest
 from streamvid.dataset import integrity as proof
-from streamvid.errors import ConfigError, DatasetError, LoaderError, SampleError, StreamvidError
+from streamvid.errors import (
+    ConfigError,
+    DatasetError,
+    LoaderError,
+    ProbeError,
+    SampleError,
+    StorageError,
+    StreamvidError,
+)
 from streamvid.storage import LocalStore
 from tests.files import png_bytes
 from tests.loader.conftest import SMALL, build_dataset, open_loader
@@ -75,7 +84,9 @@ def set_in_row(number: int, **values: object) -> Edit:
         ({"window_num_frames": 4}, "frames=4 for the clip"),
         ({"window_num_frames": -7}, "frames=-7 for the clip"),
         ({"clip_sha256": None}, "checksum"),
-        ({"key": None}, "the key None"),
+        ({"key": None}, "the key 'None'"),
+        ({"key": "\x1b[2J\n"}, r"the key '\\x1b\[2J\\n'"),
+        ({"key": "x" * 10**6}, "the key 'x{100}';"),
     ],
 )
 def test_a_row_that_cannot_be_names_its_sample(
@@ -99,6 +110,17 @@ def test_a_row_that_promises_other_frames_than_its_clip_has_is_a_bad_sample(tmp_
     with open_loader(root, num_workers=num_workers, shuffle="none") as loader:
         received = [(batch.sample_keys[0], batch.is_repeat.tolist()) for batch in loader]
     assert received == [("96x64-5f-0", [False]), ("96x64-5f-2", [True]), ("96x64-5f-2", [False])]
+
+
+@pytest.mark.parametrize("place", ["manifest.json/\x1b[2J", "\x1b]0;x\x07\r"])
+def test_an_error_s_text_controls_no_terminal(tmp_path: Path, place: str) -> None:
+    """SAFE-1: whatever a name in it holds, in logs and tracebacks too."""
+    (tmp_path / "manifest.json").touch()
+    for error in (StorageError(f"cannot read {place}"), ProbeError(place), ConfigError(place)):
+        assert str(error).isprintable() and "\\x1b" in str(error)
+    with pytest.raises(StreamvidError) as caught:
+        streamvid.open_dataset(tmp_path / place)
+    assert "\\x1b" in str(caught.value) and "\x1b" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:

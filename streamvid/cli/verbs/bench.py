@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.bench.options import BenchOptions
-from streamvid.cli.console import print_table, printable, run_and_print, size
+from streamvid.cli.console import print_table, run_and_print, size
 from streamvid.cli.flags import GroupedCommand, option_flags
 from streamvid.cli.shared_flags import storage_flags
 from streamvid.cli.verbs.plan import parse_sizes
-from streamvid.errors import LoaderError
+from streamvid.errors import LoaderError, printable
 
 if TYPE_CHECKING:
     from streamvid.bench.bench import BenchReport

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import ProgressBar, printable, run_and_print
+from streamvid.cli.console import ProgressBar, run_and_print
 from streamvid.cli.flags import Flag, GroupedCommand, Values, add_flags, build, flags_of, take
 from streamvid.cli.report import print_input, print_report
 from streamvid.cli.shared_flags import BUCKET_FLAGS, take_buckets
-from streamvid.errors import ConfigError
+from streamvid.errors import ConfigError, printable
 from streamvid.sharder.media_columns import file_keys
 from streamvid.sharder.options import ShardOptions
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import print_json, print_table, printable, size
+from streamvid.cli.console import print_json, print_table, size
 from streamvid.cli.flags import GroupedCommand
 from streamvid.cli.report import MAX_REJECTIONS, stored_line
 from streamvid.cli.shared_flags import storage_flags
+from streamvid.errors import printable
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
@@ -60,7 +61,7 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
             f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}; PSNR-Y {psnr_y['mean']:.1f} dB, "
             f"5 % below {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f}"
         )
-    click.echo(f"columns: {', '.join(facts['columns']) or 'none'}")
+    click.echo(printable(f"columns: {', '.join(facts['columns']) or 'none'}"))
     for group in facts["annotations"]:
         click.echo(printable(f"annotated later: {', '.join(group['columns'])} ({size(group['bytes'])})"))
     clips, stored = facts["stored_clips"]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import ProgressBar, printable, size
+from streamvid.cli.console import ProgressBar, size
 from streamvid.cli.flags import GroupedCommand
 from streamvid.cli.training import run_encoding, run_training
 from streamvid.compat.diffsynth import TrainRequest, add_train_flags
-from streamvid.errors import ConfigError
+from streamvid.errors import ConfigError, printable
 from streamvid.shipped import shipped, shipped_config
 
 if TYPE_CHECKING:

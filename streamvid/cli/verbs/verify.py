@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import printable, run_and_print, size
+from streamvid.cli.console import run_and_print, size
 from streamvid.cli.flags import GroupedCommand
 from streamvid.cli.shared_flags import storage_flags
+from streamvid.errors import printable
 
 if TYPE_CHECKING:
     from streamvid.dataset.upkeep.verify import VerifyReport

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "windo
 _PACKETS_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
 _CACHED_BYTES = 64 * 2**20
 _MAX_ASKED = 4096
+_KEY = re.compile("[A-Za-z0-9_-]{1,100}")
 _LOOKAHEAD = 16  # batches whose index rows are read ahead from an object store
 _NO_FEATURES = (0, 0, bytes(32))  # offset, bytes and SHA-256
 
@@ -73,8 +75,11 @@ class IndexRows:
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
         key = rows.columns["key"][number].as_py()
-        if not isinstance(key, str):
-            raise IntegrityError(f"the index contains the key {key!r}, which is not text; copy the dataset again")
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            shown = ascii(str(key)[:100])
+            raise IntegrityError(
+                f"the index contains the key {shown}; keys match {_KEY.pattern}; copy the dataset again"
+            )
         try:
             return self._row(sample, bucket, key, number, rows)
         except IntegrityError as error:
