@@ -449,7 +449,8 @@ def shards_table(rows: int, **columns: Any) -> bytes:
         **{name: pa.array([bytes(32)] * rows, pa.binary(32)) for name in ("base_sha256", "sha256", "index_sha256")},
     } | columns  # fmt: skip
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({name: value for name, value in values.items() if value is not None}), sink)
+    table = pa.table({name: value for name, value in values.items() if value is not None})
+    pq.write_table(table, sink, compression="zstd")
     return bytes(sink.getvalue())
 
 
@@ -464,6 +465,7 @@ def shards_table(rows: int, **columns: Any) -> bytes:
         shards_table(2, num_bytes=[None, 1]),
         shards_table(2, sha256=["a", "b"]),
         shards_table(1_000_000),  # run lengths make it small
+        shards_table(1, bucket_id=[" " * (80 << 20)]),
     ],
     ids=lambda data: f"{len(data)} bytes",
 )

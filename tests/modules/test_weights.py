@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from streamvid.errors import ConfigError
 from streamvid.modules import lora, saving, weights
 from streamvid.modules.config import LoraConfig, WeightsConfig
-from streamvid.modules.weight_files import ROOT_VARIABLES, fingerprints, resolve
+from streamvid.modules.weight_files import ROOT_VARIABLES, fingerprints, read_state, resolve
+from tests.dataset.test_sidecar import HOSTILE
 from tests.modules import modules
 from tests.modules.modules import differing, state_of
 from tests.processes import run_python, serving
@@ -54,6 +55,19 @@ def shards(state: State, folder: Path, count: int) -> list[str]:
 def load(module: nn.Module, may_lack: tuple[str, ...] | None = (), **fields: Any) -> dict[str, str]:
     config = WeightsConfig(**fields)
     return weights.load(module, resolve(config), config, may_lack=may_lack)
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_a_weight_file_with_a_hostile_header_is_refused(tmp_path: Path, data: bytes) -> None:
+    """SAFE-1: or its tensors are of the bytes that it has."""
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(data)
+    try:
+        tensors = read_state([path])
+    except ConfigError as error:
+        assert str(path) in str(error)
+    else:
+        assert sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) <= len(data)
 
 
 def test_files_go_to_the_children_that_they_fit_shards_and_pickles_too(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageCms
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video.decode.file import decode_into
@@ -207,6 +209,38 @@ def test_errors_of_the_source_itself_come_through(clip: ClipFolder) -> None:
 
     with pytest.raises(TimeoutError, match="the store is gone"):
         probe(Failing(clip("h264_open_gop.mkv").read_bytes()))
+
+
+@pytest.mark.parametrize("bits", [(9000, 9000), (1 << 31, 1), (0, 0)])
+def test_an_avif_of_a_huge_picture_takes_no_memory(tmp_path: Path, bits: tuple[int, int]) -> None:
+    """SAFE-1: whatever its `ispe` box says, and with a picture that is larger than it says."""
+    path, sizes = tmp_path / "bomb.avif", [(64, 64), bits] if bits[0] == 9000 else [bits]
+    Image.new("RGB", (9000, 9000) if bits[0] == 9000 else (64, 64)).save(path, speed=10)
+    data = path.read_bytes()
+    at = data.index(b"ispe") + 8
+    for width, height in sizes:
+        path.write_bytes(data[:at] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + data[at + 8 :])
+        said = _probed_within_120_mib(path)
+        assert "max_pixels" in said or "not a video or image" in said
+
+
+def test_damaged_avif_is_a_rejection_and_nothing_else() -> None:
+    """SAFE-1: box by box, with a color profile, and with color matrices that nobody knows."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    out = io.BytesIO()
+    draw = np.random.default_rng(0)
+    Image.fromarray(draw.integers(0, 255, (64, 96, 3), np.uint8)).save(out, "AVIF", icc_profile=profile)
+    data = out.getvalue()
+    head = data.index(b"mdat") + 40
+    colors = data.index(b"colr", data.index(b"colr") + 4) + 4
+    places = [[colors + 8 + byte] for byte in range(4)] + [list(draw.integers(0, head, 4)) for _ in range(400)]
+    for several in places:
+        broken = bytearray(data)
+        for at in several:
+            broken[at] = draw.choice([0, 231, 255, draw.integers(256)])
+        with contextlib.suppress(ProbeError, DecodeError):
+            info = probe(bytes(broken))
+            decode_into(bytes(broken), 0, np.zeros((1, 16, 16, 3), np.uint8), num_frames=info.num_frames)
 
 
 def test_rubbish_of_every_kind_is_a_rejection_and_nothing_else(clip: ClipFolder) -> None:
