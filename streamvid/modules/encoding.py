@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -14,6 +18,7 @@ from torch import Tensor, nn
 from streamvid.dataset.features.sidecar import REMEDY, Sidecar, differences
 from streamvid.dataset.features.tensors import RawTensor
 from streamvid.errors import ConfigError
+from streamvid.host.resources import usable_cores
 from streamvid.loader.batch.features import collate, raw_tensor
 from streamvid.modules.config import ModelConfig
 from streamvid.modules.parts import part_of
@@ -27,6 +32,9 @@ if TYPE_CHECKING:
     from streamvid.loader.by_shard import ByShard
 
 FeatureRow: TypeAlias = Mapping[str, RawTensor]
+
+_log = logging.getLogger(__name__)
+_PATH = re.compile(r"^[^\n]*[./\\][^\n]*$")  # a name without a dot or a slash is no path, such as "patch"
 
 VERSION = 1
 """Version of the conversion from a sample to its tensors."""
@@ -131,67 +139,112 @@ def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]])
 def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
     """Return all facts that determine the output of `encode`, as JSON values.
 
-    The module's attribute `encoder_args` may list the factory arguments that its encoders depend on. Features then
-    remain valid if other arguments change.
+    Encoders are identified by their weights, wherever these come from. The module's attribute `encoder_args` may list
+    the factory arguments that its encoders depend on. Features then remain valid if other arguments change.
     """
     names = getattr(module, "encoder_args", None)
+    encoders = getattr(module, "encoders", ())
+    of_files = _encoder_sources(module, model, encoders)
+    filled = {child for _, child in of_files}
     return {
-        **_recipe(model, names),
+        **_recipe(model, names, has_encoders=bool(encoders)),
         "encoder_args": None if names is None else sorted(names),
-        "weights": _encoder_files(module, model),
-        "encoders_sha256": _digest(module),
+        "weights": fingerprints(file for source, _ in of_files for file in source.files),
+        "encoders_sha256": digest_parts(module, encoders or ("",)),
+        "encoders_without_files": [] if "" in filled else sorted(set(encoders) - filled),
     }
 
 
-def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None = None) -> None:
+def check_fresh(
+    sidecar: Sidecar,
+    model: ModelConfig,
+    module: nn.Module | None = None,
+    build: Callable[[], nn.Module] | None = None,
+) -> None:
     """Raise ConfigError, naming every difference, if the encoders of the features differ from those of `model`.
 
-    module: built module; if it has all of its encoders, their weights are compared too.
+    module: built module, of whose encoders the weights are compared.
+    build: builds a module with its encoders, to compare the weights of those that `module` lacks and that no weight
+        file of `model` identifies. If they cannot be built here, a warning says so.
     The loader compares datasets and views.
     """
     made = sidecar.manifest.made_with
-    now = _recipe(model, made.get("encoder_args"))
+    digests = {name: digest for name, digest in made.get("encoders_sha256", {}).items() if name}  # "": no `encoders`
+    now = _recipe(model, made.get("encoder_args"), has_encoders=bool(digests))
     problems = differences({name: made.get(name) for name in now}, now)
     if made.get("encoder_args") is None and made.get("args") != now["args"]:
         problems[-1] += " (to exclude arguments, list those that encoders depend on in the module's encoder_args)"
     problems += _changed_files(made.get("weights", ()), model)
-    names = getattr(module, "encoders", ())
-    if module is not None and names and all(part_of(module, name) is not None for name in names):
-        here = {"encoders_sha256": _digest(module)}
-        problems += differences({"encoders_sha256": made.get("encoders_sha256")}, here)
+    here = {} if module is None else digest_parts(module, digests)
+    unseen = [name for name in made.get("encoders_without_files", ()) if name not in here]
+    if unseen and build is not None and not problems:
+        here |= _built(build, unseen, sidecar.url)
+    problems += differences({name: digests[name] for name in here}, here, "encoders_sha256")
     if problems:
         raise ConfigError(f"features {sidecar.url} are stale: {'; '.join(problems)}; {REMEDY}")
 
 
-def _recipe(model: ModelConfig, names: Collection[str] | None) -> dict[str, object]:
-    """Return the facts that define the encoders. names: factory arguments that they depend on; None: all arguments."""
-    args = {name: value for name, value in model.args.items() if names is None or name in names}
-    return {"version": VERSION, "factory": model.factory, "args": args}
+def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> dict[str, str]:
+    _log.info("building the encoders %s once, to compare their weights with those of %s", ", ".join(names), url)
+    try:
+        return digest_parts(build(), names)
+    except (OSError, ImportError, ConfigError) as error:
+        _log.warning("features %s may be stale: their encoders cannot be built here (%s)", url, error)
+        return {}
 
 
-def _digest(module: nn.Module) -> str:
-    """Return the SHA-256 of all tensors of the module's `encoders`, or of the whole module if it names none."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(_encoders(module).state_dict().items()):
-        if isinstance(tensor, Tensor):
-            raw = raw_tensor(tensor)
-            digest.update(f"{name} {raw.dtype} {raw.shape}\n".encode())
-            digest.update(raw.data)
-    return digest.hexdigest()
+def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
+    """Return the facts that define the encoders besides their weights.
+
+    names: factory arguments that they depend on; None: all.   has_encoders: the factory is identified by their weights.
+    """
+    args = {name: portable(value) for name, value in model.args.items() if names is None or name in names}
+    return {"version": VERSION, "factory": None if has_encoders else model.factory, "args": args}
 
 
-def _encoders(module: nn.Module) -> nn.Module:
-    names: Sequence[str] = getattr(module, "encoders", ())
-    parts = {name.replace(".", "/"): part for name in names if (part := part_of(module, name)) is not None}
-    return nn.ModuleDict(parts) if names else module
+def portable(value: object) -> object:
+    """Replace the paths in an argument: a file by its SHA-256, others by a mark, because they may move.
+
+    The weights in a folder are compared once they are loaded.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): portable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(one) for one in value]
+    if not isinstance(value, Path) and not (isinstance(value, str) and _PATH.search(value)):
+        return value
+    path = Path(value).expanduser()
+    if path.is_file():
+        return f"file with SHA-256 {fingerprints([path])[0]['sha256']}"
+    return "path (not a file)" if path.is_dir() or path.is_absolute() else str(value)
 
 
-def _encoder_files(module: nn.Module, model: ModelConfig) -> list[Fingerprint]:
-    """Return the fingerprints of the weight files that fill the module's `encoders`."""
-    names = getattr(module, "encoders", ())
-    sources = resolve(model.weights)
-    of_encoders = [one for one in sources if not names or _child(module, model, one) in ("", *names)]
-    return fingerprints(file for source in of_encoders for file in source.files)
+def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of the weights of each of these parts that the module has."""
+    parts = {name: part for name in names if (part := part_of(module, name)) is not None}
+    return {name: digest_tensors(part.state_dict(), type(part).__qualname__) for name, part in parts.items()}
+
+
+def digest_tensors(tensors: Mapping[str, object], otherwise: str = "") -> str:
+    """Return the SHA-256 of tensors by name, or of the text `otherwise` if there are none."""
+    named = [(name, tensor) for name, tensor in sorted(tensors.items()) if isinstance(tensor, Tensor)]
+    with ThreadPoolExecutor(max_workers=min(8, usable_cores())) as pool:
+        lines = list(pool.map(_digest_line, named))
+    return hashlib.sha256(("".join(lines) or otherwise).encode()).hexdigest()
+
+
+def _digest_line(named: tuple[str, Tensor]) -> str:
+    name, tensor = named
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(data).hexdigest()}\n"
+
+
+def _encoder_sources(
+    module: nn.Module, model: ModelConfig, encoders: Collection[str]
+) -> list[tuple[WeightSource, str]]:
+    """Return the weight files that fill these children, or the whole module, each with the name of its child."""
+    found = [(source, _child(module, model, source)) for source in resolve(model.weights)]
+    return [(one, child) for one, child in found if child is not None and (not encoders or child in ("", *encoders))]
 
 
 def _child(module: nn.Module, model: ModelConfig, source: WeightSource) -> str | None:

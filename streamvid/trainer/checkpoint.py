@@ -11,6 +11,7 @@ OUTPUT/state/step-N/                  everything that a resumed run needs
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
 from streamvid.modules import saving
+from streamvid.modules.encoding import digest_tensors, portable
 from streamvid.modules.optimizer import Ema
 from streamvid.modules.weight_files import write_state
 from streamvid.trainer.config import TrainConfig
@@ -66,6 +68,15 @@ class Checkpoints:
         self.folder = config.output / "state"
         self._made_of = _made_of(config)
         self._has_zero = accelerator.distributed_type.value == "DEEPSPEED"
+
+    def identify(self, module: nn.Module) -> None:
+        """Note the names and shapes that train, and the weights that do not, for the comparison with a checkpoint."""
+        shapes = {name: list(tensor.shape) for name, tensor in saving.changing(module).items()}
+        self._made_of["trained tensors"] = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+        for name, child in module.named_children():
+            frozen = {key: one for key, one in child.state_dict().items() if f"{name}.{key}" not in shapes}
+            if frozen and not any(key.endswith("_fp8") for key in frozen):  # storage in 8 bits may begin at any step
+                self._made_of[f"frozen weights of {name}"] = digest_tensors(frozen)
 
     def describe(self) -> None:
         """Write the effective configuration and the package versions."""
@@ -153,7 +164,8 @@ class Checkpoints:
         if folder is None:
             return TrainProgress()
         saved = _read_run(folder)
-        pairs = [(key, value, saved["model"].get(key)) for key, value in self._made_of.items()]
+        # A part may be absent on one side, such as an encoder with precomputed features.
+        pairs = [(key, value, saved["model"].get(key, value)) for key, value in self._made_of.items()]
         different = [f"{key} is {here}, but {there} in the checkpoint" for key, here, there in pairs if here != there]
         if different:
             raise StateError(
@@ -219,9 +231,8 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
 def _made_of(config: TrainConfig) -> dict[str, object]:
     model = config.model
     made: dict[str, object] = {
-        "model.factory": model.factory,
         "optimizer.factory": config.optimizer.factory,
-        **{f"model.args.{name}": value for name, value in model.args.items()},
+        **{f"model.args.{name}": portable(value) for name, value in model.args.items()},
         "model.trainable": model.trainable,
         "ema": config.optimizer.ema_decay is not None,
         **{f"lora.{name}": getattr(model.lora, name) for name in ("base_model", "target_modules", "rank", "alpha")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import logging
@@ -21,6 +22,7 @@ from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig, open_configs
 from streamvid.loader.options import LimitOptions
 from streamvid.loader.stores import Stores
+from streamvid.modules.build import ENCODE_ONLY, build_module
 from streamvid.modules.encoding import check_fresh
 from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
@@ -123,14 +125,20 @@ def _opened(source: DatasetConfig) -> Dataset:
 
 
 @contextmanager
-def open_loaders(config: TrainConfig, module: nn.Module) -> Iterator[tuple[Batches, Iterable[Batch]]]:
-    """Open the training loader and a loader for evaluation on split "val" if a dataset has it, else "train"."""
+def open_loaders(
+    config: TrainConfig, module: nn.Module, is_main: bool = True
+) -> Iterator[tuple[Batches, Iterable[Batch]]]:
+    """Open the training loader and a loader for evaluation on split "val" if a dataset has it, else "train".
+
+    is_main: False for ranks that need not build the encoders of precomputed features to compare their weights.
+    """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)
     options = loader_options(config, sources)
     if config.task == "sft:train":
         features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
-        check_fresh(features, config.model, module)
+        build = functools.partial(build_module, config.model, task=ENCODE_ONLY, seed=config.seed)
+        check_fresh(features, config.model, module, build if is_main else None)
         options.pop("media", None)  # the features contain what `encode` computed from them
         options["features"] = features
     with_val = [source for source in sources if "val" in _opened(source).shards.splits]

@@ -85,9 +85,10 @@ class Run:
         if module is None:
             recompute = checkpoint_function(accelerator)
             module = build_module(config.model, task=config.task, seed=config.seed, checkpoint_function=recompute)
+        self.checkpoints.identify(module)
         optimizer = build_optimizer(config.optimizer, module)
         if loader is None:
-            loader, eval_loader = stack.enter_context(open_loaders(config, module))
+            loader, eval_loader = stack.enter_context(open_loaders(config, module, self.is_main))
         self.loader = loader
         _log.info("%s", format_table(summarize(module)))
         self.module, self.optimizer = accelerator.prepare(TaskModule(module, task), optimizer)

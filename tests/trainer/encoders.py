@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from tests.trainer.modules import UserTraining
 
@@ -52,8 +53,15 @@ def build(task: str = "sft", **arguments: Any) -> Encoding:
     return Encoding(encoder=task != "sft:train", **arguments)
 
 
-def build_other(task: str = "sft", **arguments: Any) -> Encoding:
-    return build(task, **arguments)
+def build_pretrained(folder: str, task: str = "sft") -> UserTraining:
+    """Loads its encoder itself, as from_pretrained does."""
+    module = UserTraining(encoder=task != "sft:train")
+    if module.vae is not None:
+        module.vae.load_state_dict(load_file(Path(folder) / "vae.safetensors"))
+    return module
+
+
+build_renamed = build_pretrained
 
 
 def build_without_encode(task: str = "sft") -> torch.nn.Module:

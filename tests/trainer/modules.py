@@ -48,7 +48,9 @@ class UserTraining(nn.Module):
     def __init__(self, dim: int = 16, dropout: float = 0.0, encoder: bool = True, unused: bool = False) -> None:
         super().__init__()
         self.dit = Denoiser(12, dim, dropout)
-        self.vae = nn.Conv3d(3, 12, (1, 4, 4), stride=(1, 4, 4)).requires_grad_(False) if encoder else None
+        with torch.random.fork_rng():
+            torch.manual_seed(11)  # as a released encoder, it is the same whatever else is built
+            self.vae = nn.Conv3d(3, 12, (1, 4, 4), stride=(1, 4, 4)).requires_grad_(False) if encoder else None
         self.spare = nn.Linear(dim, dim) if unused else None
         self.seen: list[str] = []
 

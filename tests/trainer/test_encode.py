@@ -23,7 +23,7 @@ from streamvid.compat.diffsynth_data import NOTE
 from streamvid.dataset.features.sidecar import open_sidecar
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import open_dataset
-from streamvid.errors import ConfigError, SampleError
+from streamvid.errors import ConfigError, SampleError, StateError
 from streamvid.loader.batch.features import torch_tensor
 from streamvid.loader.loader import VideoLoader
 from streamvid.modules.config import ModelConfig, WeightsConfig
@@ -65,6 +65,13 @@ def encoding(base: Path, sidecar: Path, changes: Mapping[str, Any] | None = None
         "model": ModelConfig(factory=ENCODERS, args={"draws": 0.5}),
     }
     return config_of(base, sidecar.parent / "out", combined(usual, changes))
+
+
+def save_encoder(path: Path, factor: float = 1.0) -> None:
+    """Write the encoder's weights, multiplied by `factor`."""
+    vae = build().vae
+    assert vae is not None
+    save_file({name: tensor * factor for name, tensor in vae.state_dict().items()}, path)
 
 
 def training(config: TrainConfig, output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -356,10 +363,6 @@ def test_too_many_bad_samples_end_it(tmp_path: Path) -> None:
 STALE: dict[str, tuple[dict[str, Any], str]] = {
     "temporal": ({"data.loader": {"view": {"temporal": "head"}}}, r'temporal is "random" there and "head" here'),
     "seed": ({"seed": 1}, r"seed is 0 there and 1 here"),
-    "factory": (
-        {"model": ModelConfig(factory="tests.trainer.encoders:build_other", args={"draws": 0.5})},
-        r'factory is "tests.trainer.encoders:build" there and "tests.trainer.encoders:build_other" here',
-    ),
     "args": ({"model": ModelConfig(factory=ENCODERS, args={"draws": 0.25})}, r"args.draws is 0.5 there and 0.25 here"),
     "captions": ({"data.dataset": {"url": "DATASET", "captions": {"prefix": "A film: "}}}, r"caption_prefix"),
 }
@@ -396,10 +399,8 @@ def test_other_weights_of_an_encoder_are_named_and_those_of_other_models_are_not
     """A sidecar knows its encoders' weight files by name and checksum, and nothing of files of what trains."""
 
     def weights(name: str, seed: int) -> str:
-        torch.manual_seed(seed)
-        module = getattr(build(), name)
         path = tmp_path / f"{name}.safetensors"
-        save_file({key: value.clone() for key, value in module.state_dict().items()}, path)
+        save_file({key: value + seed for key, value in getattr(build(), name).state_dict().items()}, path)
         return str(path)
 
     for paths in ({"vae": weights("vae", 1), "dit": weights("dit", 1)}, (weights("vae", 1), weights("dit", 1))):
@@ -422,6 +423,52 @@ def test_other_weights_of_an_encoder_are_named_and_those_of_other_models_are_not
         with pytest.raises(ConfigError, match="other.safetensors"):
             check_fresh(opened, changed(model, {"weights.paths": (str(tmp_path / "other.safetensors"),)}))
         shutil.rmtree(root)
+
+
+def test_an_encoder_that_comes_with_its_weights_is_known_by_them(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one by from_pretrained: neither its folder nor the name of the factory counts, a changed tensor does."""
+    folder, moved = tmp_path / "models", tmp_path / "elsewhere" / "models"
+    folder.mkdir()
+    save_encoder(folder / "vae.safetensors")
+
+    def model(name: str, where: Path) -> ModelConfig:
+        return ModelConfig(factory=f"tests.trainer.encoders:{name}", args={"folder": str(where)})
+
+    config = encoding(
+        dataset, tmp_path / "sidecar", {"model": model("build_pretrained", folder), "data.features.num_visits": 1}
+    )
+    assert encode(config).is_sealed
+    few = training(config, tmp_path / "out", {"max_steps": 2, "checkpoints.steps": 1})
+    train(few)
+    moved.parent.mkdir()
+    folder.rename(moved)
+    for name, steps in (("build_pretrained", 3), ("build_renamed", 4)):
+        few = changed(few, {"model": model(name, moved), "max_steps": steps})
+        assert train(few).step == steps, "resumed"
+    assert encode(changed(config, {"model": few.model})).is_sealed
+    caplog.clear()
+    moved.rename(folder)  # not where the configuration says
+    assert train(changed(few, {"max_steps": 5})).step == 5
+    assert "may be stale: their encoders cannot be built here" in caplog.text
+    save_encoder(folder / "vae.safetensors", 1.5)
+    few = changed(few, {"model": model("build_pretrained", folder), "output": tmp_path / "other"})
+    for begin in (lambda: train(few), lambda: encode(changed(config, {"model": few.model}))):
+        with pytest.raises(ConfigError, match=r"encoders_sha256.vae is \S+ there and \S+ here"):
+            begin()
+
+
+def test_a_run_is_not_resumed_on_other_frozen_weights(dataset: Path, tmp_path: Path) -> None:
+    """Moved files resume, files of equal names with other weights do not."""
+    path = tmp_path / "vae.safetensors"
+    save_encoder(path)
+    model = ModelConfig(factory="tests.trainer.encoders:build_pretrained", args={"folder": str(tmp_path)})
+    config = config_of(dataset, tmp_path / "out", {"model": model, "max_steps": 1})
+    train(config)
+    save_encoder(path, 1.5)
+    with pytest.raises(StateError, match=r"another model: frozen weights of vae is \S+, but \S+ in the checkpoint"):
+        train(changed(config, {"max_steps": 2}))
 
 
 def test_what_cannot_be_encoded_is_said_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
