@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import pty
+import re
 import socketserver
 import subprocess
 import sys
@@ -33,6 +36,21 @@ def run_python(
 def run_tool(name: str, *arguments: object, **options: Any) -> Any:
     """What a benchmark of tools/ reports as JSON."""
     return json.loads(run_command([sys.executable, "-m", f"tools.{name}", *arguments, "--json"], **options).stdout)
+
+
+def on_terminal(command: Sequence[str]) -> str:
+    """Run a program whose standard error is a terminal; what it showed there, without control sequences."""
+    own, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "250"}
+    with subprocess.Popen(command, stderr=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+            while data := os.read(own, 65536):
+                shown += data
+    os.close(own)
+    assert process.returncode == 0, shown
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 
 
 def is_alive(pid: int) -> bool:

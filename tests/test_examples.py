@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from accelerate import skip_first_batches
 
 import streamvid
 from tests.conftest import Sharded
@@ -106,6 +107,19 @@ def test_accelerate_keeps_the_loaders_place_in_its_own_checkpoints(
     assert finish(part, tmp_path)[0] == 1
     rest = run("accelerate_loop.py", sharded.root, *options, "--output", "part", cwd=tmp_path)
     assert rest["keys"] == whole["keys"][16:] and rest["losses"] == whole["losses"][16:]
+
+
+def test_the_trainer_of_hugging_face_continues_an_epoch(sharded: Sharded, tmp_path: Path) -> None:
+    """PLAN-5: 12 steps at once, or 5 and then the rest; without the adapter, the Trainer says what to do."""
+    whole = run("hf_trainer.py", sharded.root, "--steps", 12, "--output", "whole", cwd=tmp_path)
+    parts = [
+        run("hf_trainer.py", sharded.root, "--steps", steps, "--output", "part", cwd=tmp_path) for steps in (5, 12)
+    ]
+    assert parts[0]["keys"] + parts[1]["keys"] == whole["keys"] and len(whole["keys"]) == 12
+    said = r"resume with load_state_dict\(\) instead"
+    loader = streamvid.VideoLoader(sharded.root, batch_size=1, num_workers=0)
+    with loader, pytest.raises(AttributeError, match=said):
+        skip_first_batches(loader, 3)
 
 
 def notes(output: Path, first: int, after: int, until: float) -> list[dict[str, Any]]:

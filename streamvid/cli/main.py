@@ -57,6 +57,13 @@ class _Verbs(click.Group):
             formatter.write_dl(list(_VERBS.items()))
 
 
+class _StderrHandler(logging.Handler):
+    """Writes to the current `sys.stderr`, which a progress bar replaces, so that lines appear above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
 @click.command(
     cls=_Verbs,
     epilog="Exit codes: 0 done, 1 failed (the last line says why and what to do), 2 wrong usage, 130 interrupted.",
@@ -76,7 +83,10 @@ def cli(verbose: bool, quiet: bool) -> None:
     if verbose and quiet:
         raise click.UsageError("--quiet cannot be combined with --verbose; omit one of them")
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        handlers=[_StderrHandler()],
+        force=True,
     )
 
 

@@ -180,6 +180,19 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     ),
 }
 _ALL = tuple(flag for flags in FLAGS.values() for flag in flags)
+_OF_SCRIPTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("tokenizer_path", "processor_path"),
+        "is for your factory to read; give it a parameter {name}, and set model.args.{name}",
+    ),
+    **dict.fromkeys(
+        ("min_timestep_boundary", "max_timestep_boundary"),
+        "belongs to the loss of one model; give your factory a parameter {name}, and set model.args.{name}",
+    ),
+    "offload_models": "is not available; store frozen models in 8 bits with --fp8_models, or encode once with "
+    "--task sft:data_process, so that training needs no encoder",
+}
+"""Flags of single scripts of DiffSynth-Studio, with the alternative."""
 _THEIR_OPTIMIZER: Mapping[str, object] = {"optimizer.betas": [0.9, 0.999], "optimizer.grad_clip": None}
 _ABOUT_TRAINING = ("model.lora.", "model.activation_checkpointing.", "model.trainable", "num_epochs")
 
@@ -188,8 +201,17 @@ def add_train_flags(command: Command) -> Command:
     """Add all flags to a command, in groups."""
     params = command.__dict__.setdefault("__click_params__", [])
     flags = [flag.declare(f"{title} (as in DiffSynth-Studio)") for title, flags in FLAGS.items() for flag in flags]
-    params.extend(reversed(flags))
+    refused = [
+        click.Option([f"--{name}"], hidden=True, expose_value=False, callback=_refuse, default=None)
+        for name in _OF_SCRIPTS
+    ]
+    params.extend(reversed([*flags, *refused]))
     return command
+
+
+def _refuse(context: click.Context, option: click.Parameter, value: object) -> None:
+    if value is not None:
+        raise click.UsageError(f"--{option.name} {_OF_SCRIPTS[str(option.name)].format(name=option.name)}")
 
 
 @dataclass(frozen=True)

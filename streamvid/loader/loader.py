@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
@@ -214,6 +214,14 @@ class VideoLoader:
             length = self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank)
         self._lengths.add(length)
         return length
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Not available. accelerate's `skip_first_batches` asks for it, for example in Hugging Face's Trainer."""
+        raise AttributeError(
+            "a VideoLoader has no sampler, and its batches cannot be skipped; resume with load_state_dict() instead "
+            "(in Hugging Face's Trainer together with ignore_data_skip=True, see tools/examples/hf_trainer.py)"
+        )
 
     @property
     def epoch(self) -> int:

@@ -7,10 +7,10 @@ import logging
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +47,12 @@ class Encoder:
     dtype: dtype to which floating-point outputs are converted; None: unchanged.
     seed: combined with the first key and the visit of each batch to seed the module's own random numbers, so that
         posterior samples, for example, are the same in any process.
-    precision: creates the context in which the module runs.
     """
 
     module: nn.Module
     device: torch.device
     dtype: torch.dtype | None
     seed: int
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __post_init__(self) -> None:
         if not callable(getattr(self.module, "encode", None)):
@@ -101,7 +99,7 @@ class Encoder:
 
     @contextmanager
     def _run(self, *place: int) -> Iterator[None]:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), self.precision():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(hash64(self.seed, *place))
             yield
 
@@ -236,7 +234,7 @@ def digest_tensors(tensors: Mapping[str, object], otherwise: str = "") -> str:
 def _digest_line(named: tuple[str, Tensor]) -> str:
     name, tensor = named
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(data).hexdigest()}\n"
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(data.data).hexdigest()}\n"
 
 
 def _encoder_sources(

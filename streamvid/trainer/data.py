@@ -128,7 +128,7 @@ def _opened(source: DatasetConfig) -> Dataset:
 def open_loaders(
     config: TrainConfig, module: nn.Module, is_main: bool = True
 ) -> Iterator[tuple[Batches, Iterable[Batch]]]:
-    """Open the training loader and a loader for evaluation on split "val" if a dataset has it, else "train".
+    """Open the training loader and one for evaluation, which is empty if no dataset has the split `eval.split`.
 
     is_main: False for ranks that need not build the encoders of precomputed features to compare their weights.
     """
@@ -141,18 +141,34 @@ def open_loaders(
         check_fresh(features, config.model, module, build if is_main else None)
         options.pop("media", None)  # the features contain what `encode` computed from them
         options["features"] = features
-    with_val = [source for source in sources if "val" in _opened(source).shards.splits]
     # Padded, so that even a held-out split of a few samples fills a step on every rank. Batches are read once,
     # so there is no prefetch.
     held_out = options | {
-        "split": "val" if with_val else "train",
+        "split": config.eval.split,
         "num_workers": 0,
         "limits": replace(options_of(LimitOptions, options.get("limits"), "limits"), prefetch_bytes=0),
         "tail": "pad",
     }
-    with (
-        VideoLoader(sources, **options, num_epochs=None, accumulate=config.data.accumulate) as loader,
-        VideoLoader(with_val or sources, **held_out) as evaluation,
-    ):
-        _log.info("evaluation: the first %d batches per rank of split %r", config.eval.num_batches, held_out["split"])
-        yield loader, evaluation
+    with_split = _with_split(config, sources)
+    with VideoLoader(sources, **options, num_epochs=None, accumulate=config.data.accumulate) as loader:
+        if not with_split:
+            yield loader, ()
+            return
+        with VideoLoader(with_split, **held_out) as evaluation:
+            yield loader, evaluation
+
+
+def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[DatasetConfig]:
+    """Return the datasets that have held-out clips; none if the run does not evaluate."""
+    settings = config.eval
+    if not settings.num_batches or not (settings.steps or settings.sample_steps):
+        return []
+    found = [source for source in sources if settings.split in _opened(source).shards.splits]
+    if found:
+        _log.info("evaluation: the first %d batches per rank of split %r", settings.num_batches, settings.split)
+        return found
+    remedy = "shard with --val-fraction, or set eval.split=train to evaluate on clips that are trained on"
+    if settings.sample_steps or settings.split != "val":
+        raise ConfigError(f"eval.split is {settings.split!r}, which no dataset has; {remedy}")
+    _log.warning("no evaluation: no dataset has the split %r; %s", settings.split, remedy)
+    return []

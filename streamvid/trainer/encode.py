@@ -15,7 +15,7 @@ from streamvid.modules.encoding import Encoder, facts
 from streamvid.plan.position import World
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import loader_options
-from streamvid.trainer.launch import make_accelerator, stop_requests
+from streamvid.trainer.launch import accelerating, stop_requests
 
 
 def encode(
@@ -32,18 +32,16 @@ def encode(
     """
     source = source_of(config)
     features = config.data.features
-    with stop_requests() as stop:
-        here = make_accelerator(config)
+    with stop_requests() as stop, accelerating(config) as here:
         module = build_module(config.model, task="sft:data_process", seed=config.seed)
         made_with = {
             **facts(module, config.model),
             "view": source.view_facts(),
             "batch_sizes": dict(source.batch_sizes),
             "encode_dtype": features.dtype,
-            "mixed_precision": here.mixed_precision,
         }
         dtype = None if features.dtype is None else getattr(torch, features.dtype)
-        encoder = Encoder(module.eval().to(here.device), here.device, dtype, config.seed, here.autocast)
+        encoder = Encoder(module.eval().to(here.device), here.device, dtype, config.seed)
         job = EncodeJob(encoder, source, str(features.url), config.data.storage, made_with, features.num_visits)
         wait_for_all = here.wait_for_everyone if world is None else None
         world = world or World(here.process_index, here.num_processes)

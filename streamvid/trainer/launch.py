@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
+from accelerate.state import AcceleratorState, is_initialized
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, ProfileKwargs
 
@@ -54,8 +55,22 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def make_accelerator(config: TrainConfig) -> Accelerator:
-    """Create the Accelerator of this process. Raises ConfigError if the launcher and the config disagree."""
+@contextmanager
+def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
+    """Create the Accelerator of this process, and forget its settings at the end, so that a later run may have others.
+
+    Settings of an Accelerator that the caller made before, and the process group of a launch, remain.
+    Raises ConfigError if the launcher and the config disagree.
+    """
+    is_callers = is_initialized()
+    try:
+        yield _make_accelerator(config)
+    finally:
+        if not is_callers:
+            AcceleratorState._reset_state(reset_partial_state="RANK" not in os.environ)
+
+
+def _make_accelerator(config: TrainConfig) -> Accelerator:
     backend = next((name for name in ("DEEPSPEED", "FSDP") if os.environ.get(f"ACCELERATE_USE_{name}") == "true"), None)
     # Without an accelerator, accelerate connects the ranks only if `cpu` is set. It ignores DeepSpeed if `cpu` is set,
     # so DeepSpeed needs an explicit communication backend instead.

@@ -98,10 +98,17 @@ def flat(line: MetricLine) -> dict[str, float]:
     return found
 
 
-def readable(line: MetricLine) -> str:
-    """Format a line for the log, omitting all figures of the loader except shares."""
-    shown = {name: value for name, value in line.items() if not name.startswith("data_") or name.endswith("share")}
-    return ", ".join(f"{name} {f'{v:.4g}' if isinstance(v, float) else v}" for name, v in shown.items())
+def readable(line: MetricLine, num_steps: int) -> str:
+    """Format a line for the log: the step and rounded figures, without those per bucket and those of the loader."""
+    hidden = ("step", "samples", "tokens", "tokens_per_second", "seconds", "step_seconds")
+    shown = {
+        name: value
+        for name, value in line.items()
+        if isinstance(value, int | float) and name not in hidden and not name.startswith("data_")
+    }
+    if "data_wait_share" in line:
+        shown["data_wait"] = line["data_wait_share"]
+    return ", ".join([f"step {line['step']}/{num_steps}", *(f"{name} {value:.3g}" for name, value in shown.items())])
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:

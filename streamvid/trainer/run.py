@@ -23,7 +23,7 @@ from streamvid.trainer.checkpoint import Checkpoints, TrainProgress
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import BatchClock, Batches, open_loaders
 from streamvid.trainer.evaluate import evaluate, save_samples
-from streamvid.trainer.launch import checkpoint_function, make_accelerator
+from streamvid.trainer.launch import accelerating, checkpoint_function
 from streamvid.trainer.metrics import (
     BucketLoss,
     MetricLine,
@@ -76,7 +76,7 @@ class Run:
         task = find_task(config.task)
         if task.features == "write":
             raise ConfigError(f"task is {config.task!r}, which trains nothing; use streamvid.trainer.encode")
-        self.accelerator = accelerator = make_accelerator(config)
+        self.accelerator = accelerator = stack.enter_context(accelerating(config))
         self.is_main: bool = accelerator.is_main_process
         self.checkpoints = Checkpoints(config, accelerator)
         folder = self.checkpoints.find()
@@ -177,7 +177,7 @@ class Run:
         self.last |= line
         if self.is_main and len(line) > 1:
             append_metrics(self.config.output, line)
-            _log.info("%s", readable(line))
+            _log.info("%s", readable(line, self.num_steps))
         self.accelerator.log(flat(line), step=step)
 
     def _merged(self, progress: TrainProgress, made: StepResult, spent: Mapping[str, float]) -> MetricLine:

@@ -69,7 +69,9 @@ class TaskModule(nn.Module):
             return batch
         device = next(batch.tensors()).device
         # Random numbers of `encode` must not shift later ones in the step: runs on stored features do not draw them.
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        # Encoders compute in the dtype of their weights: latents of a float32 VAE are float32.
+        with torch.no_grad(), forked, torch.autocast(device.type, enabled=False):
             return with_encoded(batch, encode(batch))
 
     def forward(self, batch: Batch, validates: bool = False) -> dict[str, Tensor]:

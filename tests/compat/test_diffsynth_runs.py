@@ -188,7 +188,14 @@ def test_a_project_to_start_from_trains(
         command.main(["--init", str(project)], standalone_mode=False)
     assert {path.name: path.read_text() for path in project.iterdir()} == written
     dataset = config_of(*of_metadata(videos)).data.dataset
-    changes = (f"data.dataset={dataset}", "max_steps=2", "eval.sample_steps=2", "eval.steps=2", "eval.num_batches=1")
+    changes = (
+        f"data.dataset={dataset}",
+        "max_steps=2",
+        "eval.sample_steps=2",
+        "eval.steps=2",
+        "eval.num_batches=1",
+        "eval.split=train",
+    )
     settings = [word for change in (*changes, "data.batch_size=1", "accelerate.cpu=true") for word in ("--set", change)]
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which the folder is added, for its training.py

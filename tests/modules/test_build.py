@@ -96,11 +96,10 @@ def test_an_error_inside_a_users_module_is_told_as_that(tmp_path: Path, monkeypa
 def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    text = (
-        "import torch\nclass Own:\n    @staticmethod\n    def build(width):\n        return torch.nn.Linear(width, 1)\n"
-    )
+    text = "import torch\nclass Own:\n    @staticmethod\n    def build(path, task):\n        return torch.nn.Linear(path, len(task))\n"
     (tmp_path / "train_of_this_test.py").write_text(text)
-    assert call_factory("train_of_this_test:Own.build", {"width": 3}).in_features == 3
+    made = call_factory("train_of_this_test:Own.build", {"path": 3}, {"task": "sft"})  # `path` is free for factories
+    assert (made.in_features, made.out_features) == (3, 3)
 
 
 def test_only_what_is_named_trains_and_frozen_bytes_stay(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,16 @@ from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
 from streamvid.trainer import TrainConfig, train
 from tests.loader.conftest import SMALL, TALL, build_dataset
-from tests.trainer.configs import train_config
+from tests.processes import on_terminal
+from tests.trainer.configs import changed, train_config
 from tests.trainer.runs import losses_in
 
 
 def config_of(dataset: Path, output: Path, num_steps: int) -> TrainConfig:
     data = {"data.batch_size": 2, "data.num_workers": 1, "model.factory": "tests.trainer.modules:build"}
-    return train_config(dataset, output, {**data, "max_steps": num_steps, "eval.steps": 3, "logging.steps": 1})
+    return train_config(
+        dataset, output, {**data, "max_steps": num_steps, "eval.steps": 3, "eval.split": "train", "logging.steps": 1}
+    )
 
 
 def test_a_dataset_trains_and_resumes_to_the_same_losses(
@@ -25,6 +30,7 @@ def test_a_dataset_trains_and_resumes_to_the_same_losses(
     """PLAN-5: over the end of an epoch, with the real loader."""
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
         whole = train(config_of(dataset, tmp_path / "whole", 8))
+        assert whole.eval_loss is not None
     assert "evaluation: the first 2 batches per rank of split 'train'" in caplog.text
     train(config_of(dataset, tmp_path / "parts", 3))
     parts = train(config_of(dataset, tmp_path / "parts", 8))
@@ -53,3 +59,24 @@ def test_a_missing_batch_size_is_named(dataset: Path, tmp_path: Path) -> None:
     config = train_config(str(dataset), tmp_path / "run", {"max_steps": 1})
     with pytest.raises(ConfigError, match="batch_size"):
         train(config)
+
+
+def test_clips_that_are_trained_on_are_held_out_only_if_asked(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = changed(config_of(dataset, tmp_path / "run", 1), {"eval.split": "val"})
+    assert train(few).eval_loss is None
+    assert "no evaluation: no dataset has the split 'val'; shard with --val-fraction, or set eval.split" in caplog.text
+    for wrong in ({"eval.split": "test"}, {"eval.sample_steps": 1}):
+        with pytest.raises(ConfigError, match=r"eval.split is '(test|val)', which no dataset has; shard with"):
+            train(changed(few, {"output": tmp_path / "other", **wrong}))
+
+
+def test_a_line_of_the_log_is_short_and_above_the_progress_bar(dataset: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_config(config_of(dataset, tmp_path / "run", 3)))
+    shown = on_terminal([sys.executable, "-m", "streamvid", "train", "--config", str(file)])
+    lines = [line for line in shown.splitlines() if "streamvid.trainer.run: step" in line]
+    assert len(lines) == 4 and not any("━" in line for line in lines)
+    assert all("loss_of_bucket" not in line and len(line) <= 160 for line in lines), lines
+    assert re.search(r"INFO streamvid.trainer.run: step 1/3, loss [0-9.]{3,6}, lr ", lines[1])

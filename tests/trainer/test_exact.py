@@ -41,7 +41,11 @@ def keys_seen(folder: Path) -> list[str]:
 def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tmp_path: Path, kills: int) -> None:
     """PLAN-5: kill -9 at seeded moments, in steps and in the midst of saving; dropout, EMA and evaluation included."""
     optimizer = OptimizerConfig(lr=1e-2, ema_decay=0.9, schedule="cosine", warmup_steps=3)
-    changes: dict[str, Any] = {"max_steps": 12 * kills, "optimizer": optimizer, "eval": EvalConfig(steps=6)}
+    changes: dict[str, Any] = {
+        "max_steps": 12 * kills,
+        "optimizer": optimizer,
+        "eval": EvalConfig(steps=6, split="train"),
+    }
     changes["checkpoints"] = CheckpointConfig(steps=3, keep=2, keep_weights=1)
     whole = config_of(dataset, tmp_path / "whole", changes)
     run(whole)

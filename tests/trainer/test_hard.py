@@ -111,7 +111,10 @@ def test_weights_that_are_no_numbers_take_no_checkpoints_place(dataset: Path, tm
 
 def test_noise_of_an_evaluation_is_the_same_each_time(dataset: Path, tmp_path: Path) -> None:
     """Also that of a module which draws it by itself, not from the samples' seeds."""
-    changes = {"eval": EvalConfig(steps=1, num_batches=2), "optimizer": OptimizerConfig(lr=1e-30, weight_decay=0.0)}
+    changes = {
+        "eval": EvalConfig(steps=1, num_batches=2, split="train"),
+        "optimizer": OptimizerConfig(lr=1e-30, weight_decay=0.0),
+    }
     lines = told(dataset, tmp_path / "run", lambda _, loss: loss + torch.randn(len(loss)), changes)
     assert len({line["eval_loss"] for line in lines}) == 1
 
@@ -189,7 +192,7 @@ def test_the_commented_options_of_a_new_project_exist(dataset: Path, tmp_path: P
 
 
 def test_evaluation_can_be_switched_off_and_samples_stay(dataset: Path, tmp_path: Path) -> None:
-    quiet = EvalConfig(steps=None, sample_steps=2, num_batches=1)
+    quiet = EvalConfig(steps=None, sample_steps=2, num_batches=1, split="train")
     config = trained(dataset, tmp_path / "run", {"max_steps": 2, "eval": quiet})
     assert not any("eval_loss" in line for line in metrics_in(config.output))
     assert (config.output / "samples" / "step-2.png").exists()
@@ -214,6 +217,29 @@ def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Pat
             trained(dataset, tmp_path / name, {"model": model})
     with pytest.raises(ConfigError, match="trackers contains clearml, which is not installed"):
         trained(dataset, tmp_path / "tracker", {"logging.trackers": ("clearml",)})
+
+
+class Precise(UserTraining):
+    """Asserts the dtypes in a step."""
+
+    def encode(self, batch: Any) -> dict[str, Any]:
+        assert not torch.is_autocast_enabled("cpu")
+        return super().encode(batch)
+
+    def forward(self, batch: Any) -> Any:
+        assert batch.latents.dtype == torch.float32
+        wanted = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+        assert self.dit.text(batch.words).dtype == wanted
+        return super().forward(batch) | {"is_half": torch.tensor(float(wanted == torch.bfloat16))}
+
+
+def test_encoders_compute_in_their_own_dtype_and_runs_of_one_process_differ(dataset: Path, tmp_path: Path) -> None:
+    for precision in ("bf16", "no", "bf16"):
+        model = ModelConfig(factory=f"{__name__}:Precise")
+        output = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        changes = {"max_steps": 1, "model": model, "accelerate.mixed_precision": precision}
+        config = trained(dataset, output, changes)
+        assert metrics_in(config.output)[-1]["is_half"] == (precision == "bf16")
 
 
 class Seeded(UserTraining):

@@ -107,7 +107,9 @@ def test_a_last_save_comes_where_steps_do_not_divide(dataset: Path, tmp_path: Pa
 
 def test_samples_are_a_sheet_and_a_movie(dataset: Path, tmp_path: Path) -> None:
     config = trained(
-        dataset, tmp_path / "run", {"max_steps": 2, "eval": EvalConfig(num_batches=1, sample_steps=2, steps=1)}
+        dataset,
+        tmp_path / "run",
+        {"max_steps": 2, "eval": EvalConfig(num_batches=1, split="train", sample_steps=2, steps=1)},
     )
     assert sorted(path.name for path in (config.output / "samples").iterdir()) == ["step-2.mp4", "step-2.png"]
     with (
@@ -126,7 +128,7 @@ def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     figures = LoggingConfig(steps=1, trackers=("tensorboard",), profile_steps=2)
-    changes = {"max_steps": 5, "logging": figures, "eval": EvalConfig(steps=2, num_batches=1)}
+    changes = {"max_steps": 5, "logging": figures, "eval": EvalConfig(steps=2, num_batches=1, split="train")}
     config = trained(dataset, tmp_path / "run", changes)
     events = EventAccumulator(str(config.output / "streamvid")).Reload()
     logged = {one.step: one.value for one in events.Scalars("loss")}
@@ -224,7 +226,9 @@ def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path)
 def test_buffers_of_what_trains_are_saved_and_resumed(dataset: Path, tmp_path: Path) -> None:
     model = ModelConfig(factory="tests.trainer.modules:build_counting", trainable=("dit",))
     whole = trained(
-        dataset, tmp_path / "whole", {"max_steps": 4, "model": model, "eval": EvalConfig(steps=1, num_batches=1)}
+        dataset,
+        tmp_path / "whole",
+        {"max_steps": 4, "model": model, "eval": EvalConfig(steps=1, num_batches=1, split="train")},
     )
     parts = changed(whole, {"output": tmp_path / "parts"})
     train(changed(parts, {"max_steps": 2}))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A loop written for Open-Sora's prepare_dataloader, fed by streamvid. What changes is `prepare_dataloader` below.
 
-    python opensora_loop.py DATASET --epochs 2 --checkpoint run.pt
+    python opensora_loop.py DATASET --epochs 2 --checkpoint opensora.pt
 
 Batches have Open-Sora's keys, and the loop its form: one batch kept ahead, the sampler told the epoch, its state asked
 for by step. New is that all ranks have the same bucket at a step, and that a resume may have other ranks.
@@ -76,7 +76,7 @@ class Denoiser(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
-    parser.add_argument("--checkpoint", type=Path, default=Path("run.pt"))
+    parser.add_argument("--checkpoint", type=Path, default=Path("opensora.pt"))
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--stop", type=int, help="save and end after this step of the epoch")
     parser.add_argument("--batch-size", type=int, default=2)
