@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from streamvid.buckets.batch_size import host_bytes
 from streamvid.buckets.bucket import Bucket
-from streamvid.plan import EpochPlan
+from streamvid.plan import BucketReport, EpochPlan
 from streamvid.video.picture import Pixels
 
 _log = logging.getLogger("streamvid.loader")
@@ -48,16 +48,15 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
             row.num_dropped,
             row.num_repeated,
         )
-    few = [row for row in plan.starved if row.num_available]  # an epoch may draw no samples of a bucket
-    starved = [f"{row.bucket_id} ({row.num_available} of {row.global_batch})" for row in few]
+    starved = [row for row in plan.starved if row.num_available]  # an epoch may draw no samples of a bucket
     if starved:
-        named = ", ".join(starved[:_NUM_NAMED]) + (", …" if len(starved) > _NUM_NAMED else "")
         _log.warning(
             "%d of %d buckets have no step in this epoch, because they have fewer samples than a step needs: %s. "
-            "Lower their batch_size, use fewer ranks, or set tail='pad' or tail='shrink'",
+            "Lower their batch_size, use fewer ranks, set tail='pad' or tail='shrink', or sync='cost', with which "
+            "buckets of equal cost share steps",
             len(starved),
             num_buckets,
-            named,
+            _named(starved, plan.cursor.epoch),
         )
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(
@@ -74,3 +73,13 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
             if short
             else "",
         )
+
+
+def _named(starved: Sequence[BucketReport], epoch: int) -> str:
+    """Name the first of the starved buckets, each with the epoch of its first step."""
+    names = []
+    for row in starved[:_NUM_NAMED]:
+        more = row.num_epochs_to_step
+        first = "" if more is None else f", first step in epoch {epoch + more - 1}"
+        names.append(f"{row.bucket_id} ({row.num_available} of {row.global_batch}{first})")
+    return ", ".join(names) + (", …" if len(starved) > _NUM_NAMED else "")

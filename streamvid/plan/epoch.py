@@ -313,12 +313,15 @@ class EpochPlan:
                 if rest:
                     finals.append(FinalStep(span, position, rest))
         if tail.repeats:
-            missing = -(self._num_mixed + len(finals) + self.cursor.phase) % self.options.accumulate
+            real, phase = self._num_mixed + len(finals), self.cursor.phase
+            missing = -(real + phase) % self.options.accumulate
+            # Numbered by place in the group, so that a run that begins between two of them continues with the others,
+            # also if `accumulate` has changed.
+            first = (real + phase) % self.options.accumulate if real else phase
             if any(span.length for span in self._spans):
                 largest = max(self._spans, key=lambda span: span.length)
                 size = self.num_ranks * (largest.batch_size if tail.pads else 1)
-                # Numbered from the last, so that a run that begins between two of them continues with the others.
-                for number in range(missing - 1, -1, -1):
+                for number in range(first, first + missing):
                     position = largest.end + number * size % largest.length
                     finals.append(FinalStep(largest, position, size, FILL_GROUP + number * FILLER_VISITS))
         return tuple(finals)

@@ -45,6 +45,16 @@ class BucketReport:
         return self.num_delivered - self.num_repeated + self.num_carried + self.num_dropped
 
     @property
+    def num_epochs_to_step(self) -> int | None:
+        """Number of epochs, with this one, until carried samples fill a step; None if they never do.
+
+        It assumes that every epoch brings all samples of the bucket once and that buckets do not share steps.
+        """
+        if not (self.num_carried and self.num_samples):
+            return None
+        return 1 + -(-max(0, self.global_batch - self.num_available) // self.num_samples)
+
+    @property
     def is_starved(self) -> bool:
         """True if the bucket has available samples but none of them is delivered."""
         return bool(self.num_available) and not self.num_delivered

@@ -23,7 +23,7 @@ BoolArray = npt.NDArray[np.bool_]
 # step, and a group of steps. A resumed run may use the same positions again. Each kind has its own range of visits, so
 # that no visit occurs twice.
 TAIL, FILL_STEP, FILL_GROUP = 0, 1 << 31, 1 << 30
-FILLER_VISITS = 1 << 20
+FILLER_VISITS = 1 << 19  # a group of at most 2**10 steps, begun with another `accumulate`, has less than 2**11
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -192,7 +192,10 @@ def test_a_state_within_a_group_goes_on_with_its_rest(uneven: Path) -> None:
 def test_what_gets_no_step_is_named_with_remedies(uneven: Path, caplog: Any) -> None:
     """PLAN-4: starved buckets, and an epoch without any step."""
     with streamvid.VideoLoader(uneven, batch_size=5, num_workers=0, num_epochs=None):
-        assert "1 of 3 buckets have no step in this epoch" in caplog.text and "96x64-17f (4 of 5)" in caplog.text
+        assert (
+            "1 of 3 buckets have no step in this epoch" in caplog.text
+            and "96x64-17f (4 of 5, first step in epoch 1)" in caplog.text
+        )
     caplog.clear()
     with streamvid.VideoLoader(uneven, batch_size=20, num_workers=0, num_epochs=None):
         assert "epoch 0 has no step" in caplog.text and "lower batch_size or accumulate" in caplog.text

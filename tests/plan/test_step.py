@@ -95,3 +95,33 @@ def test_the_remainders_of_many_buckets_are_spread_over_all_ranks() -> None:
     plan = EpochPlan(counts, dict.fromkeys(counts, 1), PlanOptions(tail="uneven"), 64)
     batches = [plan.num_batches_left(rank) for rank in range(64)]
     assert sum(batches) == 600 and min(batches) >= 2 and max(batches) <= 22, batches
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 3), (4, 4), (5, 2), (1024, 1000)])
+@pytest.mark.parametrize("tail", ["pad", "shrink"])
+def test_repeats_that_complete_a_group_have_visits_of_their_own(tail: Any, before: int, after: int) -> None:
+    """PLAN-5: `accumulate` changes between two of them; one was once delivered twice with the same visit."""
+    one: dict[str, Any] = {"counts": {"a": [1]}, "batch_sizes": {"a": 1}, "num_ranks": 2}
+    begun = make_one(one, tail, before)
+    for done in range(1, min(before, 6)):
+        rest = make_one(one, tail, after, begun.cursor_after(done))
+        steps = begun.steps(0, done) + rest.steps(0, rest.num_steps_left)
+        visits = [visit for step in steps for visit in step.visits.tolist()]
+        assert len(set(visits)) == len(visits) and len(steps) % after == 0
+
+
+def make_one(fixed: dict[str, Any], tail: Any, accumulate: int, cursor: Cursor | None = None) -> EpochPlan:
+    chosen = PlanOptions(tail=tail, accumulate=accumulate)
+    return EpochPlan(fixed["counts"], fixed["batch_sizes"], chosen, fixed["num_ranks"], cursor=cursor or Cursor())
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 7, 8, 50])
+def test_a_starved_bucket_says_in_which_epoch_its_first_step_comes(num_samples: int) -> None:
+    """PLAN-4"""
+    plan = EpochPlan({"a": [num_samples], "b": [100]}, {"a": 4, "b": 4}, num_ranks=16)
+    waits = plan.starved[0].num_epochs_to_step
+    assert waits is not None
+    for _ in range(waits - 1):
+        assert [row.bucket_id for row in plan.starved] == ["a"]
+        plan = plan.at(plan.next_epoch())
+    assert not plan.starved
