@@ -192,7 +192,9 @@ def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choi
 def _check_rate(probe: Probe, options: ShardOptions) -> None:
     least = options.source.min_fps
     if least is not None and not probe.is_image and probe.fps < least * NEAR_RATE:
-        raise Rejected(f"the video has {probe.fps:.4g} frames per second; at least min_fps={least} are required", kind="min-fps")
+        raise Rejected(
+            f"the video has {probe.fps:.4g} frames per second; at least min_fps={least} are required", kind="min-fps"
+        )
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
