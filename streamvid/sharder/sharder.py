@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from streamvid.sharder.source.records import RecordSet, Rejection, read_records
 from streamvid.sharder.source.summary import InputSummary
 from streamvid.sharder.where import apply_where
 from streamvid.sharder.work.destination import find_destination
-from streamvid.sharder.work.staging import Staging, locked_staging
+from streamvid.sharder.work.staging import EMBEDDED, Staging, locked_staging
 from streamvid.storage import Store, open_store
 
 OnInput: TypeAlias = Callable[[InputSummary], None]
@@ -58,7 +59,8 @@ def shard(
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
     _check_apart(source, place.store, options)
-    records = apply_where(read_records(source, options), options)
+    embedded = place.folder / EMBEDDED
+    records = apply_where(read_records(source, options, embedded), options)
     progress("records", records.num_rows, records.num_rows)
     build = _build_facts(records, options)
     report = _sealed_report(place.store, build, options.work.overwrite)
@@ -72,6 +74,8 @@ def shard(
             return _with_input(report, summarize(records, options), on_input)
         try:
             staging.announce(build)
+            if _lacks_embedded(records, embedded):
+                read_records(source, options, embedded, extracts=True)
             return _build(records, build, staging, options, progress, on_input)
         except StorageError as error:
             if staging.store.is_local:
@@ -86,6 +90,12 @@ _REMEDY = (
     "Finished work is kept. Run the same command again to resume, or with --abandon "
     "(streamvid.sharder.sharder.abandon) to remove all unfinished work, including incomplete uploads"
 )
+
+
+def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
+    """Return whether a file that is embedded in metadata has not been written to `folder` yet."""
+    paths = [path for record in records.records for path in (record.path, *(file.path for file in record.extra))]
+    return any(path.startswith(f"{folder}/") and not Path(path).exists() for path in paths)
 
 
 def abandon(dest: str | Path, options: ShardOptions) -> bool:
@@ -117,10 +127,10 @@ def dry_run(
     report lists the reasons for all rejections.
     """
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
-    records = apply_where(read_records(source, options), options)
-    progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is not a file
+    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
+        records = apply_where(read_records(source, options, Path(folder), extracts=True), options)
+        progress("records", records.num_rows, records.num_rows)
         found = _assigned(records, options, journal, nothing.fileno(), progress)
     plan = make_plan(found.records, found.assignment, options, _build_facts(found.records, options))
     return replace(_with_input(report_plan(plan, DRY_RUN), found.summary, on_input), probe_bytes_read=found.bytes_read)

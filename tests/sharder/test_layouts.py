@@ -150,6 +150,21 @@ def make_parquet_folder(folder: Path) -> list[object]:
     return [folder / "meta"]
 
 
+def make_hugging_face(folder: Path) -> list[object]:
+    """Parquet files that `datasets` writes for its Video feature: structs, some of which only name a file."""
+    rows = rows_of(videos(folder), "video")
+    for number in (0, 1):
+        rows[number]["video"] = {"bytes": clip(number), "path": "same.mp4"}
+    rows[2]["video"] = {"bytes": None, "path": str(folder / "videos/2.mp4")}
+    return [write(folder / "data", {"a/0.parquet": parquet_of(rows[:1]), "b/0.parquet": parquet_of(rows[1:])})]
+
+
+def make_binary(folder: Path) -> list[object]:
+    """A binary column of an unusual name."""
+    rows = [row | {"mp4": clip(number)} for number, row in enumerate(rows_of(["x", "y", "z"], "id"))]
+    return [write(folder, {"rows.parquet": parquet_of(rows)}) / "rows.parquet"]
+
+
 def make_parquet_with_base(folder: Path) -> list[object]:
     rows = rows_of([name.removeprefix("videos/") for name in videos(folder)])
     write(folder, {"meta/a.parquet": parquet_of(rows[:1]), "meta/b.parquet": parquet_of(rows[1:])})
@@ -276,7 +291,7 @@ def test_other_words_for_columns(layout: str, tmp_path: Path) -> None:
     """Every layout names the same clips with the same captions, before anything is built."""
     source, *flags = LAYOUTS[layout](tmp_path)
     options = shard_options(buckets=parse_buckets(BUCKETS), base_path=str(flags[1]) if flags else None)
-    records = read_records(str(source), options).records
+    records = read_records(str(source), options, tmp_path / "embedded", extracts=True).records
     found = {record.caption: record.media(StorageOptions()).read() for record in records}
     assert found == {caption(number): clip(number) for number in range(3)}
     assert len({record.source for record in records}) == 3

@@ -37,6 +37,8 @@ from streamvid.storage import StorageOptions, Store, open_store
 
 BLOCK_ROWS = 1 << 14
 _CSV_ROWS = 256
+_FILE_ROWS = 8  # of cells that hold files
+_PARQUET_BUFFER_BYTES = 2**20
 MAX_METADATA_BYTES = 16 * 2**30
 MAX_JSON_BYTES = 2 * 2**30
 _DOWNLOAD_BYTES = 64 * 2**20
@@ -75,6 +77,9 @@ class RowBlock:
                 yield BrokenRow(self.broken[place])
             else:
                 yield {name: cells[place] for name, cells in values.items()}
+
+
+ChangeBlocks: TypeAlias = Callable[[Iterator[RowBlock]], Iterator[RowBlock]]
 
 
 @dataclass(frozen=True)
@@ -168,21 +173,29 @@ def is_metadata_name(name: str) -> bool:
     return posixpath.splitext(name)[1].lower() in METADATA_SUFFIXES
 
 
-def read_table(where: str | Path, storage: StorageOptions) -> MetadataTable:
-    """Read a whole metadata file at a path or a URL. Raise SourceError if it cannot be read."""
+def read_table(where: str | Path, storage: StorageOptions, change: ChangeBlocks | None = None) -> MetadataTable:
+    """Read a whole metadata file at a path or a URL. Raise SourceError if it cannot be read.
+
+    change: function that is applied to the blocks while they are read.
+    """
     if isinstance(where, Path) or _REMOTE.match(where) is None:
         path = Path(where)
         _check_size(where, path.stat().st_size if path.is_file() else 0)
-        return MetadataTable.of(read_blocks(path), f"metadata {where}")
+        return _collected(path, where, change)
     scheme, _, rest = where.partition("://")
     bucket, _, key = rest.partition("/")  # the key is used as is, without escapes or a query
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:
         local = Path(folder) / f"metadata{Path(key).suffix}"
         _download(_bucket(f"{scheme.lower()}://{bucket}", storage), key, local, where)
         try:
-            return MetadataTable.of(read_blocks(local), f"metadata {where}")
+            return _collected(local, where, change)
         except SourceError as error:
             raise SourceError(str(error).replace(str(local), where)) from error
+
+
+def _collected(path: Path, where: str | Path, change: ChangeBlocks | None) -> MetadataTable:
+    blocks = read_blocks(path)
+    return MetadataTable.of(blocks if change is None else change(blocks), f"metadata {where}")
 
 
 @lru_cache(16)
@@ -350,16 +363,25 @@ def _first_line(error: BaseException) -> str:
 
 def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
     try:
-        with pq.ParquetFile(path) as file:
+        # A buffer of the reader's own makes it read pages one at a time, and not a whole row group of videos.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_PARQUET_BUFFER_BYTES) as file:
             check_unpacked(file.metadata, path.stat().st_size)
             schema = file.schema_arrow
             _check_unique(schema.names, path)
             taken = [name for name in schema.names if columns is None or name in columns]
             yield RowBlock(0, {name: _decoded(pa.nulls(0, schema.field(name).type)) for name in taken})
-            for batch in file.iter_batches(BLOCK_ROWS, columns=taken, use_threads=False):
+            num_rows = _FILE_ROWS if any(is_embedded(schema.field(name).type) for name in taken) else BLOCK_ROWS
+            for batch in file.iter_batches(num_rows, columns=taken, use_threads=False):
                 yield RowBlock(len(batch), {name: _decoded(batch.column(name)) for name in taken})
     except (pa.ArrowException, ValueError, MemoryError) as error:
         raise SourceError(f"metadata {path} is not a readable Parquet file: {_first_line(error)}") from error
+
+
+def is_embedded(kind: pa.DataType) -> bool:
+    """Return whether cells of this type hold files: bytes, or Hugging Face's structs of bytes and path."""
+    if types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and is_embedded(kind.field("bytes").type)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _decoded(cells: pa.Array) -> Column:

@@ -12,7 +12,7 @@ import os
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -28,6 +28,7 @@ from streamvid.dataset.tabular.reader import (
 )
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.options import ShardOptions, SourceLayout
+from streamvid.sharder.source.embedded import EmbeddedFiles
 from streamvid.sharder.source.folder import is_media_name
 from streamvid.sharder.source.media import Media, is_remote, split_url
 from streamvid.sharder.source.place import BucketFolder, LocalFolder, ObjectStates, Place
@@ -67,6 +68,7 @@ class _Source:
 
     place: Place
     options: ShardOptions
+    embedded: EmbeddedFiles
     file: str | None = None
 
     @cached_property
@@ -84,7 +86,7 @@ class _Source:
             raise SourceError(f"the file {self.place.url}/{path} {error}") from None
 
     def table(self, name: str) -> MetadataTable:
-        return read_table(f"{self.place.url}/{name}", self.options.storage)
+        return read_table(f"{self.place.url}/{name}", self.options.storage, partial(self.embedded.extract, name))
 
     def first(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if self.place.is_file(name)), None)
@@ -105,9 +107,9 @@ class _Layout:
     takes_file: bool = False
 
 
-def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
+def find_input(source: str | Path, options: ShardOptions, embedded: EmbeddedFiles) -> SourceInput:
     """Read a source's rows and find its files. Raises SourceError if reading fails, StorageError if a store fails."""
-    found = _open_source(source, options)
+    found = _open_source(source, options, embedded)
     name = options.source.layout or _detect(found)
     layout = _LAYOUTS[name]
     if found.file is not None and not layout.takes_file:
@@ -116,7 +118,7 @@ def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
     unread = _unread_metadata(found, read) if name not in ("tars", "dataset") else ()
     read = replace(read, layout=name, unread_metadata=unread, is_folder=found.file is None)
     if options.source.base_path is None:
-        return replace(read, place=_within_buckets(read.place, found, options))
+        return _with_embedded(replace(read, place=_within_buckets(read.place, found, options)), embedded)
     if not layout.takes_base_path:
         allowed = ", ".join(name for name, layout in _LAYOUTS.items() if layout.takes_base_path)
         raise SourceError(
@@ -124,7 +126,15 @@ def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
             f"contains its files; omit base_path, or choose a layout that accepts it: {allowed}"
         )
     place = _open_base(options.source.base_path, options.storage)
-    return replace(read, place=_within_buckets(place, found, options), is_folder=False)
+    place = _within_buckets(place, found, options)
+    return _with_embedded(replace(read, place=place, is_folder=False), embedded)
+
+
+def _with_embedded(read: SourceInput, embedded: EmbeddedFiles) -> SourceInput:
+    if not embedded.where:
+        return read
+    column = embedded.video_column or read.video_column
+    return replace(read, place=embedded.place(read.place), video_column=column, is_folder=False)
 
 
 def _within_buckets(place: Place, source: _Source, options: ShardOptions) -> Place:
@@ -157,29 +167,29 @@ def _detect(source: _Source) -> str:
 # -------------------------------------------------------------------------------------------------- opening a source
 
 
-def _open_source(source: str | Path, options: ShardOptions) -> _Source:
+def _open_source(source: str | Path, options: ShardOptions, embedded: EmbeddedFiles) -> _Source:
     storage = options.storage
     store = open_store(source, storage)
     if not isinstance(store, LocalStore):
-        return _open_prefix(store.url, options)
+        return _open_prefix(store.url, options, embedded)
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would replace links by their targets
     if root.is_file():
-        return _one_file(LocalFolder(root.parent, ObjectStates(storage)), root.name, options)
+        return _one_file(LocalFolder(root.parent, ObjectStates(storage)), root.name, options, embedded)
     if not root.is_dir():
         raise SourceError(f"source {root} is neither a folder nor a file; check the path")
-    return _Source(LocalFolder(root, ObjectStates(storage)), options)
+    return _Source(LocalFolder(root, ObjectStates(storage)), options, embedded)
 
 
-def _open_prefix(url: str, options: ShardOptions) -> _Source:
+def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _Source:
     storage = options.storage
     if url.startswith("memory:"):
         raise SourceError(f"source {url} exists only in this process, not in its workers; use files or an object store")
     parent, name = posixpath.split(url)
     if is_metadata_name(name) or name.lower().endswith(".tar"):
-        return _one_file(BucketFolder.listed(open_store(parent, storage), storage), name, options)
+        return _one_file(BucketFolder.listed(open_store(parent, storage), storage), name, options, embedded)
     place = BucketFolder.listed(open_store(url, storage), storage)
     if place.files:
-        return _Source(place, options)
+        return _Source(place, options, embedded)
     if "/" in url.removeprefix("s3://") and open_store(parent, storage).state(name) is not None:
         raise SourceError(
             f"source {url} is one file, but neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a tar; "
@@ -188,13 +198,13 @@ def _open_prefix(url: str, options: ShardOptions) -> _Source:
     raise SourceError(f"source {url} contains no objects; check the URL")
 
 
-def _one_file(place: Place, name: str, options: ShardOptions) -> _Source:
+def _one_file(place: Place, name: str, options: ShardOptions, embedded: EmbeddedFiles) -> _Source:
     if options.source.metadata is not None:
         raise SourceError(
             f"source {place.url}/{name} is a file, which cannot be combined with "
             f"metadata={str(options.source.metadata)!r}; pass its folder instead"
         )
-    return _Source(place, options, name)
+    return _Source(place, options, embedded, name)
 
 
 def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
@@ -231,7 +241,8 @@ def _unread_metadata(source: _Source, read: SourceInput) -> tuple[str, ...]:
 def _read_metadata(source: _Source) -> SourceInput:
     place, options = source.place, source.options
     if options.source.metadata is not None:
-        table = read_table(options.source.metadata, options.storage)
+        change = partial(source.embedded.extract, posixpath.basename(str(options.source.metadata)))
+        table = read_table(options.source.metadata, options.storage, change)
         return SourceInput(place, table, metadata=(str(options.source.metadata),))
     names = _root_metadata(place) if source.file is None else [source.file]
     if not names:

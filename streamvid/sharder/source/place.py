@@ -267,17 +267,26 @@ class MemberFolder(Place):
     """Place whose files are parts of other files, such as members of tars.
 
     where: name in rows → (source, part path), for all files. states: part path → (size in bytes, version).
-    origins: part path → SealedOrigin.
+    origins: part path → SealedOrigin. base: place of all other files, if there are any.
     """
 
     root_url: str
     where: Mapping[str, tuple[str, str]]
     states: Mapping[str, tuple[int, str]]
     origins: Mapping[str, SealedOrigin] = field(default_factory=dict)
+    base: Place | None = None
 
     @property
     def url(self) -> str:
         return self.root_url
+
+    @property
+    def storage(self) -> StorageOptions:
+        return StorageOptions() if self.base is None else self.base.storage
+
+    def look_up(self, values: Sequence[object]) -> None:
+        if self.base is not None:
+            self.base.look_up([value for value in values if value not in self.where])
 
     def paths(self) -> list[str]:
         return list(self.where)
@@ -287,12 +296,14 @@ class MemberFolder(Place):
 
     def locate(self, value: object) -> tuple[str, str]:
         path = check_path(value)
+        if path not in self.where and self.base is not None:
+            return self.base.locate(path)
         if path not in self.where:
             raise Rejected("the file is not a member of the source's tars", kind="missing-file")
         return self.where[path]
 
     def state(self, path: str) -> tuple[int, str]:
-        return self.states[path]
+        return self.base.state(path) if self.base is not None and path not in self.states else self.states[path]
 
     def origin(self, path: str) -> SealedOrigin | None:
         return self.origins.get(path)

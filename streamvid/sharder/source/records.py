@@ -25,6 +25,7 @@ from streamvid.sharder.source.captions import (
     find_caption_columns,
     text_source,
 )
+from streamvid.sharder.source.embedded import EmbeddedFiles
 from streamvid.sharder.source.extra_media import (
     MediaCells,
     MediaFile,
@@ -108,9 +109,12 @@ class RecordSet:
         return digest.hexdigest()
 
 
-def read_records(source: str | Path | Sequence[str | Path], options: ShardOptions) -> RecordSet:
+def read_records(
+    source: str | Path | Sequence[str | Path], options: ShardOptions, folder: Path = Path(), *, extracts: bool = False
+) -> RecordSet:
     """Read one source, or several sources one after the other.
 
+    folder: folder for files that are embedded in metadata. extracts: True to write them to `folder`.
     A row that cannot be used becomes a rejection. Raises SourceError if a source cannot be read.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
@@ -121,7 +125,9 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
         )
     parts: list[RecordSet] = []
     for one in sources:
-        found = find_input(one, options)
+        wanted = {options.source.video_column or "", *options.source.media.values()}
+        finds_video = not options.clips.is_text and options.source.video_column is None
+        found = find_input(one, options, EmbeddedFiles(folder, extracts, wanted, finds_video))
         parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
         if not parts[-1].num_rows:
             reason = f"{found.place.url} contains no file with a video or image extension"

@@ -28,6 +28,8 @@ from streamvid.storage import LocalStore, Store
 
 MAX_NOTE_BYTES = 2**30
 LOCK_WAIT_SECONDS = 5.0
+EMBEDDED = "embedded"
+"""Folder of files from the cells of metadata files."""
 _OWNERS = "owners"
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
