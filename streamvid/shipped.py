@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from streamvid.errors import ConfigError
@@ -31,7 +32,9 @@ def shipped_config(kind: str, name: str | Path) -> Path:
     for preset in presets:
         if preset.stem == path.name:
             return preset
+    names = [preset.stem for preset in presets]
+    near = get_close_matches(path.name, names, n=1)
     raise ConfigError(
-        f"config {str(name)!r} is neither a file nor a preset; presets: {', '.join(p.stem for p in presets)}. "
-        "Use the path of a YAML file or one of these presets"
+        f"config {str(name)!r} is neither a file nor a preset; presets: {', '.join(names)}. "
+        f"Use the path of a YAML file or one of these presets{f' (did you mean {near[0]!r}?)' if near else ''}"
     )

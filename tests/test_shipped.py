@@ -30,5 +30,7 @@ def test_a_preset_has_dots_in_its_name_and_a_folder_of_its_name_does_not_hide_it
 def test_an_unknown_preset_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="'tny' is neither a file nor a preset; presets: tiny"):
         shipped_config("train", "tny")
+    with pytest.raises(ConfigError, match=r"did you mean 'wan2\.1-480p'\?"):
+        shipped_config("buckets", "wan2.1-480")
     with pytest.raises(ConfigError, match="reinstall streamvid"):
         shipped("configs/nothing.yaml")

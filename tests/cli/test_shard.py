@@ -128,6 +128,13 @@ def test_dry_run_tells_the_same_and_writes_nothing(tiny: Tiny, tmp_path: Path, o
         assert "dry run: nothing was written" in done.stdout and "3 input rows = 2 samples" in done.stdout
 
 
+def test_a_dry_run_that_accepts_nothing_fails(tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "a.mp4").write_bytes(b"not a video")
+    done = run_streamvid("shard", tmp_path / "videos", tmp_path / "ds", *OPTIONS, "--dry-run", check=False)
+    assert done.returncode == 1 and "1 rejected" in done.stdout and done.stderr.count("Traceback") == 0
+
+
 def test_dry_run_beside_a_dataset_leaves_it_alone(tiny: Tiny) -> None:
     before = tree_of(tiny.dataset)
     run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--seed", "7", "--dry-run")

@@ -56,7 +56,7 @@ _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.inde
 @click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing.")
 @click.option("--abandon", is_flag=True, help="Remove unfinished work at DEST; build nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as_json: bool, **given: Any) -> int:
     """Turn SOURCE, such as a folder of videos, into a sealed dataset at DEST. Both may be s3:// URLs."""
     from streamvid.sharder.sharder import dry_run as plan_only
     from streamvid.sharder.sharder import shard
@@ -64,7 +64,7 @@ def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as
     options = _options(given)
     if abandon:
         _abandon(dest, options)
-        return
+        return 0
     build_or_plan = plan_only if dry_run else shard
 
     def work(progress: ProgressBar) -> ShardReport:
@@ -75,7 +75,8 @@ def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as
 
         return build_or_plan(source, dest, options, progress, tell)
 
-    run_and_print(work, as_json, lambda done: print_report(done, dest))
+    report = run_and_print(work, as_json, lambda done: print_report(done, dest))
+    return 0 if report.num_samples else 1  # a dry run that accepts nothing, as the run itself would fail
 
 
 def _abandon(dest: str, options: ShardOptions) -> None:
