@@ -183,3 +183,11 @@ def test_a_text_may_hold_a_list_of_captions() -> None:
     """As CSV cells do, and the index in its own form of pairs."""
     assert listed_captions('["a", {"text": "b"}]') == ["a", {"text": "b"}]
     assert listed_captions('[["a", 1.0]]') == listed_captions([["a", 1.0]]) == [{"text": "a", "weight": 1.0}]
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+def test_csv_separators(tmp_path: Path, sign: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f'\ufeffpath{sign}caption\na.mp4{sign}"one, two; three"\n', encoding="utf-8")
+    rows = [row for block in read_blocks(path) for row in block.rows()]
+    assert rows == [{"path": "a.mp4", "caption": "one, two; three"}]

@@ -37,6 +37,7 @@ from streamvid.storage import StorageOptions, Store, open_store
 
 BLOCK_ROWS = 1 << 14
 _CSV_ROWS = 256
+_HEADER_CHARS = 2**17
 _FILE_ROWS = 8  # of cells that hold files
 _PARQUET_BUFFER_BYTES = 2**20
 MAX_METADATA_BYTES = 16 * 2**30
@@ -251,7 +252,11 @@ def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[
 def _read_csv(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
     # Bytes that are not UTF-8 become lone surrogates, which `_texts` detects.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, strict=True)
+        line = file.readline(_HEADER_CHARS)
+        file.seek(0)
+        # A header without a comma decides between tabs and semicolons.
+        delimiter = next((sign for sign in ",\t;" if sign in line), ",")
+        reader = csv.reader(file, strict=True, delimiter=delimiter)
         try:
             header = [name.strip() or "unnamed" for name in next(reader, [])]
         except csv.Error as error:
