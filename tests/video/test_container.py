@@ -221,7 +221,8 @@ def test_an_avif_of_a_huge_picture_takes_no_memory(tmp_path: Path, bits: tuple[i
     for width, height in sizes:
         path.write_bytes(data[:at] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + data[at + 8 :])
         said = _probed_within_120_mib(path)
-        assert "max_pixels" in said or "not a video or image" in said
+        # Before FFmpeg 8.1, an impossible size does not end the reading of a picture that is small.
+        assert "max_pixels" in said or "not a video or image" in said or (bits[0] != 9000 and not said)
 
 
 def test_damaged_avif_is_a_rejection_and_nothing_else() -> None:
