@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Clip
 from streamvid.sharder.work.pool import Crash, Pool
 from streamvid.sharder.work.staging import Staging, put_note
-from streamvid.storage import StorageOptions, Store, open_store
+from streamvid.storage import LocalStore, StorageOptions, Store, open_store
+from streamvid.storage.local import write_reason
 
 if TYPE_CHECKING:
     from streamvid.video.clip_index import ClipIndex
@@ -137,6 +139,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     sizes = shard_sizes(staging.store)
     todo = [shard for shard in shards if not is_finished(shard, folder, sizes)]
     done = len(shards) - len(todo)
+    _check_space(todo, staging, options)
     if options.clips.is_native:
         restore_clips([sample for shard in todo for sample in shard.samples], options, staging, progress)
     uses = Counter(path for shard in todo for path in _clip_paths(shard))
@@ -153,6 +156,20 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
             if options.clips.is_native:
                 _drop_clips(todo[number], uses)
             progress("build", done, len(shards))
+
+
+def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardOptions) -> None:
+    """Raise StorageError if the shards that are left need more disk space than is free."""
+    sizes = sorted((shard.clip_bytes for shard in todo), reverse=True)
+    keeps_shards = isinstance(staging.store, LocalStore) and not options.clips.is_native
+    # Encoded clips are removed as shards are finished, and uploaded shards are removed, too.
+    needed = sum(sizes if keeps_shards else sizes[: options.work.workers])
+    disk = shutil.disk_usage(staging.folder)
+    if disk.total and needed > disk.free:
+        raise StorageError(
+            f"{staging.folder}: the shards need {needed / 1e6:,.1f} MB, but only {disk.free / 1e6:,.1f} MB of disk are "
+            "free; free some space, then run the same command again to resume"
+        )
 
 
 def _drop_clips(shard: PlannedShard, uses: Counter[str]) -> None:
@@ -206,7 +223,7 @@ def build_shard(task: ShardTask) -> None:
         )
         put_note(store, marker_path(folder, shard.path), json.dumps(asdict(marker)).encode())
     except OSError as error:
-        raise StorageError(f"cannot write {shard.path}: {error.strerror or error}") from error
+        raise StorageError(f"cannot write {shard.path}: {write_reason(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
         temporary_offsets.unlink(missing_ok=True)

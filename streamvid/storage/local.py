@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -106,7 +107,13 @@ class LocalStore(Store):
         try:
             yield
         except OSError as error:
-            raise StorageError(f"{self.url}: cannot {verb} {path}: {error.strerror or error}") from error
+            raise StorageError(f"{self.url}: cannot {verb} {path}: {write_reason(error)}") from error
+
+
+def write_reason(error: OSError) -> str:
+    """Return the reason of a file system error, with a remedy if the disk is full."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{error.strerror or error}{'; free some space, then run the same command again' if is_full else ''}"
 
 
 def fill(descriptor: int, offset: int, buffer: memoryview) -> int:

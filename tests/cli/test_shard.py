@@ -321,3 +321,21 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
     again = run_streamvid(*arguments, "--json")
     assert json.loads(again.stdout)["state"] == "built"
     assert tree_of(tmp_path / "ds") == tree_of(many_sharded)
+
+
+def test_a_forgotten_destination_is_named(tiny: Tiny) -> None:
+    done = run_streamvid("shard", tiny.videos, check=False)
+    assert done.returncode == 2 and "DEST is missing: give the dataset to write after" in done.stderr
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_built(tiny: Tiny, tmp_path: Path) -> None:
+    """Need against free, and that the same command resumes. The video ends with 7 GiB of nothing; it has 2,000 rows."""
+    data = next(tiny.videos.glob("*.mp4")).read_bytes()
+    with (tmp_path / "large.mp4").open("wb") as file:
+        file.write(data + (1).to_bytes(4, "big") + b"free" + (7 << 30).to_bytes(8, "big"))
+        file.truncate(len(data) + (7 << 30))
+    (tmp_path / "metadata.csv").write_text("path\n" + "large.mp4\n" * 2000)
+    flags = [*OPTIONS, "--max-clip-bytes", "7.9GiB", "--whole-files"]
+    done = run_streamvid("shard", tmp_path, tmp_path / "ds", *flags, check=False)
+    assert done.returncode == 1 and not (tmp_path / "ds" / "shards").exists()
+    assert "the shards need 15,03" in done.stderr and "run the same command again to resume" in done.stderr

@@ -185,6 +185,14 @@ def test_a_text_may_hold_a_list_of_captions() -> None:
     assert listed_captions('[["a", 1.0]]') == listed_captions([["a", 1.0]]) == [{"text": "a", "weight": 1.0}]
 
 
+def test_a_long_field_is_read_whole(tmp_path: Path) -> None:
+    """Above the 131,072 characters that Python's csv accepts by default."""
+    path, text = tmp_path / "long.csv", "ab" * 200_000
+    path.write_text(f"path,caption\na.mp4,{text}\n")
+    (block,) = [block for block in read_blocks(path) if block.num_rows]
+    assert block.columns["caption"].cells.to_pylist() == [text] and not block.broken
+
+
 @pytest.mark.parametrize("sign", [",", ";", "\t"])
 def test_csv_separators(tmp_path: Path, sign: str) -> None:
     path = tmp_path / "rows.csv"

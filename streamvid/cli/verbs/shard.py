@@ -50,7 +50,7 @@ _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.inde
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.argument("source", type=click.Path(), nargs=-1, required=True)
+@click.argument("source", type=click.Path(), nargs=-1, metavar="SOURCE...")
 @click.argument("dest", type=click.Path())
 @add_flags(_FLAGS)
 @click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing.")
@@ -61,6 +61,8 @@ def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as
     from streamvid.sharder.sharder import dry_run as plan_only
     from streamvid.sharder.sharder import shard
 
+    if not source:
+        raise click.UsageError(f"DEST is missing: give the dataset to write after {dest}")
     options = _options(given)
     if abandon:
         _abandon(dest, options)

@@ -42,6 +42,7 @@ _FILE_ROWS = 8  # of cells that hold files
 _PARQUET_BUFFER_BYTES = 2**20
 MAX_METADATA_BYTES = 16 * 2**30
 MAX_JSON_BYTES = 2 * 2**30
+_MAX_FIELD_CHARS = 16 * 2**20
 _DOWNLOAD_BYTES = 64 * 2**20
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
@@ -250,6 +251,7 @@ def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[
 
 
 def _read_csv(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD_CHARS))
     # Bytes that are not UTF-8 become lone surrogates, which `_texts` detects.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         line = file.readline(_HEADER_CHARS)
