@@ -60,7 +60,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """Sizes that compete by ratio. keep: frame count → shares; buckets without an entry accept every clip."""
+    """Sizes among which a clip's aspect ratio decides.
+
+    keep: frame count → shares of the clips to keep. Buckets without an entry keep every clip.
+    """
 
     sizes: tuple[Size, ...]
     ratio_unit: int

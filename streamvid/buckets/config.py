@@ -346,7 +346,7 @@ def _check_counts(config: BucketConfig, form: str) -> None:
         if given:
             raise ConfigError(
                 f"{given[0]}={counts[given[0]]!r} cannot be combined with {form}, which has its own frame counts; "
-                "omit it"
+                f"omit {given[0]}"
             )
         return
     if form == "resolution" and given != ["num_frames"]:

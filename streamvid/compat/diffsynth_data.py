@@ -237,7 +237,7 @@ def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
 def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
     url, storage = flags.dataset_base_path, config.data.storage
     if config.task in ("sft", "sft:data_process"):
-        raise ConfigError(f"dataset_base_path is {url!r}, output of sft:data_process; use it with task sft:train")
+        raise ConfigError(f"dataset_base_path is {url!r}, the output of sft:data_process; use it with task sft:train")
     store = open_store(url, storage)
     if "data.dataset" in flags.in_sets or ("data.dataset" in flags.named and store.size(NOTE) is None):
         return config.data.dataset

@@ -310,7 +310,7 @@ def _joined(texts: Iterable[pa.Array | str]) -> bytes:
 
 
 def _bytes_of(texts: pa.Array) -> bytes:
-    """Concatenate the texts of an array without nulls."""
+    """Concatenate the strings of an array, which must not contain nulls."""
     if not len(texts):
         return b""
     first, last = np.frombuffer(texts.buffers()[1], np.int32)[[texts.offset, texts.offset + len(texts)]].tolist()

@@ -69,8 +69,8 @@ class ScheduleOptions:
     )
     shard_locality: int = option(
         64,
-        help="Number of samples of a step that are sorted by shard before they are assigned to ranks. Higher values "
-        "mean fewer requests per sample.",
+        help="Number of consecutive samples of a step that are sorted by shard before they are assigned to ranks. "
+        "Higher values mean fewer requests per sample.",
     )
     costs: CostTable | None = option(
         None,

@@ -19,8 +19,9 @@ _HEADER = ("model", "class", "parameters", "trainable", "bytes", "dtype")
 
 @dataclass
 class ModelSize:
-    """One row of the table. A shared tensor counts for the first model that contains it; bytes include buffers.
+    """One row of the table. Bytes include buffers.
 
+    A shared tensor is counted only in the first model that contains it.
     num_of_dtype: number of parameters per dtype name.
     """
 

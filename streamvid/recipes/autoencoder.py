@@ -1,4 +1,4 @@
-"""Small causal video autoencoder that downscales height and width by 8, and the frames after the first by 4.
+"""Small causal video autoencoder: divides height and width by 8, and the number of frames after the first by 4.
 
     (B, 3, 4k+1, H, W) ─ cells of 4x4 ─► width/4 ─► /8, every 2nd frame ─► every 4th ─► (B, C, k+1, ⌈H/8⌉, ⌈W/8⌉)
 

@@ -36,7 +36,10 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Record SIGINT, SIGTERM and SIGUSR1, so that a run can save first; a second Ctrl-C interrupts as usual."""
+    """Record SIGINT, SIGTERM and SIGUSR1, so that a run can save before it stops.
+
+    A second Ctrl-C interrupts as usual.
+    """
     request = StopRequest()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -141,7 +144,7 @@ def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
 
 
 def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
-    """Fill the "auto" values of DeepSpeed's JSON; return the ZeRO stage."""
+    """Fill in the "auto" values of DeepSpeed's JSON; return the ZeRO stage."""
     settings = accelerator.state.deepspeed_plugin.deepspeed_config
     for key, name, value in (
         ("gradient_accumulation_steps", "data.accumulate", config.data.accumulate),

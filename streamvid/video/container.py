@@ -190,7 +190,7 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
 
 
 class _MemoryFile(RangeFile):
-    """File-like object for a buffer that copies only the bytes that are read."""
+    """File-like object over a buffer. It copies only the bytes that are read."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__(len(view))

@@ -23,7 +23,7 @@ _LOOSE_CODECS = frozenset({"mpeg4", "msmpeg4v3"})
 
 
 def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> VideoInfo:
-    """Read the facts of a video or an image from a path, bytes, a buffer, or a seekable binary file.
+    """Read the properties of a video or an image from a path, bytes, a buffer, or a seekable binary file.
 
     The containers and codecs of `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with one frame
     (further pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a video; an
@@ -77,8 +77,9 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
             formats.add((frame.width, frame.height, frame.format.name))
     if tuple(shown) != table.timestamps:
         raise ProbeError(
-            f"the packets declare {len(table.timestamps)} frames, but {len(shown)} decode, or timestamps differ "
-            f"(the file is damaged, or the writer of this {video.container_name} file mixed them up); {remedy()}",
+            f"the packets declare {len(table.timestamps)} frames and {len(shown)} frames decode, but their timestamps "
+            f"do not match (the file is damaged, or the writer of this {video.container_name} file mixed up the "
+            f"timestamps); {remedy()}",
             kind="damaged",
         )
     if len(formats) > 1:

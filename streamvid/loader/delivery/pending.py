@@ -126,7 +126,7 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """Name of the sample currently tried, for messages."""
+        """Name of the sample that is currently being tried, for messages."""
         return name_sample(self.sample, self.key)
 
     @property
@@ -136,7 +136,7 @@ class Slot:
 
     @property
     def is_substitute(self) -> bool:
-        """True if the sample currently tried is not the planned one."""
+        """True if the sample that is currently being tried is not the planned one."""
         return self.bad is not None and self.sample is not self.bad.delivery.sample
 
     def enter(self, stage: str) -> None:

@@ -1,6 +1,6 @@
-"""Text of a delivery: one of the sample's captions, formatted by a template, or an empty text (SAMPLE-1).
+"""Text of a delivery: one of the sample's captions, formatted by a template, or an empty string (SAMPLE-1).
 
-A template is a text with placeholders for column values. No part of a template is ever executed (SAFE-1).
+A template is a string with placeholders for column values. No part of a template is ever executed (SAFE-1).
 
     "{text} {fps:.0f} FPS{?, {motion:.0f} motion score}."
 

@@ -71,7 +71,7 @@ class Connections:
             raise
 
     def keep(self, connection: _Connection) -> None:
-        """Keep a connection for reuse. Its response must have been read to its end."""
+        """Keep a connection for reuse. The last response on it must have been read completely."""
         self._kept.append(connection)
 
     def _take(self) -> _Connection:
