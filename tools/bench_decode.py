@@ -18,7 +18,7 @@ default. Methods:
   ways, the approximate one only where its pixels are those of the exact one. best_peer: the cheapest of PyAV seek,
   torchcodec and decord, anew in each repeat.
 - ours_*: the source from its packet index; native_*: the native clip. *_aligned starts at a key frame.
-- native_plain: plain PyAV on the same native clip, to_ndarray("rgb24").
+- native_plain: plain PyAV on the same native clip, with a reformatter that is kept and has one thread.
 - decode_only, native_decode_only: the same packets through a decoder that is kept; nothing is converted.
 
 Per cell (clip, size, frames, stride): medians over repeats of paired ratios. Over cells: geometric means, the worst
@@ -264,8 +264,8 @@ def lines() -> list[Line]:
         Line("copy, YUV: 1.35 x the best peer", "best_peer", "ours_yuv", 1.35, every),
         Line("native, 720p to 480p: 4.5 x the best peer", "best_peer", "native_fast", 4.5, large),
         Line("native, 1080p to 256px: 40 x the best peer", "best_peer", "native_fast", 40, small),
-        Line("native, 256px: 1.3 x plain PyAV on it", "native_plain", "native_fast", 1.3, at("192x336")),
-        Line("native, 480p: 1.15 x plain PyAV on it", "native_plain", "native_fast", 1.15, at("480x848")),
+        Line("native, 256px: no slower than plain PyAV on it", "native_plain", "native_fast", 1.0, at("192x336")),
+        Line("native, 480p: no slower than plain PyAV on it", "native_plain", "native_fast", 0.95, at("480x848")),
         Line("native, YUV: within 10 % of decoding", "native_decode_only", "native_yuv", 1 / 1.1, every),
         Line("copy, YUV: within 20 % of decoding", "decode_only", "ours_yuv", 1 / 1.2, every),
     ]

@@ -7,8 +7,8 @@ cpu_seconds is of the whole process, with `window()` of the index, the checksums
 the output, one byte a cache line.
 
 - ours_fast, ours_exact, ours_yuv: StoredDecoder, into memory that is kept, as a loader's ring is.
-- plain: the file opened, seek, decode from the key frame on, `to_ndarray("rgb24")` of each wanted frame; the clip must
-  have the size that is asked for.
+- plain: the file opened, seek, decode from the key frame on, each wanted frame to RGB by a reformatter that is kept and
+  has one thread (`to_ndarray("rgb24")` makes threads for each frame); the clip must have the size that is asked for.
 - seek: the same for clips of any size, each wanted frame reformatted to cover (area), centre-cropped.
 - decode_only: the limit: the packets of the same window, made beforehand, through a decoder that is kept open, with
   what nothing refers to skipped and an early drain; frames are dropped as they come.
@@ -27,12 +27,13 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import av
 import numpy as np
+from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from streamvid.errors import DecodeError, StreamvidError
@@ -194,11 +195,16 @@ def _frames(window: Window, times: list[int], take: Callable[[av.VideoFrame, int
     raise DecodeError(f"{len(slots)} of {len(times)} frames did not come out")
 
 
+@cache
+def _reformatter() -> VideoReformatter:
+    return VideoReformatter()
+
+
 def _plain(window: Window, times: list[int]) -> Bytes:
     out = np.empty((len(times), window.height, window.width, 3), np.uint8)
 
     def take(frame: av.VideoFrame, slot: int) -> None:
-        out[slot] = frame.to_ndarray(format="rgb24")
+        out[slot] = _reformatter().reformat(frame, format="rgb24", threads=1).to_ndarray()
 
     _frames(window, times, take)
     return out
