@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 6
+PROBE_VERSION = 7
 MAX_REASON_CHARS = 500
 _EXTENSIONS = {
     "mov": "mp4",

@@ -29,7 +29,7 @@ REMEDIES: Mapping[str, str] = {
     "not-media": "use a video or an image that FFmpeg can read, or remove the row",
     "codec": "re-encode the file, for example to H.264 in MP4",
     "damaged": "download or create the file again: it is truncated or cannot be decoded",
-    "timestamps": "remux or re-encode the file: its frames lack usable timestamps",
+    "timestamps": "re-encode the file: its frames lack usable timestamps",
     "hdr": "tone-map the video to SDR, or accept HDR video unchanged: --hdr allow",
     "color": "convert the video to BT.709, for example with FFmpeg's zscale",
     "picture": "re-encode the video with square pixels and without rotation",

@@ -16,7 +16,7 @@ from torch import nn
 from streamvid.errors import ConfigError
 from streamvid.modules.build import evaluating
 from streamvid.plan.hashing import hash64
-from streamvid.video.showing import contact_sheet, movie
+from streamvid.video.encode.showing import contact_sheet, movie
 
 if TYPE_CHECKING:
     from streamvid.loader.batch.batch import Batch

@@ -28,6 +28,17 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
     return read is None or read(packet, header)
 
 
+def is_h264_idr(packet: memoryview, header: bytes) -> bool:
+    """Return whether an H.264 packet starts a coded video sequence, before which no later picture is displayed."""
+    length_size = (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0
+    return any(unit[0] & 0b11111 == _IDR for unit in _units(packet, length_size) if len(unit))
+
+
+def is_mpeg4_b_picture(packet: memoryview) -> bool:
+    """Return whether the first picture of an MPEG-4 packet is displayed before the previous reference picture."""
+    return _after(packet, b"\0\0\1\xb6").take(2)[0] == 2
+
+
 def is_h264_entry(packet: memoryview, header: bytes) -> bool:
     """Return whether decoding can start at an H.264 packet that is flagged as a key frame.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 from streamvid.errors import ProbeError
 from streamvid.video.bitstream import is_entry, is_hidden
 from streamvid.video.container import VideoFile, ffmpeg_errors
+from streamvid.video.reorder import display_times, stores_decode_times
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -101,17 +102,22 @@ def read_packets(video: VideoFile) -> PacketTable:
 
 
 def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
-    """Yield the remaining packets of the demuxer, except empty ones, which would flush a decoder."""
+    """Yield the remaining packets of the demuxer, except empty ones, which would flush a decoder.
+
+    Packets of a container that stores decode times receive presentation times (see reorder.py).
+    """
     with (
         ffmpeg_errors("the file ends early or is damaged: not all of its packets can be read"),
         # PyAV's generator loses a packet every time it is abandoned before its end.
         closing(cast("Generator[Packet[VideoStream], None, None]", video.container.demux(video.stream))) as packets,
     ):
-        for packet in packets:
-            if packet.size:
-                if video.codec_name == "png":
-                    _refuse_png_bomb(memoryview(packet))
-                yield packet
+        filled: Iterator[Packet[VideoStream]] = (packet for packet in packets if packet.size)
+        if stores_decode_times(video.container_name, video.codec_name):
+            filled = display_times(filled, video.stream, video.codec_name)
+        for packet in filled:
+            if video.codec_name == "png":
+                _refuse_png_bomb(memoryview(packet))
+            yield packet
 
 
 def _refuse_png_bomb(packet: memoryview) -> None:
@@ -150,7 +156,7 @@ def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = N
 
 def remedy() -> str:
     """Return the remedy for a file with unreliable timestamps."""
-    return "remux it (ffmpeg -i IN -c copy OUT.mkv) or, if that does not help, re-encode it (ffmpeg -i IN OUT.mp4)"
+    return "re-encode it (ffmpeg -i IN OUT.mp4)"
 
 
 def _make_table(

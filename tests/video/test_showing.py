@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from streamvid.video.showing import contact_sheet, movie
+from streamvid.video.encode.showing import contact_sheet, movie
 
 
 @pytest.mark.parametrize(("count", "frames", "height", "width"), [(1, 1, 16, 24), (2, 5, 33, 47), (3, 20, 48, 32)])
