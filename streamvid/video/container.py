@@ -6,6 +6,7 @@ make it open another file. Only the containers and codecs of `Limits` are allowe
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from streamvid.errors import ProbeError
 from streamvid.host.range_file import RangeFile
+from streamvid.video.bitstream import is_hidden
 from streamvid.video.cropping import NO_MARGINS, Margins, container_margins
 from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, Limits
 from streamvid.video.stream_info import set_up_decoder
@@ -125,7 +127,8 @@ class VideoFile:
     def _has_one_packet(self) -> bool:
         """Return whether a GIF contains a single picture. The file must be reopened afterwards."""
         with ffmpeg_errors("the file is damaged: its first packets cannot be read"):
-            return sum(packet.size > 0 for packet in islice(self.container.demux(self.stream), 2)) < 2
+            packets = (packet for packet in self.container.demux(self.stream) if packet.size)
+            return sum(not is_hidden("gif", memoryview(packet)) for packet in islice(packets, 2)) < 2
 
     def _is_avi_in_matroska(self) -> bool:
         """Return whether this is Matroska with an AVI-style codec header, which stores only decode times."""
@@ -252,8 +255,11 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
                 kind="limit",
             ) from error
         allowed = ", ".join(limits.containers)
+        problem = f"the file is not a video or image that FFmpeg can read ({error.strerror})"
+        if error.errno == errno.EINVAL:  # FFmpeg's answer to a format that it recognized, but that is not listed
+            problem = "the file's format is not allowed; remux or re-encode it, for instance to mp4"
         raise ProbeError(
-            f"the file is not a video or image that FFmpeg can read ({error.strerror}); allowed containers: {allowed}",
+            f"{problem}; allowed containers: {allowed}",
             kind="not-media",
         ) from error
 

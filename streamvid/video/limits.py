@@ -19,14 +19,14 @@ IMAGE_CONTAINERS = frozenset({"jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", 
 
 CONTAINERS = (
     *("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm"),
-    *("avi", "mpegts", "mpeg", "flv", "asf", "gif"),
+    *("avi", "mpegts", "mpeg", "mpegvideo", "flv", "asf", "ogg", "ivf", "gif"),
     *sorted(IMAGE_CONTAINERS),
 )
 
 CODECS = (
     *("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mpeg2video", "mpeg1video", "h263", "flv1", "vc1", "msmpeg4v3"),
     *("mjpeg", "prores", "dnxhd", "ffv1", "huffyuv", "ffvhuff", "utvideo", "qtrle", "rawvideo"),
-    *("wmv1", "wmv2", "wmv3", "msmpeg4v2", "gif"),
+    *("wmv1", "wmv2", "wmv3", "msmpeg4v2", "theora", "gif"),
     *("png", "webp", "bmp", "tiff"),
 )
 

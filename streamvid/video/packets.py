@@ -1,7 +1,7 @@
 """Packet table of a video: its frames, their timestamps and its key packets, found without decoding.
 
-A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9), or
-if it precedes the first key frame, because its picture refers to pictures that were cut away.
+A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9) or a
+comment (GIF), or if it precedes the first key frame, because its picture refers to pictures that were cut away.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ProbeError
-from streamvid.video.bitstream import is_entry, is_hidden
+from streamvid.video.bitstream import gif_blocks, is_entry, is_hidden
 from streamvid.video.container import VideoFile, ffmpeg_errors
 from streamvid.video.reorder import display_times, stores_decode_times
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 _TAIL_BYTES = 4096
+_OGG_PAGE_BYTES = 65307  # the largest page
 _ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
 _PNG_PACKED = (b"zTXt", b"iCCP")  # chunks that FFmpeg unpacks without a limit; it ignores iTXt
 _MAX_UNPACKED_MIB = 16
@@ -201,6 +202,8 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         return
     if video.container_name == "gif" and not _has_end_mark(video):
         raise ProbeError("the file ends early: the GIF has no trailer byte; copy or download it again", kind="damaged")
+    if video.container_name == "ogg" and not _ends_with_page(video):
+        raise ProbeError("the file ends early: its last Ogg page is incomplete; copy it again", kind="damaged")
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
@@ -216,9 +219,26 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
 
 
 def _has_end_mark(video: VideoFile) -> bool:
-    """Return whether a GIF ends with its trailer byte; some writers append zeros to it."""
+    """Return whether a GIF has its trailer byte. Some writers append zeros or a comment to it."""
     video.reader.seek(max(0, video.num_bytes - _TAIL_BYTES))
-    return video.reader.read(_TAIL_BYTES).rstrip(b"\0").endswith(b";")
+    if video.reader.read(_TAIL_BYTES).rstrip(b"\0").endswith(b";"):
+        return True
+    video.reader.seek(0)
+    *_, last = gif_blocks(video.reader)
+    return last == b";"
+
+
+def _ends_with_page(video: VideoFile) -> bool:
+    """Return whether the last page of an Ogg file ends where the file ends (RFC 3533, 6)."""
+    video.reader.seek(max(0, video.num_bytes - _OGG_PAGE_BYTES))
+    tail = video.reader.read(_OGG_PAGE_BYTES)
+    at = tail.rfind(b"OggS")
+    while at >= 0:
+        sizes = tail[at + 27 : at + 27 + (tail[at + 26] if at + 26 < len(tail) else 0)]
+        if at + 27 + len(sizes) + sum(sizes) == len(tail):
+            return True
+        at = tail.rfind(b"OggS", 0, at)
+    return False
 
 
 def _broken_off(video: VideoFile, num_found: int) -> str:

@@ -27,8 +27,15 @@ CONTAINERS = {
     "mkv": ("matroska", "libx264"),
     "flv": ("flv", "flv"),
     "webm": ("webm", "libvpx-vp9"),
+    "ivf": ("ivf", "libvpx-vp9"),
+    "m2v": ("mpeg2video", "mpeg2video"),
+    "vob": ("vob", "mpeg2video"),
+    "asf": ("asf", "msmpeg4"),
+    "f4v": ("f4v", "libx264"),
+    "divx": ("avi", "mpeg4"),
     "gif": ("gif", "gif"),
 }
+_STORED = ("mp4", "avi", "wmv", "mkv", "flv", "webm", "ivf", "m2v", "mpg")
 PICTURES = {"jpg": "mjpeg", "png": "png", "bmp": "bmp", "tif": "tiff", "webp": "libwebp", "gif": "gif"}
 MARKS = {1: (0, False), 3: (2, False), 6: (3, False), 8: (1, False), 2: (0, True)}
 """EXIF's orientation → (quarter turns against the clock, mirrored) that make the picture upright."""
@@ -88,7 +95,7 @@ def still(data: bytes, height: int, width: int) -> Pixels:
 
 
 def test_containers_and_pictures_become_one_dataset(tmp_path: Path) -> None:
-    """Seven video containers, GIFs and pictures with upper-case names in one folder, each with its own frames."""
+    """Video containers, GIFs and pictures with upper-case names in one folder, each with its own frames."""
     frames = frames_of("bikes", 96, 64, 9)
     files = {
         f"clip.{name.upper()}": gif(frames, [4 * n for n in range(9)])
@@ -103,7 +110,7 @@ def test_containers_and_pictures_become_one_dataset(tmp_path: Path) -> None:
     assert (report["num_samples"], report["rejections"]) == (len(files), [])
     rows = streamvid.open_dataset(tmp_path / "ds").samples_table().to_pylist()
     found = {row["text"]: row["clip_extension"] for row in rows}
-    assert {found[f"clip.{name.upper()}"] for name in CONTAINERS} == {"mp4", "avi", "wmv", "mkv", "flv", "webm", "gif"}
+    assert {found[f"clip.{name.upper()}"] for name in CONTAINERS} == {*_STORED, "gif"}
     delivered = deliver(tmp_path / "ds")
     for name, data in files.items():
         shape = (9 if name.startswith("clip") else 1, 64, 96)

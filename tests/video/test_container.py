@@ -169,6 +169,26 @@ def test_limits_name_themselves(clip: ClipFolder, tmp_path: Path) -> None:
         probe(many)
 
 
+@pytest.mark.parametrize("share", [0.4, 0.7, 0.99])
+@pytest.mark.parametrize("name", ["theora.ogv", "vp9.ivf", "mpeg2.m2v"])
+def test_a_file_that_is_cut_short_is_refused(clip: ClipFolder, name: str, share: float) -> None:
+    """SHARD-3."""
+    data = clip(name).read_bytes()
+    with pytest.raises(ProbeError):
+        probe(data[: int(share * len(data))])
+
+
+@pytest.mark.parametrize("name", ["clip.mxf", "clip.apng", "clip.nut", "clip.h264"])
+def test_a_format_that_ffmpeg_reads_but_is_not_allowed_is_told_so(clip: ClipFolder, tmp_path: Path, name: str) -> None:
+    """SAFE-1: the message does not claim that FFmpeg cannot read the file."""
+    copied = {"clip.nut": ["-c", "copy"], "clip.h264": ["-c", "copy"], "clip.apng": ["-f", "apng"]}
+    run_ffmpeg(
+        "-i", clip("h264_one_gop.mp4"), "-frames:v", 2, *copied.get(name, ["-c:v", "mpeg2video"]), tmp_path / name
+    )
+    with pytest.raises(ProbeError, match="format is not allowed; remux or re-encode it.*allowed containers: mov"):
+        probe(tmp_path / name)
+
+
 def test_limits_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_frames is 0"):
         Limits(max_frames=0)

@@ -43,6 +43,20 @@ def test_keyframes_are_the_frames_that_decoding_calls_key(clip: ClipFolder, name
     assert info.max_keyframe_distance == max(b - a for a, b in pairwise([*info.keyframes, info.num_frames]))
 
 
+def test_a_gif_may_contain_comments(tmp_path: Path) -> None:
+    """A comment before the trailer or bytes after it are no picture and no sign of a truncated file."""
+    comment = b"!\xfe\x05hello\0"
+    for num_frames in (1, 5):
+        run_ffmpeg("-i", real_clip("bikes"), "-vf", "scale=64:48", "-frames:v", num_frames, tmp_path / "plain.gif")
+        plain = (tmp_path / "plain.gif").read_bytes()
+        for data in (plain, plain + b"\0" * 9, plain + b"made by us", plain[:-1] + comment + b";"):
+            info = probe(data)
+            assert (info.num_frames, info.is_image) == (num_frames, num_frames == 1)
+        for data in (plain[:-1], plain[: len(plain) // 2], plain[:-1] + comment):
+            with pytest.raises(ProbeError, match=r"no trailer byte|GIF|damaged"):
+                probe(data)
+
+
 def test_the_facts_of_a_plain_clip(clip: ClipFolder) -> None:
     info = probe(clip("h264_open_gop.mp4"))
     assert (info.width, info.height, info.coded_width, info.coded_height) == (160, 90, 160, 90)

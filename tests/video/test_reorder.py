@@ -42,7 +42,9 @@ def test_b_frames_in_avi_come_in_display_order(tmp_path: Path, options: str) -> 
     whole = np.zeros_like(expected)
     decode_into(path, 0, whole)
     # Each frame resembles its own reference more than any other.
-    errors = np.abs(whole[:, None, ::4, ::4].astype(np.int16) - expected[None, :, ::4, ::4]).mean((2, 3, 4))
+    errors = np.abs(whole[:, None, ::4, ::4].astype(np.int16) - expected[None, :, ::4, ::4].astype(np.int16)).mean(
+        (2, 3, 4)
+    )
     assert (errors.argmin(1) == np.arange(len(expected))).all()
     for start in range(info.num_frames - 1):
         window = np.zeros_like(expected[:2])

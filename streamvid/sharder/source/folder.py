@@ -14,7 +14,8 @@ from streamvid.errors import Rejected, SourceError, StorageError
 from streamvid.storage import OBJECT_SCHEMES, check_relative, redact
 
 VIDEO_EXTENSIONS = (
-    *("mp4", "m4v", "mov", "mkv", "webm", "avi", "mpg", "mpeg", "ts", "mts", "m2ts", "flv", "wmv", "ogv", "3gp", "3g2"),
+    *("mp4", "m4v", "mov", "f4v", "3gp", "3g2", "mkv", "webm", "avi", "divx", "mpg", "mpeg", "vob", "m2v"),
+    *("ts", "mts", "m2ts", "flv", "wmv", "asf", "ogv", "ivf", "mxf", "rm", "rmvb"),
 )
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "avif", "heic")
 MAX_PATH_CHARS = 4096
