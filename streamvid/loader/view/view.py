@@ -45,7 +45,7 @@ class ViewOptions:
     temporal: Temporal = option(
         "random",
         help="Frames to deliver: random (a random window), head, middle, uniform (spread over the clip), chunk "
-        "(adjacent windows, one per visit), full (the whole clip), or opensora.",
+        "(adjacent whole windows, one per visit; the remainder is never shown), full (the whole clip), or opensora.",
     )
     max_interval: int = option(
         1,
