@@ -316,9 +316,12 @@ def need_of(
     num_cores: int,
     margin: float = MARGIN,
 ) -> Need:
-    """Return the resources needed for a step time, from decoding costs in the largest run with a core per worker.
+    """Return the resources needed for a step time. Decoding costs are those of the run with the most workers.
 
-    steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported and not averaged.
+    Only runs with at least one core per worker count.
+
+    steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported, but
+    left out of averages.
     """
     # More workers than cores would wait for each other, which would look like work.
     run = max((run for run in runs if run.num_workers <= num_cores), key=lambda run: run.num_workers, default=runs[0])

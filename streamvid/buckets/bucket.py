@@ -120,7 +120,7 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 
 
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
-    """Return the bucket with the given name: ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
+    """Return the bucket with a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
     multiple: every side must be a multiple of this, in pixels; sizes of named resolutions are generated with it.
     Raise ConfigError if the name is invalid.

@@ -69,7 +69,7 @@ class OpenSoraConfig:
 
     @property
     def is_v1(self) -> bool:
-        """True if the rules of versions 1.1 to 1.3 apply: they are set, or a name exists in these versions only."""
+        """True if the rules of versions 1.1 to 1.3 apply: set explicitly, or implied by a name of these versions."""
         is_named = any(resolution_name(resolution) != resolution for resolution in map(_resolution, self.bucket_config))
         return self.probabilities == "opensora-v1.2" or (self.probabilities is None and is_named)
 

@@ -63,7 +63,7 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Read a byte range of a file, and read it again if its checksum is wrong. The caller must verify the result."""
+    """Read a byte range, and read it again if its checksum is wrong. The result may still be wrong: verify it."""
     data = bytearray(num_bytes)
 
     def read() -> bytes:
@@ -214,7 +214,7 @@ class SamplesFile:
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
-                raise ValueError(f"the file has {footer.num_row_groups} row groups")
+                raise ValueError(f"the file has only {footer.num_row_groups} row groups")
         for num_reads_left in reversed(range(1 if self._store.is_local else MAX_READS)):
             try:
                 return self._rows(footer, row_group, columns)

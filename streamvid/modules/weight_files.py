@@ -95,7 +95,7 @@ def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
 
 
 def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Read the tensors of all files to the CPU, memory-mapped where the format allows it.
+    """Load the tensors of all files into CPU memory, memory-mapped where the format allows it.
 
     Raises ConfigError if a file is damaged, contains anything but tensors, or repeats a key of an earlier file.
     """

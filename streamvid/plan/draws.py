@@ -89,7 +89,10 @@ def draw_sets(
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Samples of a pass. Each shard has `sizes` samples, starting at `firsts` in the order permuted with `keys`."""
+    """Samples of a pass. Shard i has `sizes[i]` samples in it.
+
+    If the shard is drawn, these begin at position `firsts[i]` of its order permuted with `keys[i]`.
+    """
 
     sizes: Int64Array
     firsts: Int64Array

@@ -1,8 +1,8 @@
-"""Text encoders that return one state per token, from a caption's bytes (without weights) or from a published model.
+"""Text encoders that return one state per token: fixed features of bytes, or the states of a published model.
 
     "a red bike" ──► (L, D) float32, where L depends on the caption; a batch is a list of B such tensors
 
-With every encoder, an empty text is one state of zeros, so it needs no encoder.
+For every encoder, an empty text is one state of zeros, so that no model has to run for it.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ def _members(task: ShardTask, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _read(clip: Clip, file: Record | MediaFile, storage: StorageOptions) -> bytes:
-    """Read a clip. Raises SourceError if the source file has changed, StorageError if the encoded clip is damaged."""
+    """Read a clip. Raises SourceError if its source has changed, and StorageError if the encoded clip is damaged."""
     if clip.sha256:
         return read_encoded(Path(clip.path), file.source, clip.sha256)
     return file.media(storage).read()

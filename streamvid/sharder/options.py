@@ -108,7 +108,7 @@ class SourceOptions:
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
     )
     min_fps: float | None = option(
-        None, help="Reject videos of a lower frame rate (within 1 %: 23.976 passes 24).", metavar="RATE", above=0
+        None, help="Reject videos with a lower frame rate (tolerance 1 %).", metavar="RATE", above=0
     )
     media: Mapping[str, str] = option(
         default_factory=dict,

@@ -49,7 +49,7 @@ class Engine:
     _started: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Wait until the transport has tried to start, in a pool thread. This counts against no deadline.
+        """Wait until a pool thread has tried to start the transport. The wait does not count against any deadline.
 
         Raises RequestError if this thread's reads are cancelled, or if starting takes too long.
         """

@@ -90,8 +90,8 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
     """Return the arguments of VideoLoader that training, evaluation and encoding share.
 
     sources: datasets, already open.
-    Raises ConfigError for arguments that cannot be set, and for names in `data.extra_inputs` that are neither a column
-    nor a conditioning input of every dataset.
+    Raises ConfigError for arguments in `data.loader` that cannot be set there, and for names in `data.extra_inputs`
+    that are neither a column nor a conditioning input of every dataset.
     """
     data = config.data
     known = sorted(set(inspect.signature(VideoLoader).parameters) - _SET_ELSEWHERE)

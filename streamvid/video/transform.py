@@ -44,7 +44,7 @@ class Crop:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Conversion of decoded frames of one size and color to RGB pictures of (height, width). Created by `cover`.
+    """Conversion of decoded frames of one size and color format to RGB pictures. Created by `cover`.
 
     - source_width, source_height: size of the decoded frame. crop_left, crop_top, crop_width, crop_height: crop box.
     - scale_width, scale_height: size of the scaled box before the rotation: (width, height), or swapped for a quarter

@@ -188,7 +188,7 @@ class ClipChecksums:
         self.begin()
 
     def begin(self) -> None:
-        """Reset all checksums to the start of the tar."""
+        """Reset all checksums, to begin again at the start of the tar."""
         self._digests = [hashlib.sha256() for _ in self._clips]
         self._first = 0  # all clips before this one are complete
 

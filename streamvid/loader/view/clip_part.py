@@ -92,9 +92,9 @@ def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> C
 
 
 def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Ranges, *, is_again: bool) -> str | None:
-    """Fill buffers like `storage.read_content`. Return the problem if the stored file is too short, else None.
+    """Fill buffers in the same way as `storage.read_content`. Return the problem if the stored file is too short, else None.
 
-    Raises StorageError if the bytes cannot be read for another reason; they may still be good.
+    Raises StorageError if the bytes cannot be read for another reason; the stored bytes may be intact.
     """
     try:
         read_content(store, path, content, ranges, is_again=is_again)
