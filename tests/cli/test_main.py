@@ -114,6 +114,8 @@ def test_names_that_the_output_cannot_spell_are_escaped(tmp_path: Path, option: 
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "東京.mp4").write_bytes(b"no video")
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
-    done = run_streamvid("shard", tmp_path / "videos", tmp_path / "ds", "--dry-run", *option, env=environment, check=False)
+    done = run_streamvid(
+        "shard", tmp_path / "videos", tmp_path / "ds", "--dry-run", *option, env=environment, check=False
+    )
     assert done.returncode == 1  # nothing was accepted
     assert r"\u6771\u4eac.mp4" in done.stdout
