@@ -32,7 +32,7 @@ INDEXED = (
 #: Whose packets do not stand whole in the file, or do not bear their own times, or whose codec is not looked into.
 PLAIN = (
     *("h264.ts", "h264.flv", "vp8_hidden.webm", "mpeg4.mp4", "mpeg4.avi", "mpeg4_b_frames.avi", "mpeg2.mpg"),
-    *("prores.mov", "variable_rate.avi", "edit_list_mpeg4.mp4"),
+    *("prores.mov", "variable_rate.avi", "edit_list_mpeg4.mp4", "mpeg2.m2v", "theora.ogv", "vp9.ivf"),
 )
 
 INFO = StreamInfo("h264", b"", 64, 64, "yuv420p", (1, 1), 0, False, (2, 0, 2, 2), 0)
