@@ -92,7 +92,7 @@ def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> C
 
 
 def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Ranges, *, is_again: bool) -> str | None:
-    """Fill buffers in the same way as `storage.read_content`. Return the problem if the stored file is too short, else None.
+    """Fill buffers as `storage.read_content` does. Return the problem if the stored file is too short, else None.
 
     Raises StorageError if the bytes cannot be read for another reason; the stored bytes may be intact.
     """
