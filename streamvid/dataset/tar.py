@@ -20,7 +20,7 @@ BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
 MAX_MEMBER_BYTES = 8 * 2**30 - 1
 ENERGON_VERSION = "7.4.1"
-_KEY = re.compile(r"[A-Za-z0-9_-]+")
+KEY = re.compile(r"[A-Za-z0-9_-]+")
 _EXTENSION = re.compile(r"[a-z0-9]+(\.[a-z0-9]+)*")
 
 
@@ -48,7 +48,7 @@ class Member:
 def check_member(key: str, extension: str, num_bytes: int) -> None:
     """Raise ConfigError for a member that some readers of WebDataset tars would lose or would merge with another."""
     name = f"{key}.{extension}"
-    if not _KEY.fullmatch(key):
+    if not KEY.fullmatch(key):
         raise ConfigError(f"key {key!r} is not allowed; use only letters, digits, '_' and '-' (readers split at a dot)")
     if not _EXTENSION.fullmatch(extension):
         raise ConfigError(f"extension {extension!r} is not allowed; use only lowercase letters and digits")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FeatureRow: TypeAlias = Mapping[str, RawTensor]
 
 _log = logging.getLogger(__name__)
-_PATH = re.compile(r"^[^\n]*[./\\][^\n]*$")  # a name without a dot or a slash is no path, such as "patch"
+_PATH = re.compile(r"^[^\n]*[./\\][^\n]*$")  # a word such as "patch", without a dot or a slash, is not a path
 
 VERSION = 1
 """Version of the conversion from a sample to its tensors."""
@@ -224,7 +224,7 @@ def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def digest_tensors(tensors: Mapping[str, object], otherwise: str = "") -> str:
-    """Return the SHA-256 of tensors by name, or of the text `otherwise` if there are none."""
+    """Return one SHA-256 of all tensors and their names. If there are no tensors, hash the text `otherwise`."""
     named = [(name, tensor) for name, tensor in sorted(tensors.items()) if isinstance(tensor, Tensor)]
     with ThreadPoolExecutor(max_workers=min(8, usable_cores())) as pool:
         lines = list(pool.map(_digest_line, named))

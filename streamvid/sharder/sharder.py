@@ -176,7 +176,10 @@ def _build(
 
 
 class _Assigned(NamedTuple):
-    """Records that meet `where`, with their buckets. bytes_read: by probing remote files; None if there are none."""
+    """Records that meet `where`, with their buckets.
+
+    bytes_read: bytes that were read to probe remote files; None if all files are local.
+    """
 
     records: RecordSet
     assignment: Assignment

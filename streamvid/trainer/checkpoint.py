@@ -43,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _WEIGHTS = re.compile(r"((?:step|epoch)-[0-9]+)(?:\..*)?\.safetensors")
+_FROZEN = "frozen weights of "
 _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "numpy")
 
 
@@ -76,7 +77,7 @@ class Checkpoints:
         for name, child in module.named_children():
             frozen = {key: one for key, one in child.state_dict().items() if f"{name}.{key}" not in shapes}
             if frozen and not any(key.endswith("_fp8") for key in frozen):  # storage in 8 bits may begin at any step
-                self._made_of[f"frozen weights of {name}"] = digest_tensors(frozen)
+                self._made_of[f"{_FROZEN}{name}"] = digest_tensors(frozen)
 
     def describe(self) -> None:
         """Write the effective configuration and the package versions."""
@@ -164,9 +165,7 @@ class Checkpoints:
         if folder is None:
             return TrainProgress()
         saved = _read_run(folder)
-        # A part may be absent on one side, such as an encoder with precomputed features.
-        pairs = [(key, value, saved["model"].get(key, value)) for key, value in self._made_of.items()]
-        different = [f"{key} is {here}, but {there} in the checkpoint" for key, here, there in pairs if here != there]
+        different = _differences(self._made_of, saved["model"])
         if different:
             raise StateError(
                 f"checkpoint {folder} was written for another model: {', '.join(different)}; use the checkpoint's "
@@ -226,6 +225,14 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+
+
+def _differences(here: dict[str, object], there: dict[str, object]) -> list[str]:
+    """Return a sentence part for each value that differs between the model here and that of a checkpoint."""
+    # A frozen part may be absent on one side, such as an encoder if its features are precomputed.
+    keys = [key for key in here | there if not key.startswith(_FROZEN) or (key in here and key in there)]
+    pairs = [(key, here.get(key, "not set"), there.get(key, "not set")) for key in keys]
+    return [f"{key} is {now}, but {before} in the checkpoint" for key, now, before in pairs if now != before]
 
 
 def _made_of(config: TrainConfig) -> dict[str, object]:

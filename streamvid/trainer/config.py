@@ -62,7 +62,7 @@ class EvalConfig(Options):
 
     steps: int | None = option(100, minimum=1, help="Evaluate every N steps; null: never.")
     num_batches: int = option(2, minimum=0, help="Held-out batches per rank.")
-    split: str = option("val", help="Split of the held-out clips; without it there is no evaluation.")
+    split: str = option("val", help="Split to evaluate on. A dataset without this split is not evaluated.")
     sample_steps: int | None = option(None, minimum=1, help="Generate videos with the module's `sample` every N steps.")
 
 

@@ -41,9 +41,8 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
 
 
 def is_h264_idr(packet: memoryview, header: bytes) -> bool:
-    """Return whether an H.264 packet starts a coded video sequence, before which no later picture is displayed."""
-    length_size = (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0
-    return any(unit[0] & 0b11111 == _IDR for unit in _units(packet, length_size) if len(unit))
+    """Return whether an H.264 packet has an IDR picture: all pictures before it are displayed before it."""
+    return any(unit[0] & 0b11111 == _IDR for unit in _h264_units(packet, header) if len(unit))
 
 
 def is_mpeg4_b_picture(packet: memoryview) -> bool:
@@ -57,8 +56,7 @@ def is_h264_entry(packet: memoryview, header: bytes) -> bool:
     Decoding cannot start there if the packet declares that pictures are complete only some frames later.
     header: the decoder's extradata, which is an avcC box or data with start codes.
     """
-    length_size = (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0
-    for unit in _units(packet, length_size):
+    for unit in _h264_units(packet, header):
         kind = unit[0] & 0b11111 if len(unit) else 0
         if kind == _IDR:
             return True
@@ -244,10 +242,14 @@ class _Bits:
 
 
 def _after(packet: memoryview, start_code: bytes) -> _Bits:
-    """Return a reader for the bits after a start code. If there is no start code, all bits are 1."""
+    """Return a reader of the bits after the first `start_code`. If there is none, it reads only ones."""
     data = bytes(packet)
     at = data.find(start_code)
     return _Bits(memoryview(data[at + len(start_code) :] if at >= 0 else b""))
+
+
+def _h264_units(packet: memoryview, header: bytes) -> Iterator[memoryview]:
+    return _units(packet, (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0)
 
 
 def _units(packet: memoryview, length_size: int) -> Iterator[memoryview]:

@@ -6,6 +6,7 @@ none, and offsets are rounded down to whole pixels.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -18,7 +19,7 @@ ReadAt: TypeAlias = Callable[[int, int], bytes]
 """Function that returns up to `size` bytes from `offset` of a file: (offset, size) → bytes."""
 
 NO_MARGINS: Margins = (0, 0, 0, 0)
-_MAX_BOXES = 4096
+_MAX_BOXES, _MAX_READS, _MAX_READ_BYTES = 4096, 1 << 16, 1 << 20
 _VISUAL_ENTRY_BYTES = 78
 _SEGMENT, _TRACKS, _CLUSTER, _TRACK, _VIDEO = 0x18538067, 0x1654AE6B, 0x1F43B675, 0xAE, 0xE0
 _BOTTOM, _TOP, _LEFT, _RIGHT, _WIDTH, _HEIGHT = 0x54AA, 0x54BB, 0x54CC, 0x54DD, 0xB0, 0xBA
@@ -28,15 +29,34 @@ _Box: TypeAlias = tuple[bytes, int, int]
 
 
 def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
-    """Return the margins of streams: by the ID of the stream in MOV, by the number of the video track in Matroska."""
+    """Return the margins of streams: by the ID of the stream in MOV, by the number of the video track in Matroska.
+
+    A file that nests so many boxes that more reads are needed than any real file needs has no margins.
+    """
+    read_at = _limited(read_at)
     try:
         if read_at(0, 4) == b"\x1a\x45\xdf\xa3":
             return dict(_of_matroska(read_at, num_bytes))
         if read_at(4, 4) in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
             return dict(_of_mov(read_at, num_bytes))
-    except (struct.error, IndexError):
-        pass  # a truncated file, which FFmpeg reports
+    except (struct.error, IndexError, _Excessive):
+        pass  # FFmpeg reports truncated files
     return {}
+
+
+class _Excessive(Exception):
+    """More is read than any real file needs."""
+
+
+def _limited(read_at: ReadAt) -> ReadAt:
+    reads = itertools.count()
+
+    def read(offset: int, size: int) -> bytes:
+        if next(reads) >= _MAX_READS or size > _MAX_READ_BYTES:
+            raise _Excessive
+        return read_at(offset, size)
+
+    return read
 
 
 # MOV, MP4 and HEIF.
@@ -48,6 +68,7 @@ def _of_mov(read_at: ReadAt, num_bytes: int) -> Iterator[tuple[int, Margins]]:
             for track_kind, *track in _boxes(read_at, start, end):
                 if track_kind == b"trak":
                     yield from _of_track(read_at, track[0], track[1])
+            return  # behind it are pictures or fragments, which may be far away
         elif kind == b"meta":
             yield from _of_items(read_at, start + 4, end)
 

@@ -199,7 +199,7 @@ def test_one_sample_in_a_batch_far_larger_than_its_bucket(tmp_path: Path) -> Non
 
 
 def test_a_bomb_that_was_sealed_is_a_bad_sample_and_takes_no_memory(tmp_path: Path) -> None:
-    """BAD-1: a dataset of somebody else, whose clip is a PNG of 1 MB with 900 MB of text."""
+    """BAD-1: another person sealed a dataset with a PNG of 1 MB that unpacks to 900 MB of text."""
     bomb = png_bytes(96, 64, *[(b"zTXt", 300 << 20)] * 3)
     root = build_dataset(tmp_path, {SMALL: [3]}, damage={"96x64-5f-1": bomb})
     with open_loader(root, num_workers=1, shuffle="none") as loader:

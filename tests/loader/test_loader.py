@@ -330,9 +330,14 @@ def test_a_dataloader_around_it_says_what_to_do(dataset: Path) -> None:
     with open_loader(dataset) as loader:
         with pytest.raises(TypeError, match="do not wrap it in a torch DataLoader"):
             next(iter(torch.utils.data.DataLoader(loader)))  # type: ignore[arg-type]
-        from accelerate import Accelerator
 
-        assert Accelerator(cpu=True).prepare(loader) is loader
+
+def test_accelerate_returns_the_loader_as_it_is(dataset: Path) -> None:
+    # In a process of its own, because accelerate keeps one state per process.
+    code = "import sys, accelerate, streamvid\n"
+    code += "with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=0) as loader:\n"
+    code += "    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader"
+    run_python(code, dataset)
 
 
 def test_a_first_batch_imports_no_pandas(dataset: Path) -> None:

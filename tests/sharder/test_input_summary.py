@@ -1,4 +1,4 @@
-"""What the sharder understood of its input, told once and before any clip is stored."""
+"""The summary of the input, which is printed once, before any clip is stored."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def test_what_is_unfinished_can_be_given_up(built: Built, bucket: str, moto_serv
 def test_planted_notes_remove_nothing_else(
     built: Built, bucket: str, moto_server: S3Server, work: Path, finish: str
 ) -> None:
-    """SAFE-1: keys without a folder's name, or of a folder above, are no plan's."""
+    """SAFE-1: a cleanup deletes only keys that a plan can contain: in one of its folders, never above it."""
     work.parent.mkdir(parents=True, exist_ok=True)
     (work.parent / "keep.txt").write_text("mine")
     names = json.dumps(["keep.txt", "shards/keep.txt"])

@@ -195,6 +195,12 @@ def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> N
     with pytest.raises(StateError, match=r"model\.args\.dim is 48, but 16 in the checkpoint"):
         other = ModelConfig(factory="tests.trainer.modules:build", args={"dim": 48, "dropout": 0.1})
         train(config_of(tmp_path, {"model": other}), StandInLoader(frames))
+    with pytest.raises(StateError, match=r"model\.args\.dropout is not set, but 0\.1 in the checkpoint"):
+        fewer = ModelConfig(factory="tests.trainer.modules:build", args={"dim": 16})
+        train(config_of(tmp_path, {"model": fewer}), StandInLoader(frames))
+    with pytest.raises(StateError, match=r"model\.args\.unused is False, but not set in the checkpoint"):
+        more = ModelConfig(factory="tests.trainer.modules:build", args={"dim": 16, "dropout": 0.1, "unused": False})
+        train(config_of(tmp_path, {"model": more}), StandInLoader(frames))
     (tmp_path / "state" / "step-12" / "loader.json").write_text("torn")
     with pytest.raises(StateError, match=r"cannot read .*loader\.json"):
         train(config_of(tmp_path), StandInLoader(frames))

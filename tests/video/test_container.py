@@ -246,7 +246,7 @@ def test_an_avif_of_a_huge_picture_takes_no_memory(tmp_path: Path, bits: tuple[i
 
 
 def test_damaged_avif_is_a_rejection_and_nothing_else() -> None:
-    """SAFE-1: box by box, with a color profile, and with color matrices that nobody knows."""
+    """SAFE-1: damage in each box, with a color profile, and with undefined color matrices."""
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     out = io.BytesIO()
     draw = np.random.default_rng(0)

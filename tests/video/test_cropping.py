@@ -135,3 +135,31 @@ def test_pictures_in_heif_have_properties() -> None:
     file = box(b"ftyp", b"heic" + bytes(4)) + meta
     found = container_margins(lambda offset, size: file[offset : offset + size], len(file))
     assert found == {2: (0, 0, 0, 16)}
+
+
+def reads_of(file: bytes) -> list[tuple[int, int]]:
+    """What the parser reads of a file: (offset, size)."""
+    reads: list[tuple[int, int]] = []
+
+    def read_at(offset: int, size: int) -> bytes:
+        reads.append((offset, size))
+        return file[offset : offset + size]
+
+    container_margins(read_at, len(file))
+    return reads
+
+
+def test_a_hostile_file_costs_few_reads_and_little_memory() -> None:
+    """SAFE-1: boxes in boxes, and a list of properties that is as large as the file."""
+    track = box(b"trak", b"")
+    tracks = box(b"moov", track * 300_000)
+    assert len(reads_of(box(b"ftyp", b"isom") + tracks)) < 70_000
+    owned = box(b"ipco", box(b"ispe", bytes(12)))
+    meta = box(b"meta", bytes(4) + box(b"iprp", owned + box(b"ipma", bytes(8 << 20))))
+    assert max(size for _, size in reads_of(box(b"ftyp", b"heic") + meta)) <= 1 << 20
+
+
+def test_nothing_is_read_behind_the_description_of_the_tracks() -> None:
+    """FETCH: the fragments of a long file may be far away."""
+    head = box(b"ftyp", b"isom") + box(b"moov", box(b"trak", b""))
+    assert max(offset for offset, _ in reads_of(head + box(b"moof", b"") * 1000)) < len(head)

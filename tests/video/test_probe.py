@@ -44,7 +44,7 @@ def test_keyframes_are_the_frames_that_decoding_calls_key(clip: ClipFolder, name
 
 
 def test_a_gif_may_contain_comments(tmp_path: Path) -> None:
-    """A comment before the trailer or bytes after it are no picture and no sign of a truncated file."""
+    """Neither a comment before the trailer nor bytes after it make the file an animation or a truncated file."""
     comment = b"!\xfe\x05hello\0"
     for num_frames in (1, 5):
         run_ffmpeg("-i", real_clip("bikes"), "-vf", "scale=64:48", "-frames:v", num_frames, tmp_path / "plain.gif")

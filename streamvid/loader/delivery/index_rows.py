@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.features.tables import MemberTable
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.tar import KEY, MAX_NAME_BYTES
 from streamvid.errors import IntegrityError, StreamvidError
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest
@@ -36,7 +36,6 @@ _ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "windo
 _PACKETS_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
 _CACHED_BYTES = 64 * 2**20
 _MAX_ASKED = 4096
-_KEY = re.compile("[A-Za-z0-9_-]{1,100}")
 _LOOKAHEAD = 16  # batches whose index rows are read ahead from an object store
 _NO_FEATURES = (0, 0, bytes(32))  # offset, bytes and SHA-256
 
@@ -75,10 +74,10 @@ class IndexRows:
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
         key = rows.columns["key"][number].as_py()
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
+        if not isinstance(key, str) or not KEY.fullmatch(key) or len(key) > MAX_NAME_BYTES:
             shown = ascii(str(key)[:100])
             raise IntegrityError(
-                f"the index contains the key {shown}; keys match {_KEY.pattern}; copy the dataset again"
+                f"the index contains the key {shown}; keys match {KEY.pattern} and have at most {MAX_NAME_BYTES} characters; copy the dataset again"
             )
         try:
             return self._row(sample, bucket, key, number, rows)

@@ -13,7 +13,7 @@ from streamvid.errors import SourceError
 from streamvid.sharder.source.media import Media
 
 _NUM_EXAMPLES = 3
-_HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 12
 _READ_BYTES = 1 << 20
 _Item = TypeVar("_Item")
 

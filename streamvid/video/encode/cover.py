@@ -88,8 +88,8 @@ class Cover:
         """Return the converted picture. Raises DecodeError if the frame's size or pixel format has changed."""
         from av.video.frame import PictureType, VideoFrame
 
-        self.format.check(frame)
         if self._mask is None:
+            self.format.check(frame)
             picture = self._chain.run(frame)
         else:
             picture = VideoFrame.from_ndarray(np.ascontiguousarray(self._mask.values(frame)), "gray")
