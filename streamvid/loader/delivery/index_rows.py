@@ -77,7 +77,8 @@ class IndexRows:
         if not isinstance(key, str) or not KEY.fullmatch(key) or len(key) > MAX_NAME_BYTES:
             shown = ascii(str(key)[:100])
             raise IntegrityError(
-                f"the index contains the key {shown}; keys match {KEY.pattern} and have at most {MAX_NAME_BYTES} characters; copy the dataset again"
+                f"the index contains the key {shown}; keys match {KEY.pattern} and have at most {MAX_NAME_BYTES} "
+                "characters; copy the dataset again"
             )
         try:
             return self._row(sample, bucket, key, number, rows)
