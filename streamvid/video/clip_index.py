@@ -247,6 +247,7 @@ def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
             color=color,
             reorder_depth=max(table.reorder_depth, video.decoder.reorder_depth),
             margins=frame.margins,
+            x264_core=table.x264_core,
         )
     return _make_index(info, table, offsets, data)
 

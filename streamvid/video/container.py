@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from streamvid.errors import ProbeError
 from streamvid.host.range_file import RangeFile
-from streamvid.video.bitstream import is_hidden
+from streamvid.video.bitstream.entries import is_hidden
 from streamvid.video.cropping import NO_MARGINS, Margins, container_margins
 from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, Limits
 from streamvid.video.stream_info import set_up_decoder

@@ -10,14 +10,16 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ProbeError
-from streamvid.video.bitstream import gif_blocks, is_entry, is_hidden
+from streamvid.video.bitstream import h264
+from streamvid.video.bitstream.entries import gif_blocks, is_entry, is_hidden
 from streamvid.video.container import VideoFile, ffmpeg_errors
+from streamvid.video.fields import join_fields, separates_fields
 from streamvid.video.reorder import display_times, stores_decode_times
 
 if TYPE_CHECKING:
@@ -41,10 +43,11 @@ class PacketTable:
       number.
     - ordinals: position of each frame's packet in decode order, indexed by frame number.
     - keys: (timestamp, ordinal) of each key packet in decode order, including discarded packets; packets that the
-      container flags as key, but from which decoding cannot start, are left out (see bitstream.py).
+      container flags as key, but from which decoding cannot start, are left out (see entries.py).
     - rows: (timestamp, byte position, size) of every packet in decode order, used to recognize packets.
     - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
     - last_duration: duration of the last displayed frame, in ticks; 0 if unknown.
+    - x264_core: version that wrote an H.264 stream which deviates from the standard; 0 for all other streams.
     """
 
     timestamps: tuple[int, ...]
@@ -54,6 +57,7 @@ class PacketTable:
     reorder_depth: int
     time_base: Fraction
     last_duration: int
+    x264_core: int = 0
 
     @property
     def keyframes(self) -> tuple[int, ...]:
@@ -77,6 +81,7 @@ def read_packets(video: VideoFile) -> PacketTable:
     rows: list[tuple[int | None, int | None, int]] = []
     keys: list[tuple[int, int]] = []
     shown: list[tuple[int, int, int]] = []
+    core = 0
     with video.bodies_left_out():
         for packet in each_packet(video):
             ordinal = len(rows)
@@ -86,11 +91,15 @@ def read_packets(video: VideoFile) -> PacketTable:
                 )
             if packet.is_corrupt:
                 raise ProbeError(_broken_off(video, ordinal), kind="damaged")
+            header = video.decoder.extradata or b""
+            if not rows and video.codec_name == "h264":
+                core = h264.x264_core(memoryview(packet), header)
             rows.append((packet.pts, packet.pos, packet.size))
-            if packet.pts is not None and packet.is_keyframe:
-                header = video.decoder.extradata or b""
-                if is_entry(video.codec_name, memoryview(packet), header, is_first=ordinal == 0):
-                    keys.append((packet.pts, ordinal))
+            is_entry_point = packet.is_keyframe and is_entry(
+                video.codec_name, memoryview(packet), header, is_first=ordinal == 0
+            )
+            if is_entry_point and packet.pts is not None:
+                keys.append((packet.pts, ordinal))
             if packet.is_discard or is_hidden(video.codec_name, memoryview(packet)):
                 continue
             if packet.pts is None:
@@ -99,13 +108,14 @@ def read_packets(video: VideoFile) -> PacketTable:
             if video.is_image:
                 break
     _check_complete(video, rows)
-    return _make_table(video, rows, keys, shown)
+    return replace(_make_table(video, rows, keys, shown), x264_core=core)
 
 
 def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
     """Yield the remaining packets of the demuxer, except empty ones, which would flush a decoder.
 
-    Packets of a container that stores decode times receive presentation times (see reorder.py).
+    Packets of a container that stores decode times receive presentation times (see reorder.py). Packets that contain
+    one field each are joined into frames (see fields.py).
     """
     with (
         ffmpeg_errors("the file ends early or is damaged: not all of its packets can be read"),
@@ -115,6 +125,8 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
         filled: Iterator[Packet[VideoStream]] = (packet for packet in packets if packet.size)
         if stores_decode_times(video.container_name, video.codec_name):
             filled = display_times(filled, video.stream, video.codec_name)
+        elif separates_fields(video.container_name, video.codec_name):
+            filled = join_fields(filled, video.stream)
         for packet in filled:
             if video.codec_name == "png":
                 _refuse_png_bomb(memoryview(packet))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from streamvid.errors import ProbeError
-from streamvid.video.bitstream import is_h264_idr, is_mpeg4_b_picture
+from streamvid.video.bitstream import h264
+from streamvid.video.bitstream.entries import is_mpeg4_b_picture
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -94,6 +95,6 @@ _GROUPS: dict[
         Callable[[list[Packet[VideoStream]], VideoStream], list[int]],
     ],
 ] = {
-    "h264": (is_h264_idr, _h264_order),
+    "h264": (h264.is_idr, _h264_order),
     "mpeg4": (lambda packet, header: not is_mpeg4_b_picture(packet), _mpeg4_order),
 }

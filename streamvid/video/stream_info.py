@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from streamvid.errors import DecodeError
+from streamvid.video.bitstream import h264
 from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.limits import Limits
 
@@ -32,7 +33,7 @@ class StreamInfo:
     - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format, margins: as in
       VideoInfo.
     - color: matrix, range, primaries and transfer as declared by the container, in FFmpeg's numbers (ITU-T H.273).
-    - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
+    - reorder_depth, x264_core: as in PacketTable.
 
     Raises DecodeError for impossible values.
     """
@@ -48,14 +49,16 @@ class StreamInfo:
     color: tuple[int, int, int, int]
     reorder_depth: int
     margins: Margins = NO_MARGINS
+    x264_core: int = 0
 
     def __post_init__(self) -> None:
         sizes = (self.coded_width, self.coded_height, *self.sample_aspect_ratio)
-        numbers = (*sizes, *self.color, self.rotation, self.reorder_depth, *self.margins)
+        numbers = (*sizes, *self.color, self.rotation, self.reorder_depth, self.x264_core, *self.margins)
         if (
             not all(isinstance(number, int) and 0 <= number < 1 << 31 for number in numbers)
             or (len(sizes), len(self.color), len(self.margins)) != (4, 4, 4)
             or min(sizes) < 1
+            or self.x264_core > h264.LAST_DEVIATING_CORE
             or self.rotation not in (0, 90, 180, 270)
             or not all(isinstance(name, str) for name in (self.codec, self.pixel_format))
             or not isinstance(self.flip, bool)
@@ -85,8 +88,9 @@ class StreamInfo:
 @lru_cache(256)
 def _to_json(info: StreamInfo) -> str:
     fields = {**asdict(info), "extradata": info.extradata.hex()}
-    if info.margins == NO_MARGINS:  # as almost always
-        del fields["margins"]
+    for name, usual in (("margins", NO_MARGINS), ("x264_core", 0)):
+        if getattr(info, name) == usual:
+            del fields[name]
     return json.dumps(fields, sort_keys=True)
 
 
@@ -119,7 +123,22 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
     if info.extradata:
         decoder.extradata = info.extradata
     decoder.width, decoder.height = info.coded_width, info.coded_height
+    declare_x264(decoder, info.x264_core)
     return decoder
+
+
+def declare_x264(decoder: VideoCodecContext, core: int) -> None:
+    """Tell an H.264 decoder which version of x264 wrote its stream, as only the first packet does. core: 0 for none."""
+    from av.packet import Packet
+
+    if not core:
+        return
+    message = h264.x264_message(core, decoder.extradata or b"")
+    packet = Packet(len(message))
+    packet.update(message)
+    decoder.skip_frame = "NONREF"  # so that a packet without a picture is no error
+    decoder.decode(packet)
+    decoder.skip_frame = "DEFAULT"
 
 
 def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:

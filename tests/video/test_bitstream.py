@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamvid.video.bitstream import is_h264_entry, is_hidden
+from streamvid.video.bitstream.entries import is_hidden
+from streamvid.video.bitstream.h264 import is_entry
 
 _AVC = bytes([1, 100, 0, 10, 0xFF])  # an avcC box's first bytes: four-byte lengths
 
@@ -28,12 +29,12 @@ def _unit(*payload: int) -> bytes:
     ],
 )
 def test_gradual_refresh_is_no_entry(packet: bytes, expected: bool) -> None:
-    assert is_h264_entry(memoryview(packet), _AVC) is expected
+    assert is_entry(memoryview(packet), _AVC) is expected
 
 
 def test_start_codes_are_read_too() -> None:
-    assert not is_h264_entry(memoryview(b"\0\0\0\1\x09\xf0\0\0\1\6\6\1\x24\0\0\1\x41\1"), b"")
-    assert is_h264_entry(memoryview(b"\0\0\0\1\x65\1\2"), b"")
+    assert not is_entry(memoryview(b"\0\0\0\1\x09\xf0\0\0\1\6\6\1\x24\0\0\1\x41\1"), b"")
+    assert is_entry(memoryview(b"\0\0\0\1\x65\1\2"), b"")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 
-from streamvid.video.bitstream import is_entry
+from streamvid.video.bitstream.entries import is_entry
 from streamvid.video.decode.file import decode_into
 from streamvid.video.probe import probe
 from tests.clips import frames_of

@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import DecodeError
-from streamvid.video.clip_index import ClipIndex, checksum, index_clip
+from streamvid.video.clip_index import KEY, ClipIndex, checksum, index_clip
 from streamvid.video.decode.file import decode_into, decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.limits import Limits
 from streamvid.video.picture import PictureFormat
+from streamvid.video.stream_info import StreamInfo
 from tests.clips import encode, frames_of
 from tests.processes import run_python
 from tests.video.clips import ClipFolder
@@ -356,6 +357,7 @@ import numpy as np
 from pathlib import Path
 from streamvid.video.clip_index import index_clip
 from streamvid.video.picture import PictureFormat
+from streamvid.video.stream_info import StreamInfo
 from streamvid.video.decode.stored import StoredDecoder
 
 clips = [Path(name).read_bytes() for name in sys.argv[1:]]
@@ -400,3 +402,20 @@ def test_no_fresh_pages_in_steady_state(tmp_path: Path, environment: dict[str, s
     growth, pages = map(float, done.stdout.split())
     assert growth < 4 << 20
     assert pages < most_pages
+
+
+def test_streams_of_an_old_x264_decode_from_every_key_frame(kept: StoredDecoder) -> None:
+    """SAMPLE-2: FFmpeg decodes 4:4:4 of x264 up to core 150 only if it knows the version, which the first packet names."""
+    data = (Path(__file__).parents[1] / "data" / "x264_core148_444.mp4").read_bytes()
+    index = index_clip(data)
+    assert index is not None and index.info.x264_core == 148
+    assert StreamInfo.from_json(index.info.to_json()) == index.info
+    assert int(np.count_nonzero(index.flags & KEY)) == 3
+    picture = PictureFormat(64, 96, "yuv420p")
+    whole, _ = from_container(data, 0, index.num_frames, picture)
+    for start in range(index.num_frames - 1):
+        wanted = whole[start : start + 2]
+        np.testing.assert_array_equal(from_container(data, start, 2, picture)[0], wanted)
+        for decoder, num_threads in ((kept, 1), (StoredDecoder(), 2)):
+            found, _ = from_packets(decoder, data, index, start, 2, picture, num_threads=num_threads)
+            np.testing.assert_array_equal(found, wanted)

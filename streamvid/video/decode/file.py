@@ -21,7 +21,7 @@ from streamvid.video.frame_format import read_frame_format
 from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.packets import PacketTable, each_packet, read_packets
 from streamvid.video.picture import Accuracy, PictureFormat
-from streamvid.video.stream_info import set_reorder_depth
+from streamvid.video.stream_info import declare_x264, set_reorder_depth
 from streamvid.video.transform import Crop, Transform
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numb
     """
     packets = _packets_from(video, table, key[1])
     decoder = video.decoder
+    declare_x264(decoder, table.x264_core)
     set_reorder_depth(decoder, video.codec_name, max(decoder.reorder_depth, table.reorder_depth))
     slots = _first_places(numbers)
     ordinals = {table.ordinals[number] for number in slots}

@@ -12,7 +12,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-_IDR, _SEI, _RECOVERY_POINT = 5, 6, 6
+from streamvid.video.bitstream import h264
+from streamvid.video.bitstream.bits import Bits, after
+from streamvid.video.bitstream.h264 import split_units
+
 _HEVC_ENTRIES, _HEVC_PICTURES = range(16, 24), range(32)
 _VC1_ADVANCED = 3
 _GIF_EXTENSION, _GIF_IMAGE = b"!", b","
@@ -40,37 +43,14 @@ def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -
     return read is None or read(packet, header)
 
 
-def is_h264_idr(packet: memoryview, header: bytes) -> bool:
-    """Return whether an H.264 packet has an IDR picture: all pictures before it are displayed before it."""
-    return any(unit[0] & 0b11111 == _IDR for unit in _h264_units(packet, header) if len(unit))
-
-
 def is_mpeg4_b_picture(packet: memoryview) -> bool:
     """Return whether the first picture of an MPEG-4 packet is displayed before the previous reference picture."""
-    return _after(packet, b"\0\0\1\xb6").take(2)[0] == 2
-
-
-def is_h264_entry(packet: memoryview, header: bytes) -> bool:
-    """Return whether decoding can start at an H.264 packet that is flagged as a key frame.
-
-    Decoding cannot start there if the packet declares that pictures are complete only some frames later.
-    header: the decoder's extradata, which is an avcC box or data with start codes.
-    """
-    for unit in _h264_units(packet, header):
-        kind = unit[0] & 0b11111 if len(unit) else 0
-        if kind == _IDR:
-            return True
-        if kind == _SEI:
-            payload = _recovery_point(unit[1:])
-            # The payload begins with the number of frames until then, Exp-Golomb coded: a first bit of 1 means 0.
-            if payload:
-                return payload[0] >= 0x80
-    return True
+    return after(packet, b"\0\0\1\xb6").take(2)[0] == 2
 
 
 def _is_hevc_entry(packet: memoryview, header: bytes) -> bool:
     length_size = (header[21] & 0b11) + 1 if len(header) > 21 and header[0] == 1 else 0
-    kinds = (unit[0] >> 1 & 0b111111 for unit in _units(packet, length_size) if len(unit))
+    kinds = (unit[0] >> 1 & 0b111111 for unit in split_units(packet, length_size) if len(unit))
     # Long messages may precede the picture, and of a remote file only the first bytes are read.
     return next((kind in _HEVC_ENTRIES for kind in kinds if kind in _HEVC_PICTURES), True)
 
@@ -80,12 +60,12 @@ def _is_mpeg12_entry(packet: memoryview, _header: bytes) -> bool:
 
     The start code is followed by 10 bits of temporal reference and 3 bits of coding type; 1 means intra.
     """
-    return _after(packet, b"\0\0\1\0").take(10, 3)[1] == 1
+    return after(packet, b"\0\0\1\0").take(10, 3)[1] == 1
 
 
 def _is_mpeg4_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an MPEG-4 picture is intra-coded (ISO/IEC 14496-2, 6.2.5): 2 bits after the start code are 0."""
-    return _after(packet, b"\0\0\1\xb6").take(2)[0] == 0
+    return after(packet, b"\0\0\1\xb6").take(2)[0] == 0
 
 
 def _is_h263_entry(packet: memoryview, _header: bytes) -> bool:
@@ -93,13 +73,13 @@ def _is_h263_entry(packet: memoryview, _header: bytes) -> bool:
 
     The header is 22 bits of start code, 8 bits of temporal reference, and PTYPE or PLUSPTYPE.
     """
-    start, _, _, source_format, coding_type = _Bits(packet).take(22, 8, 5, 3, 1)
+    start, _, _, source_format, coding_type = Bits(packet).take(22, 8, 5, 3, 1)
     if start != 1 << 5:
         return False
     if source_format != 0b111:
         return coding_type == 0
-    *_, has_options = _Bits(packet).take(22, 8, 5, 3, 3)
-    *_, coding_type = _Bits(packet).take(22, 8, 5, 3, 3, 18 if has_options == 1 else 0, 3)
+    *_, has_options = Bits(packet).take(22, 8, 5, 3, 3)
+    *_, coding_type = Bits(packet).take(22, 8, 5, 3, 3, 18 if has_options == 1 else 0, 3)
     return coding_type == 0
 
 
@@ -108,32 +88,32 @@ def _is_flv1_entry(packet: memoryview, _header: bytes) -> bool:
 
     The header is 17 bits of start code, 5 of version, 8 of temporal reference, 3 of size and 2 of coding type.
     """
-    *_, size = _Bits(packet).take(17, 5, 8, 3)
-    return _Bits(packet).take(17, 5, 8, 3, {0: 16, 1: 32}.get(size, 0), 2)[-1] == 0
+    *_, size = Bits(packet).take(17, 5, 8, 3)
+    return Bits(packet).take(17, 5, 8, 3, {0: 16, 1: 32}.get(size, 0), 2)[-1] == 0
 
 
 def _is_msmpeg4_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether an MS-MPEG4 (version 2 or 3) or WMV 1 picture is intra-coded: its first 2 bits are 0."""
-    return _Bits(packet).take(2)[0] == 0
+    return Bits(packet).take(2)[0] == 0
 
 
 def _is_wmv2_entry(packet: memoryview, _header: bytes) -> bool:
     """Return whether a WMV 2 picture is intra-coded: its first bit is 0."""
-    return _Bits(packet).take(1)[0] == 0
+    return Bits(packet).take(1)[0] == 0
 
 
 def _is_wmv3_entry(packet: memoryview, header: bytes) -> bool:
     """Return whether a VC-1 simple or main profile picture is intra-coded (SMPTE 421M, 7.1.1 and annex J, STRUCT_C)."""
-    *_, has_range, num_b_frames, _, has_interpolation, _ = _Bits(memoryview(header)).take(24, 1, 3, 2, 1, 1)
-    *_, is_predicted, is_intra = _Bits(packet).take(has_interpolation, 2, has_range, 1, 1)
+    *_, has_range, num_b_frames, _, has_interpolation, _ = Bits(memoryview(header)).take(24, 1, 3, 2, 1, 1)
+    *_, is_predicted, is_intra = Bits(packet).take(has_interpolation, 2, has_range, 1, 1)
     return not is_predicted and (not num_b_frames or bool(is_intra))
 
 
 def _is_vc1_entry(packet: memoryview, header: bytes) -> bool:
     """Return whether a VC-1 advanced profile picture is intra-coded (SMPTE 421M, 6.1 and 7.1.1)."""
-    sequence = _after(memoryview(header), b"\0\0\1\x0f")
+    sequence = after(memoryview(header), b"\0\0\1\x0f")
     *_, is_interlaced = sequence.take(41, 1)
-    bits = _after(packet, b"\0\0\1\x0d") if bytes(packet[:3]) == b"\0\0\1" else _Bits(packet)
+    bits = after(packet, b"\0\0\1\x0d") if bytes(packet[:3]) == b"\0\0\1" else Bits(packet)
     coding = bits.ones(2) if is_interlaced else 0
     if coding == 2:  # two fields: the first picture type of both
         return bits.take(3)[0] <= 1
@@ -156,7 +136,7 @@ def _is_vp9_entry(packet: memoryview, _header: bytes) -> bool:
 
 
 _READERS: dict[str, Callable[[memoryview, bytes], bool]] = {
-    "h264": is_h264_entry,
+    "h264": h264.is_entry,
     "hevc": _is_hevc_entry,
     "mpeg1video": _is_mpeg12_entry,
     "mpeg2video": _is_mpeg12_entry,
@@ -215,73 +195,3 @@ def _vp9_head(packet: memoryview) -> tuple[int, int, int]:
     """Return the header fields show_existing_frame, frame_type (0 for key) and show_frame (VP9 specification, 6.2)."""
     shift = 1 if packet[0] >> 4 & 0b11 == 0b11 else 0  # profile 3 has one more bit
     return packet[0] >> 3 - shift & 1, packet[0] >> 2 - shift & 1, packet[0] >> 1 - shift & 1
-
-
-class _Bits:
-    """Reader for the first bits of a packet, most significant bit first.
-
-    Bits past the end are read as 1, which is never the header of an intra-coded picture.
-    """
-
-    def __init__(self, data: memoryview) -> None:
-        self._data, self._at = bytes(data[:32]) + b"\xff" * 32, 0
-
-    def take(self, *sizes: int) -> list[int]:
-        """Read and return unsigned numbers with these widths in bits."""
-        found = []
-        for size in sizes:
-            end = self._at + size
-            number = int.from_bytes(self._data[self._at // 8 : -(-end // 8)], "big")
-            found.append(number >> -end % 8 & ((1 << size) - 1))
-            self._at = end
-        return found
-
-    def ones(self, most: int) -> int:
-        """Return the number of 1 bits before the next 0 bit, at most `most`."""
-        return next((number for number in range(most) if not self.take(1)[0]), most)
-
-
-def _after(packet: memoryview, start_code: bytes) -> _Bits:
-    """Return a reader of the bits after the first `start_code`. If there is none, it reads only ones."""
-    data = bytes(packet)
-    at = data.find(start_code)
-    return _Bits(memoryview(data[at + len(start_code) :] if at >= 0 else b""))
-
-
-def _h264_units(packet: memoryview, header: bytes) -> Iterator[memoryview]:
-    return _units(packet, (header[4] & 0b11) + 1 if len(header) > 4 and header[0] == 1 else 0)
-
-
-def _units(packet: memoryview, length_size: int) -> Iterator[memoryview]:
-    if length_size:
-        at = 0
-        while at + length_size < len(packet):
-            size = int.from_bytes(packet[at : at + length_size], "big")
-            at += length_size
-            if not size:  # damaged, or bytes that were not read
-                return
-            yield packet[at : at + size]
-            at += size
-    else:
-        data = bytes(packet)
-        at = data.find(b"\0\0\1")
-        while at >= 0:
-            end = data.find(b"\0\0\1", at + 3)
-            yield packet[at + 3 : end if end >= 0 else len(packet)]
-            at = end
-
-
-def _recovery_point(messages: memoryview) -> memoryview | None:
-    at = 0
-    while at + 2 < len(messages):
-        kind = size = 0
-        while at < len(messages) and messages[at] == 0xFF:
-            kind, at = kind + 0xFF, at + 1
-        kind, at = kind + messages[min(at, len(messages) - 1)], at + 1
-        while at < len(messages) and messages[at] == 0xFF:
-            size, at = size + 0xFF, at + 1
-        size, at = size + messages[min(at, len(messages) - 1)], at + 1
-        if kind == _RECOVERY_POINT:
-            return messages[at : at + size]
-        at += size
-    return None

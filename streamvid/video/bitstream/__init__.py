@@ -1,0 +1,1 @@
+"""Syntax of coded pictures: what their first bits declare. It needs no library."""
