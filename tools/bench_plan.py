@@ -32,7 +32,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.plan import Cursor, EpochPlan, PlanOptions
 from streamvid.plan.cost import default_costs
 from streamvid.plan.options import Shuffle, Sync

@@ -17,8 +17,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.buckets import Bucket
 from streamvid.buckets.batch_size import batch_sizes
+from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import Choices, Shape
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import bucket_config_to_json

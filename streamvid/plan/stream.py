@@ -119,7 +119,7 @@ class BucketStream:
             yield self._piece(..., first, positions)
             return
         passes = self.passes_of(positions)
-        for number in np.unique(passes).tolist():
+        for number in sorted({*passes.ravel().tolist()}):
             where = passes == number
             yield self._piece(where, number, positions[where])
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from streamvid.buckets import Bucket
-from streamvid.buckets.bucket import TEXT_BUCKET
+from streamvid.buckets.bucket import TEXT_BUCKET, Bucket
 from streamvid.buckets.classes import Choices
 from streamvid.buckets.frames import NEAR_RATE
 from streamvid.buckets.policy import cover_scale, cropped_share

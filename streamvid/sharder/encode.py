@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.errors import Rejected, StorageError
 from streamvid.host.journal import Journal, Key
 from streamvid.sharder.assign import Assignment, PlannedSample, window_name

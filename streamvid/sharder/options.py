@@ -16,12 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from streamvid.buckets import BucketTable
 from streamvid.buckets.bucket import TEXT_BUCKET
 from streamvid.buckets.config import BucketConfig, PresetInfo
 from streamvid.buckets.document import DEFAULT_BUCKETS, bucket_config_of, bucket_config_to_json
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.ratios import Ratios
+from streamvid.buckets.table import BucketTable
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 from streamvid.host.resources import usable_cores

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias, TypeVar
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.draws import UNIT, StoredSet
 from streamvid.dataset.manifest import shard_path

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.assign import Assignment

@@ -44,7 +44,7 @@ class LocalStore(Store):
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         with self._naming("read", path):
-            descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(f"{self.root}/{check_relative(path)}", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 for offset, buffer in ranges:
                     done = fill(descriptor, offset, buffer)

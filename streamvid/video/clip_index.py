@@ -62,10 +62,13 @@ class Facts:
     """Facts derived from a clip's packets.
 
     - segments: index of each packet's segment. num_bytes: end offset of the last packet.
+    - lows, highs: byte range (start, end) of each segment.
     - is_sequential: True if every packet is a displayed frame, in ascending order of time.
     """
 
     segments: Int64s
+    lows: Int64s
+    highs: Int64s
     num_bytes: int
     is_sequential: bool
 
@@ -81,18 +84,21 @@ def facts_of(
     is_first = np.zeros(len(flags), np.bool_)
     is_first[starts[counts > 0]] = True
     keys = np.maximum.accumulate(np.where((flags & KEY) > 0, number, 0))
-    segments = np.cumsum(is_first | ((number - keys) % _SEGMENT_PACKETS == 0)) - 1
+    begins = is_first | ((number - keys) % _SEGMENT_PACKETS == 0)
+    segments, firsts = np.cumsum(begins) - 1, np.flatnonzero(begins)
     is_right = (sizes >= 1) & (sizes < _MAX_BYTES) & (offsets >= 0) & (offsets < _MAX_BYTES)
     is_right &= ~is_first | ((flags & KEY) > 0)
     is_next = is_first | (np.diff(times, prepend=times[:1]) > 0)
     is_next &= (flags & SHOWN) > 0
-    ends = offsets + sizes
+    lows, highs = np.minimum.reduceat(offsets, firsts), np.maximum.reduceat(offsets + sizes, firsts)
     found: list[Facts | None] = []
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         mine = slice(start, start + count)
         if count and is_right[mine].all():
-            own = segments[mine] - segments[start]
-            found.append(Facts(own, int(ends[mine].max()), bool(is_next[mine].all())))
+            first, last = segments[start], segments[start + count - 1]
+            own = slice(first, last + 1)
+            is_sequential = bool(is_next[mine].all())
+            found.append(Facts(segments[mine] - first, lows[own], highs[own], int(highs[own].max()), is_sequential))
         else:
             found.append(None)
     return found
@@ -166,7 +172,10 @@ class ClipIndex:
         A repeated frame is assigned only to its first output slot.
         Raises DecodeError if the clip has fewer frames, no usable key packet, or two packets with the same timestamp.
         """
-        distinct, slots = np.unique(np.asarray(numbers, np.int64), return_index=True)
+        distinct = np.asarray(numbers, np.int64)
+        slots = np.arange(len(distinct))
+        if (distinct[1:] <= distinct[:-1]).any():
+            distinct, slots = np.unique(distinct, return_index=True)
         if not 0 <= distinct[0] <= distinct[-1] < self.num_frames:
             raise DecodeError(
                 f"frames {distinct[0]} to {distinct[-1]} were requested, but the clip has {self.num_frames} frames"
@@ -192,24 +201,20 @@ class ClipIndex:
         if not len(usable):
             raise DecodeError(f"the index has no key frame for time {self.times[wanted[0]]}; copy the dataset again")
         first, last = int(usable[-1]), int(wanted.max())
-        if len(np.unique(self.times[first : last + 1])) < last + 1 - first:
+        if len({*self.times[first : last + 1].tolist()}) < last + 1 - first:
             # The loop in window.py identifies frames by their times alone.
             raise DecodeError("two packets have the same timestamp in the packet index; copy the dataset again")
         return first, last, wanted - first
 
     def _pieces(self, first: int, last: int) -> tuple[tuple[tuple[int, int, bytes], ...], int, int]:
-        edges = np.searchsorted(self.segments, np.arange(first, last + 2))
-        lows = np.minimum.reduceat(self.offsets[edges[0] : edges[-1]], edges[:-1] - edges[0])
-        highs = np.maximum.reduceat((self.offsets + self.sizes)[edges[0] : edges[-1]], edges[:-1] - edges[0])
-        low, high = int(lows.min()), int(highs.max())
-        return (
-            tuple(
-                (int(begin) - low, int(end) - low, self.checksums[number].tobytes())
-                for number, begin, end in zip(range(first, last + 1), lows, highs, strict=True)
-            ),
-            low,
-            high,
+        mine = slice(first, last + 1)
+        lows, highs = self.facts.lows[mine].tolist(), self.facts.highs[mine].tolist()
+        low, checksums = min(lows), self.checksums[mine].tobytes()
+        pieces = tuple(
+            (begin - low, end - low, checksums[place : place + CHECKSUM_BYTES])
+            for place, begin, end in zip(range(0, len(checksums), CHECKSUM_BYTES), lows, highs, strict=True)
         )
+        return pieces, low, max(highs)
 
 
 def checksum(data: bytes | memoryview) -> bytes:
@@ -263,8 +268,7 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
     parts = (times[first:], offsets[first:], sizes[first:], flags[first:])
     facts = facts_of(*parts, np.array([0, len(parts[0])]))[0]
     assert facts is not None
-    edges = np.flatnonzero(np.diff(facts.segments, prepend=-1))
-    lows, highs = np.minimum.reduceat(parts[1], edges), np.maximum.reduceat(parts[1] + parts[2], edges)
+    lows, highs = facts.lows, facts.highs
     if (highs - lows).sum() > 2 * len(data):
         return None  # the packets are so scattered that segments would mostly span other data
     view = memoryview(data)

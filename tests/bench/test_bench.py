@@ -12,7 +12,7 @@ import pytest
 import streamvid
 from streamvid.bench.bench import bench
 from streamvid.bench.options import BenchOptions
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError, DatasetError
 from tests.loader.conftest import SMALL, build_dataset
 

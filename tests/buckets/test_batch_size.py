@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket, batch_sizes, parse_buckets
+from streamvid.buckets.batch_size import batch_sizes
+from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.buckets.config import BucketConfig
 from streamvid.errors import ConfigError
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket, aspect_table, match_buckets, parse_bucket, parse_buckets
+from streamvid.buckets.bucket import Bucket, match_buckets, parse_bucket, parse_buckets
+from streamvid.buckets.geometry import aspect_table
 from streamvid.errors import ConfigError
 
 EXPLICIT = Bucket(81, 480, 832)

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket, aspect_table, match_buckets, parse_bucket, parse_buckets
+from streamvid.buckets.bucket import Bucket, match_buckets, parse_bucket, parse_buckets
 from streamvid.buckets.classes import ClipFacts
 from streamvid.buckets.config import BucketConfig, SizeRule
 from streamvid.buckets.document import bucket_config_from_json, bucket_config_to_json, load_bucket_config
 from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.buckets.geometry import aspect_table
 from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import aspect_table, resolution_pixels
+from streamvid.buckets.geometry import aspect_table, resolution_pixels
 from streamvid.errors import ConfigError
 
 OPENSORA = json.loads((Path(__file__).parents[1] / "data" / "opensora_aspect.json").read_text())

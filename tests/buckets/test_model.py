@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import batch_sizes, parse_bucket
-from streamvid.buckets.batch_size import host_bytes
-from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.batch_size import batch_sizes, host_bytes
+from streamvid.buckets.bucket import Bucket, parse_bucket
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.buckets.geometry import aspect_table
 from streamvid.buckets.model import ModelRule

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import Choices, ClipFacts
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import bucket_config_from_json

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import ClipFacts
 from streamvid.buckets.config import BucketConfig, SizeRule
 from streamvid.buckets.frames import FrameRate, FrameRule

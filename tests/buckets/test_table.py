@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket, BucketTable, aspect_table, parse_buckets, resolution_pixels
+from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.geometry import aspect_table, resolution_pixels
 from streamvid.buckets.ratios import Ratios
+from streamvid.buckets.table import BucketTable
 from streamvid.errors import ConfigError, NoBucketError
 
 OPENSORA = json.loads((Path(__file__).parents[1] / "data" / "opensora_assign.json").read_text())

@@ -17,7 +17,7 @@ import click
 import pytest
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.cli.main import cli
 from streamvid.config import load_config
 from streamvid.errors import StorageError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import streamvid
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.cli.verbs.plan import parse_sizes
 from streamvid.errors import ConfigError
 from streamvid.forecast.dataset import forecast_dataset

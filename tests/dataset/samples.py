@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.index import (
     ClipEntry,
     RowGroup,

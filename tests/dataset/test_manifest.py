@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.manifest import (
     MANIFEST,
     FileInfo,

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.index import SHARD_TYPES, encode_shards, named_by_content, schema
 from streamvid.dataset.integrity import read_shards
 from streamvid.dataset.manifest import (

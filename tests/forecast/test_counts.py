@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError, PlanError
 from streamvid.forecast.counts import count_run, failure_of
 from streamvid.forecast.host import HostCosts, RankWork, epoch_time

@@ -53,7 +53,7 @@ def uploaded(root: Path, server: S3Server) -> Source:
 
 def make_sources(folder: Path, server: S3Server) -> dict[str, Source]:
     """plain: 23 samples in two buckets and five shards, without packet indices. native: 6 clips, with them."""
-    from streamvid.buckets import parse_buckets
+    from streamvid.buckets.bucket import parse_buckets
     from streamvid.sharder.sharder import shard
     from tests.clips import encode, frames_of
     from tests.loader.conftest import SMALL, TALL, build_dataset

@@ -21,8 +21,7 @@ import pytest
 import torch
 
 import streamvid
-from streamvid.buckets import parse_buckets
-from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SampleError, WorkerError
 from streamvid.loader.batch.contents import StoredClip

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.errors import SourceError
 from streamvid.sharder.sharder import shard
 from tests.clips import frames_of

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.plan.position import World

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamvid
-from streamvid.buckets import Bucket, parse_buckets
+from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.dataset.manifest import (
     MANIFEST,
     FileInfo,

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import streamvid
-from streamvid.buckets import parse_buckets
-from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.errors import ConfigError
 from streamvid.sharder.sharder import shard
 from tests.clips import real_clip

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.errors import StateError
 from streamvid.plan.position import World
 from tests.loader.conftest import SMALL, TALL, build_dataset, in_legs, new_keys, open_loader, state_after

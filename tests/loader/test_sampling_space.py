@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streamvid import VideoLoader
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.buckets.frames import FrameRate
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streamvid import VideoLoader
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SampleError
 from streamvid.sharder.sharder import shard

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.sharder.sharder import shard
 from streamvid.storage.cache.blocks import BLOCK_BYTES
 from tests.clips import encode, frames_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.sharder.sharder import shard
 from tests.clips import encode, frames_of

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
 from streamvid.plan.cost import CostTable, cost_classes, default_costs, fit_costs
 

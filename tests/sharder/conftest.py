@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.sharder.report import ShardReport
 from streamvid.sharder.sharder import shard

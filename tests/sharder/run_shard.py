@@ -14,7 +14,7 @@ import threading
 
 import psutil
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.sharder.sharder import shard
 from tests.shard_options import shard_options
 

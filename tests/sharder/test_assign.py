@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamvid import VideoLoader, World, open_dataset
-from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import Choices, ClipFacts
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import bucket_config_from_json, load_bucket_config

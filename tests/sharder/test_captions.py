@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.captions import captions_from_json
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.buckets.frames import FrameRate
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import dry_run, shard

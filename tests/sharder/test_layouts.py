@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.cli.main import cli
 from streamvid.sharder.source.records import read_records
 from streamvid.storage import StorageOptions

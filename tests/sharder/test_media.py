@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
 from streamvid.sharder.media_columns import file_keys, media_columns

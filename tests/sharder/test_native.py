@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import SealedError, SourceError, StorageError
 from streamvid.sharder.assign import sample_key

@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.errors import Rejected
 from streamvid.sharder.assign import assign, record_key, safe_stem, sample_key, split_of
 from streamvid.sharder.options import ShardOptions

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.errors import SourceError
 from streamvid.sharder.source.records import RecordSet, read_records
 from tests.files import write_rows

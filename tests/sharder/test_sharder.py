@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError
 from streamvid.sharder.options import ShardOptions

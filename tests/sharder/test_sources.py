@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.errors import ConfigError, SourceError
 from streamvid.sharder.source.records import RecordSet, read_records
 from tests.files import tree_of

@@ -15,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from streamvid.buckets import parse_buckets
-from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.compat.diffsynth_data import NOTE

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamvid.errors import DecodeError, IntegrityError, StorageError
-from streamvid.storage import ShortFileError, read_content
 
 if TYPE_CHECKING:
     from streamvid.buckets.pick import Pick
@@ -96,6 +95,8 @@ def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Range
 
     Raises StorageError if the bytes cannot be read for another reason; the stored bytes may be intact.
     """
+    from streamvid.storage import ShortFileError, read_content  # decode workers start faster without it
+
     try:
         read_content(store, path, content, ranges, is_again=is_again)
     except StorageError as error:

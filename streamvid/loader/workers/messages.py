@@ -171,6 +171,7 @@ class Answer(NamedTuple):
     """Message from a worker about a task: `text` describes a problem, and `seconds` is the duration of the work.
 
     color: colors of yuv420p pictures. results: one result per clip of a ReadTask; empty if the run is over.
+    begun: id of the DecodeTask that the worker starts next, if it has already received one. This saves a message.
     """
 
     pid: int
@@ -180,6 +181,7 @@ class Answer(NamedTuple):
     seconds: float = 0.0
     color: PictureColors = None
     results: tuple[ReadResult, ...] = ()
+    begun: int | None = None
 
     def messages(self) -> Iterator[bytes]:
         """Yield the answer as JSON messages. Results that do not fit into one message are split."""
@@ -193,8 +195,8 @@ class Answer(NamedTuple):
 
     @staticmethod
     def from_json(data: bytes) -> Answer:
-        pid, task_id, kind, text, seconds, color, results = json.loads(data)
-        return Answer(pid, task_id, kind, text, seconds, color, tuple(ReadResult(*one) for one in results))
+        pid, task_id, kind, text, seconds, color, results, begun = json.loads(data.decode())
+        return Answer(pid, task_id, kind, text, seconds, color, tuple(ReadResult(*one) for one in results), begun)
 
 
 def _plain(value: Any) -> Any:

@@ -121,11 +121,13 @@ class DecodePool:
             if answer.kind == "ready":
                 self.is_ready = True
                 continue
-            if answer.kind == "start":
-                self._current[answer.pid] = answer.task_id
-            else:
-                self._current.pop(answer.pid, None)
-            heard(answer)
+            following = () if answer.begun is None else (Answer(answer.pid, answer.begun, "start"),)
+            for one in (answer, *following):
+                if one.kind == "start":
+                    self._current[one.pid] = one.task_id
+                else:
+                    self._current.pop(one.pid, None)
+                heard(one)
 
     def kill(self, task_id: int) -> None:
         """Kill the stuck worker that runs a task, or all workers if none does. Acquires no lock and never raises.

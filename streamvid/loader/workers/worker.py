@@ -6,12 +6,14 @@ torch and CUDA are never loaded in it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import resource
 import socket
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import DecodeError, ProbeError
@@ -29,9 +31,9 @@ from streamvid.loader.workers.messages import (
     parse_task,
     short_text,
 )
-from streamvid.loader.workers.reader import ClipReader
 
 if TYPE_CHECKING:
+    from streamvid.loader.workers.reader import ClipReader
     from streamvid.video.decode.convert import PictureColor
 
 _SPARE_BYTES = 256 * 2**20  # never touched, so it costs nothing; a 4K decoder holds about this much in pictures
@@ -48,7 +50,7 @@ class TaskRunner:
         from streamvid.video.decode.stored import StoredDecoder
 
         self._clips, self._ring = clips, ring
-        self._decoder, self._reader = StoredDecoder(), ClipReader(clips, ring)
+        self._decoder = StoredDecoder()
 
     def run(self, task: Task) -> Answer:
         """Run a task and return the answer."""
@@ -57,6 +59,12 @@ class TaskRunner:
         since = time.monotonic()
         kind, text, color = self._try(task)
         return Answer(os.getpid(), task.task_id, kind, short_text(text), time.monotonic() - since, color)
+
+    @cached_property
+    def _reader(self) -> ClipReader:
+        from streamvid.loader.workers.reader import ClipReader  # it imports the stores
+
+        return ClipReader(self._clips, self._ring)
 
     def _try(self, task: DecodeTask) -> tuple[Kind, str, PictureColors]:
         try:
@@ -127,14 +135,23 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
         for message in answer.messages():
             answers.send(message)
 
+    def receive(flags: int = 0) -> tuple[str, list[Any]] | None:
+        with contextlib.suppress(BlockingIOError):
+            if message := tasks.recv(MAX_MESSAGE_BYTES, flags):
+                return open_message(message)
+        return None
+
     try:
         send(Answer(os.getpid(), -1, "ready"))
-        while message := tasks.recv(MAX_MESSAGE_BYTES):
-            kind, value = open_message(message)
+        following = None
+        while opened := following or receive():
+            kind, value = opened
             # Report before parsing, because parsing the first task imports the decoding modules, which takes time.
-            if kind == "decode":  # read tasks are too short for a report to be useful
+            if kind == "decode" and following is None:  # read tasks are too short for a report to be useful
                 send(Answer(os.getpid(), value[0], "start"))
-            send(runner.run(parse_task(kind, value)))
+            answer = runner.run(parse_task(kind, value))
+            following = receive(socket.MSG_DONTWAIT)
+            send(answer._replace(begun=following[1][0]) if following and following[0] == "decode" else answer)
     except (BrokenPipeError, ConnectionResetError):
         pass
     # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.
