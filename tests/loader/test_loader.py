@@ -339,9 +339,12 @@ def test_accelerate_returns_the_loader_as_it_is(dataset: Path) -> None:
     run_python(code, dataset)
 
 
-def test_a_first_batch_imports_no_pandas(dataset: Path) -> None:
-    """pyarrow's own ways to numpy import it, which takes four times as long as all else."""
+def test_a_first_batch_imports_only_what_it_needs(dataset: Path) -> None:
+    """pyarrow's own ways to numpy import pandas, which takes four times as long as all else; numpy.unique imports ma."""
     code = "import sys, streamvid\n"
     code += "with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=0) as loader: next(iter(loader))\n"
-    code += "assert 'pandas' not in sys.modules"
+    code += "assert not {'pandas', 'numpy.ma'} & set(sys.modules)"
     run_python(code, dataset)
+    code = "import sys, streamvid.loader.workers.worker, streamvid.video.decode.stored, streamvid.buckets.pick\n"
+    code += "assert not {'streamvid.storage', 'streamvid.buckets.config', 'pyarrow', 'torch'} & set(sys.modules)"
+    run_python(code)
