@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ProbeError
 from streamvid.video.bitstream import h264
-from streamvid.video.bitstream.entries import gif_blocks, is_entry, is_hidden
+from streamvid.video.bitstream.entries import is_entry, is_hidden
+from streamvid.video.bitstream.images import gif_blocks, tiff_compression
 from streamvid.video.container import VideoFile, ffmpeg_errors
 from streamvid.video.fields import join_fields, separates_fields
 from streamvid.video.reorder import display_times, stores_decode_times
@@ -32,6 +33,7 @@ _OGG_PAGE_BYTES = 65307  # the largest page
 _ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
 _PNG_PACKED = (b"zTXt", b"iCCP")  # chunks that FFmpeg unpacks without a limit; it ignores iTXt
 _MAX_UNPACKED_MIB = 16
+_TIFF_JPEG = (6, 7, 34892)  # old JPEG, JPEG, lossy JPEG of DNG
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
@@ -130,6 +132,13 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
         for packet in filled:
             if video.codec_name == "png":
                 _refuse_png_bomb(memoryview(packet))
+            elif video.codec_name == "tiff" and tiff_compression(memoryview(packet)) in _TIFF_JPEG:
+                # FFmpeg decodes it only for camera raw files (DNG), and otherwise returns black without an error.
+                raise ProbeError(
+                    "the TIFF is compressed with JPEG, which cannot be read: save it as JPEG or PNG, or as TIFF with "
+                    "LZW or deflate",
+                    kind="picture",
+                )
             yield packet
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, ImageOps
 
 from streamvid.errors import ProbeError
 from streamvid.video.decode.file import decode_into
@@ -127,6 +127,36 @@ def test_exif_orientation_of_a_photo_is_honoured(clip: ClipFolder, orientation: 
     info = probe(turned)
     assert (info.rotation, info.flip) == (rotation, flip)
     assert (info.width, info.height) == ((90, 160) if rotation in (90, 270) else (160, 90))
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "tiff", "avif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_format_of_pictures_is_upright(kind: str, orientation: int) -> None:
+    """SAMPLE-2: as PIL turns it."""
+    quarters = np.repeat(
+        np.repeat(np.array([[[250, 20, 20], [20, 20, 250]], [[20, 250, 20], [240, 240, 30]]]), 24, 0), 40, 1
+    )
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x112] = orientation
+    Image.fromarray(quarters.astype(np.uint8)).save(file, kind, exif=exif)
+    wanted = np.asarray(ImageOps.exif_transpose(Image.open(file)).convert("RGB")).astype(int)
+    info = probe(file.getvalue())
+    out = np.zeros((1, info.height, info.width, 3), np.uint8)
+    decode_into(file.getvalue(), 0, out)
+    assert out[0].shape == wanted.shape
+    assert np.abs(out[0] - wanted).mean() < 8
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw", "tiff_deflate", "packbits", "jpeg"])
+def test_a_tiff_with_jpeg_inside_is_rejected(compression: str) -> None:
+    """SAMPLE-2: FFmpeg returns it black, without an error; other compressions are read."""
+    file = io.BytesIO()
+    Image.effect_noise((64, 48), 60).convert("RGB").save(file, "tiff", compression=compression)
+    if compression == "jpeg":
+        with pytest.raises(ProbeError, match="TIFF is compressed with JPEG, .* save it as JPEG or PNG"):
+            probe(file.getvalue())
+    else:
+        assert probe(file.getvalue()).num_frames == 1
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "tiff", "avif"])

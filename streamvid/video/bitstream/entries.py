@@ -8,27 +8,17 @@ with the right timestamps and no error. A flag is therefore trusted only if the 
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 from streamvid.video.bitstream import h264
 from streamvid.video.bitstream.bits import Bits, after
 from streamvid.video.bitstream.h264 import split_units
+from streamvid.video.bitstream.images import GIF_IMAGE, gif_blocks
 
 _HEVC_ENTRIES, _HEVC_PICTURES = range(16, 24), range(32)
 _VC1_ADVANCED = 3
-_GIF_EXTENSION, _GIF_IMAGE = b"!", b","
 #: Codecs with pictures that refer to others but do not declare it in their header: only the first packet is an entry.
 _UNDECLARED = frozenset({"qtrle", "gif"})
-
-
-class _Readable(Protocol):
-    @property
-    def read(self) -> Callable[[int], bytes]: ...
-
-    @property
-    def seek(self) -> Callable[[int, int], int]: ...
 
 
 def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -> bool:
@@ -158,37 +148,13 @@ _READERS: dict[str, Callable[[memoryview, bytes], bool]] = {
 def is_hidden(codec: str, packet: memoryview) -> bool:
     """Return whether a packet contains only a VP8 or VP9 reference frame that is not displayed, or a GIF's comment."""
     if codec == "gif":
-        return all(block != _GIF_IMAGE for block in gif_blocks(io.BytesIO(packet)))
+        return all(block != GIF_IMAGE for block in gif_blocks(io.BytesIO(packet)))
     if codec == "vp8":
         return not packet[0] >> 4 & 1
     if codec != "vp9" or packet[-1] >> 5 == 0b110:  # a superframe contains a shown frame
         return False
     shows_existing, _, shows_frame = _vp9_head(packet)
     return not (shows_existing or shows_frame)
-
-
-def gif_blocks(file: _Readable) -> Iterator[bytes]:
-    """Yield the first byte of each block of a GIF, or of a part of one (GIF89a, appendix B).
-
-    The last is the trailer, or another byte that is neither an extension nor an image; it is empty at the file's end.
-    """
-
-    def skip_colors(flags: int) -> None:
-        file.seek(3 << (flags & 0b111) + 1 if flags & 0x80 else 0, os.SEEK_CUR)
-
-    block = file.read(1)
-    if block == b"G":
-        skip_colors(file.read(12).ljust(12, b"\0")[9])
-        block = file.read(1)
-    while block in (_GIF_EXTENSION, _GIF_IMAGE):
-        yield block
-        if block == _GIF_IMAGE:
-            skip_colors(file.read(9).ljust(9, b"\0")[8])
-        file.seek(1, os.SEEK_CUR)  # the label of an extension, or the code size of an image
-        while size := file.read(1).rstrip(b"\0"):
-            file.seek(size[0], os.SEEK_CUR)
-        block = file.read(1)
-    yield block
 
 
 def _vp9_head(packet: memoryview) -> tuple[int, int, int]:
