@@ -8,6 +8,7 @@ sample per 2 x 2 pixels; the shape is accurate to within one pixel of the box.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from streamvid.errors import ConfigError
@@ -15,6 +16,8 @@ from streamvid.video.filters import Filters
 from streamvid.video.frame_format import FrameFormat
 from streamvid.video.info import VideoInfo
 from streamvid.video.picture import Accuracy
+
+_DEEP_YUV = re.compile(r"(yuva?4[0-9]{2}p)(9|10|12|14|16)(le|be)")
 
 _TURNS: dict[int, Filters] = {
     0: [],
@@ -49,6 +52,8 @@ class Transform:
     - source_width, source_height: size of the decoded frame. crop_left, crop_top, crop_width, crop_height: crop box.
     - scale_width, scale_height: size of the scaled box before the rotation: (width, height), or swapped for a quarter
       turn. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
+    - limited_format: pixel format in which the exact conversion first brings frames of full range and more than 8 bits
+      to limited range; "" for other frames. swscale would divide by 2 ** bits where the largest value must be divided.
     """
 
     source_width: int
@@ -64,6 +69,7 @@ class Transform:
     color_space: str
     color_range: str
     has_centered_chroma: bool = False
+    limited_format: str = ""
 
     def __post_init__(self) -> None:
         inside = (
@@ -115,6 +121,7 @@ class Transform:
             color_space=source.color_space,
             color_range=source.color_range,
             has_centered_chroma=source.has_centered_chroma,
+            limited_format=_limited_format(source.pixel_format) if source.color_range == "full" else "",
         )
 
     @property
@@ -134,13 +141,24 @@ class Transform:
         """FFmpeg's name for the siting of a frame's chroma samples."""
         return "center" if self.has_centered_chroma else "left"
 
+    @property
+    def exact_filters(self) -> Filters:
+        """FFmpeg's filters that crop and scale exactly, without a conversion to RGB."""
+        limit: Filters = []
+        if self.limited_format:
+            matrices = f"in_color_matrix={self.color_space}:out_color_matrix={self.color_space}"
+            limit = [("scale", f"flags=accurate_rnd:{matrices}:in_range=full:out_range=limited")]
+            limit += [("format", self.limited_format)]
+        return [*self.crop_filters, *limit, ("scale", self.scale_options("exact"))]
+
     def scale_options(self, accuracy: Accuracy) -> str:
         """Return the options for FFmpeg's scale filter: size, area averaging and input colors."""
-        flags = "area"
+        flags, color_range = "area", self.color_range
         if accuracy == "exact":
+            color_range = "limited" if self.limited_format else color_range
             # Without in_chroma_loc, swscale assumes centered chroma, regardless of a frame's tag.
             flags = f"area+accurate_rnd+full_chroma_int:in_chroma_loc={self.chroma_siting}"
-        colors = "" if self.color_space == "rgb" else f":in_color_matrix={self.color_space}:in_range={self.color_range}"
+        colors = "" if self.color_space == "rgb" else f":in_color_matrix={self.color_space}:in_range={color_range}"
         return f"{self.scale_width}:{self.scale_height}:flags={flags}{colors}"
 
     @property
@@ -150,8 +168,15 @@ class Transform:
         `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes bytes in
         the order (frame, height, width, RGB).
         """
-        steps = [*self.crop_filters, ("scale", self.scale_options("exact")), ("format", "rgb24"), *self.turn_filters]
+        steps = [*self.exact_filters, ("format", "rgb24"), *self.turn_filters]
         return ",".join(f"{name}={options}" if options else name for name, options in [*steps, ("setsar", "1")])
+
+
+def _limited_format(pixel_format: str) -> str:
+    found = _DEEP_YUV.fullmatch(pixel_format)
+    # Measured for 10 bits: the bias is 0.38 without an intermediate format, 0.12 with one of 10 or 16 bits, and 0.05
+    # with one of 12 bits.
+    return f"{found[1]}12le".replace("yuva", "yuv") if found else ""
 
 
 def _as_stored(crop: Crop, rotation: int, flip: bool) -> tuple[int, int]:

@@ -6,9 +6,12 @@ import io
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from streamvid.errors import ConfigError, DecodeError
 from streamvid.video.decode.file import decode_into
@@ -244,3 +247,45 @@ def test_importing_the_room_loads_neither_pyav_nor_torch() -> None:
     code = "import sys, streamvid.video; print({'av', 'torch'} & set(sys.modules))"
     done = run_python(code)
     assert done.stdout.strip() == "set()"
+
+
+def gradient_in(name: str, color_range: int, luma: NDArray[Any], colors: NDArray[Any]) -> bytes:
+    """A lossless video: the same luma, with one color per frame."""
+    file, (height, width), dtype = io.BytesIO(), luma.shape, np.dtype("uint16" if "le" in name else "uint8")
+    with av.open(file, "w", format="matroska") as container:
+        stream = container.add_stream("ffv1", rate=25)
+        stream.width, stream.height, stream.pix_fmt = width, height, name
+        stream.codec_context.color_range, stream.codec_context.colorspace = color_range, 1
+        for color in colors:
+            frame = av.VideoFrame(width, height, name)
+            for plane, value in zip(frame.planes, (luma, *color), strict=True):
+                stored = np.zeros((plane.height, plane.line_size // dtype.itemsize), dtype)
+                stored[:, : plane.width] = value
+                plane.update(stored.tobytes())
+            frame.color_range, frame.colorspace = color_range, 1
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("color_range", [1, 2], ids=["limited", "full"])
+@pytest.mark.parametrize("bits", [8, 10, 12])
+@pytest.mark.parametrize("shape", ["420", "444"])
+def test_the_exact_conversion_has_no_bias(shape: str, bits: int, color_range: int) -> None:
+    """SAMPLE-2: against BT.709 in floating point (ITU-T H.273, 8.3), for a gradient of luma in 16 colors."""
+    height, width, most = 64, 96, 1 << bits
+    step = most // 256
+    low, span, chroma_span = (0, most - 1, most - 1) if color_range == 2 else (16 * step, 219 * step, 224 * step)
+    luma = np.linspace(low + 0.3 * span, low + 0.7 * span, height * width).round().reshape(height, width)
+    colors = np.random.default_rng(bits).integers(0.4 * most, 0.6 * most, (16, 2))
+    data = gradient_in(f"yuv{shape}p" + (f"{bits}le" if bits > 8 else ""), color_range, luma, colors)
+    out = np.zeros((len(colors), height, width, 3), np.uint8)
+    decode_into(data, 0, out)
+    errors = []
+    for pixels, color in zip(out, colors, strict=True):
+        y, (u, v) = (luma - low) / span, (color - most / 2) / chroma_span
+        red, blue = y + 1.5748 * v, y + 1.8556 * u
+        errors.append(pixels - np.stack([red, (y - 0.2126 * red - 0.0722 * blue) / 0.7152, blue], -1) * 255)
+    error = np.stack(errors)
+    assert abs(error.mean()) < 0.1
+    assert psnr((error**2).mean()) > 58

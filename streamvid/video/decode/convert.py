@@ -74,7 +74,7 @@ class FrameConverter:
         transform, color, fast = self._transform, self.color, self._transform.scale_options("fast")
         filters = transform.crop_filters
         if self._is_planar:  # direct conversion to rgb24 takes longer
-            return [*filters, ("scale", transform.scale_options("exact")), ("format", "gbrp")]
+            return [*transform.exact_filters, ("format", "gbrp")]
         kept = f"{fast}:out_color_matrix={color.matrix}:out_range={color.color_range}"
         if self._picture.pixels == "yuv420p":
             # Nothing is summed over channels, so the fast conversion is accurate to a tenth of a level.
