@@ -62,6 +62,19 @@ def test_a_sealed_dataset_gets_other_buckets_and_keeps_what_it_knows(tmp_path: P
     assert len(found) == sum(row["split"] == "train" for row in new)
 
 
+def test_a_sealed_dataset_that_would_lose_something_is_refused(tmp_path: Path) -> None:
+    """Native clips lose quality and their figures; buckets that were not asked for are no longer those of the dataset."""
+    videos(tmp_path, 1)
+    shard(tmp_path, tmp_path / "copy")
+    shard(tmp_path, tmp_path / "native", "--clips", "native", "--codec", "ffv1")
+    for clips in ("copy", "native"):
+        with pytest.raises(SourceError, match="has native clips, .* Shard the original videos, or copy the dataset"):
+            shard(tmp_path / "native", tmp_path / "new", "--clips", clips)
+    with pytest.raises(ConfigError, match="copy is a sealed dataset, .* name the buckets with --buckets"):
+        streamvid.shard(tmp_path / "copy", tmp_path / "new", streamvid.ShardOptions())
+    assert not (tmp_path / "new").exists()
+
+
 def test_datasets_are_merged(tmp_path: Path) -> None:
     """Several sources at once: rows of one after the other, columns of both, and no sample leaves validation."""
     for name, numbers in {"a": (0, 1, 2), "b": (3, 4)}.items():

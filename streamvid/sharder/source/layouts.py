@@ -26,7 +26,7 @@ from streamvid.dataset.tabular.reader import (
     read_table,
     value_column,
 )
-from streamvid.errors import Rejected, SourceError
+from streamvid.errors import ConfigError, Rejected, SourceError
 from streamvid.sharder.options import ShardOptions, SourceLayout
 from streamvid.sharder.source.embedded import EmbeddedFiles
 from streamvid.sharder.source.folder import is_media_name
@@ -366,6 +366,11 @@ def _is_dataset(source: _Source) -> bool:
 
 
 def _read_dataset(source: _Source) -> SourceInput:
+    if source.options.buckets is None and source.options.clips.kind != "text":
+        raise ConfigError(
+            f"{source.place.url} is a sealed dataset, whose clips are assigned to buckets again: name the buckets with "
+            "--buckets, --resolution or --preset, or copy the dataset unchanged with `streamvid copy`"
+        )
     return SourceInput(*read_dataset(source.place, source.options.storage))
 
 

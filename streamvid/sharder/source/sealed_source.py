@@ -1,7 +1,7 @@
 """Sealed datasets as a source, in order to assign clips to other buckets or to merge several datasets.
 
 Captions, columns and record keys stay the same, and validation clips stay in the validation split. The bytes of each
-clip are verified against the checksum in the index.
+clip are verified against the checksum in the index. Only datasets of unmodified files and of text are accepted.
 """
 
 from __future__ import annotations
@@ -84,6 +84,12 @@ class _SealedReader:
     areas: dict[tuple[object, ...], tuple[int, str]] = field(default_factory=dict)
 
     def read(self) -> None:
+        if self.dataset.manifest.clips == "native":
+            raise SourceError(
+                f"the dataset {self.dataset.url} has native clips, which were encoded at the size of their bucket; "
+                "another encoding would lose quality, and its PSNR would not show that. Shard the original videos, or "
+                "copy the dataset unchanged with `streamvid copy`"
+            )
         media = self.dataset.manifest.media
         if media:
             raise SourceError(
