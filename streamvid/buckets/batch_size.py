@@ -27,7 +27,7 @@ def batch_sizes(
     Pass exactly one of `batch_size` and `max_tokens_per_batch`.
     batch_size: one number for all buckets, a mapping from ids, WxH@F or globs, or a configuration in Open-Sora's form.
     In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" is for all other buckets. A
-    configuration sets batch sizes by id; a bucket whose id it does not contain gets the batch size of its shape.
+    configuration sets batch sizes by id; a bucket with another id gets the batch size of the bucket with its shape.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample), with the number of tokens
     for `model`, or `bucket.tokens` without a model.
     others: further buckets that a mapping may name, such as buckets of the dataset that are empty in a split.
@@ -63,8 +63,8 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | 
     for bucket in buckets:
         if bucket.is_text:
             raise ConfigError(
-                f"max_tokens_per_batch={max_tokens} counts tokens of videos, but bucket {bucket.id} has none; set "
-                f"batch_size, such as {{{bucket.id!r}: 256, '*': 4}}"
+                f"max_tokens_per_batch={max_tokens} cannot be used with bucket {bucket.id}, whose samples have no "
+                f"video tokens; set batch_size instead, such as {{{bucket.id!r}: 256, '*': 4}}"
             )
     tokens = {bucket.id: tokens_of(bucket, model) for bucket in buckets}
     for name, of_sample in tokens.items():
@@ -100,7 +100,7 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
 def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int], others: Sequence[Bucket]) -> dict[str, int]:
     for key, size in sizes.items():
         if not isinstance(key, str):
-            raise ConfigError(f"batch_size has the key {key!r}: expected a bucket id, WxH@F or glob (str)")
+            raise ConfigError(f"batch_size has the key {key!r}: each key must be a bucket id, WxH@F or glob (str)")
         require_integer(f"batch_size[{key!r}]", size, 1, _MAX_BATCH_SIZE)
         if not _is_glob(key):
             match_buckets(key, [*buckets, *others])
@@ -120,9 +120,10 @@ def _is_glob(key: str) -> bool:
 
 
 def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
-    """Return the key for a bucket: its id, else its WxH@F, else a matching glob, else "*", else None.
+    """Return the first key of `values` that applies to a bucket, or None.
 
-    Raises ConfigError, naming the mapping as `name`, if globs other than "*" give the bucket different values.
+    The order is the bucket's id, its WxH@F, a matching glob, and "*". Raises ConfigError, which calls the mapping
+    `name`, if globs other than "*" give the bucket different values.
     """
     for exact in (bucket.id, bucket.size_at_frames):
         if exact in values:

@@ -1,4 +1,4 @@
-"""A bucket: the shape (T, H, W) that all of its clips share, and its names."""
+"""Buckets and their names. All clips of a bucket share one shape (T, H, W)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Bucket:
         if self.resolution is not None and self.aspect_ratio is not None:
             for name, value in (("resolution", self.resolution), ("aspect_ratio", self.aspect_ratio)):
                 if not isinstance(value, str):
-                    raise ConfigError(f"bucket {name}={value!r}: expected text")
+                    raise ConfigError(f"bucket {name}={value!r}: must be text, such as '256px' or '16:9'")
             resolution_pixels(self.resolution)
             ratio_fraction(self.aspect_ratio)
 
@@ -72,7 +72,7 @@ class Bucket:
 
     @property
     def size_at_frames(self) -> str:
-        """Size and frame count in the command line's form WxH@F."""
+        """Size and frame count in the form WxH@F, which the command line accepts."""
         return f"{self.width}x{self.height}@{self.num_frames}"
 
     @property
@@ -122,7 +122,7 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket with a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
-    multiple: every side must be a multiple of this, in pixels; sizes of named resolutions are generated with it.
+    multiple: every side must be a multiple of this number of pixels. Sizes of named resolutions depend on it.
     Raise ConfigError if the name is invalid.
     """
     text = text.strip()
@@ -166,7 +166,7 @@ def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, 
 
 
 def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets that match an id, a WxH@F or a glob over either, in the order of `buckets`.
+    """Return the buckets that match an id, a WxH@F or a glob for one of these, in the order of `buckets`.
 
     Raise ConfigError with the nearest names if no bucket matches.
     """
@@ -195,7 +195,7 @@ def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
 
 
 def _refuse_triple(text: str, multiple: int) -> None:
-    """Raise ConfigError that shows both readings of three numbers: WxHxF for LTX and FxHxW for finetrainers."""
+    """Raise a ConfigError for text with three numbers, which may mean WxHxF (LTX) or FxHxW (finetrainers)."""
     match = _TRIPLE.fullmatch(text)
     if match is None:
         return

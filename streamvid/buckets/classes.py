@@ -1,4 +1,4 @@
-"""Classes of sizes that compete for a clip, and the buckets that a clip may go to.
+"""Classes of sizes that compete for a clip, and the buckets to which a clip may be assigned.
 
 Classes are tried from the largest area down. Within a class, the size with the nearest ratio wins.
 
@@ -23,8 +23,9 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Shares of the clips that could fill a bucket.
+    """Share of clips that a bucket accepts, and share that it passes on.
 
+    Both shares concern clips that can fill the bucket.
     skip: share passed to the next shorter bucket of the class; None passes no clips and draws no random number.
     accept: share of the other clips that the bucket accepts; the remainder passes to the next class.
     """
@@ -60,7 +61,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """Sizes among which a clip's aspect ratio decides.
+    """Class of sizes. A clip's aspect ratio determines which of them is used.
 
     keep: frame count → shares of the clips to keep. Buckets without an entry keep every clip.
     """
@@ -78,7 +79,7 @@ class SizeClass:
 class Shape:
     """Shape of a clip: frames at the target rate and pixels after rotation; `num_frames` is ignored for images.
 
-    spare: frames that a video must have beyond those of its bucket.
+    spare: number of frames that a video must have in addition to the frame count of its bucket.
     """
 
     num_frames: int
@@ -148,7 +149,7 @@ def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fract
 
 
 def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:
-    """Return whether the clip has at least the policy's `min_area` share of an area, so that it is hardly scaled up."""
+    """Return whether the clip's area is at least `area` times `policy.min_area`, so that it is hardly scaled up."""
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     return share.denominator * clip.height * clip.width >= share.numerator * area
 
@@ -187,8 +188,9 @@ def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
 def size_class(
     buckets: Sequence[Bucket], shared: Sharing, area: int | None = None, keep: Mapping[int, Keep] | None = None
 ) -> SizeClass:
-    """Return the class of the given buckets. area: replaces the area of their resolution name or of their size.
+    """Return the class of the given buckets.
 
+    area: nominal area of the class in pixels; None to derive it from the resolution or the size of the buckets.
     If several buckets differ only in their ratio, the one in `shared` represents all; new shapes are added to `shared`.
     """
     unit = lcm(*(nominal_ratio(bucket).denominator for bucket in buckets))
@@ -222,11 +224,12 @@ def area_of(bucket: Bucket) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClipFacts:
-    """Facts about a source or a window of it.
+    """Facts about a source, or about one window of a source.
 
-    num_frames: number of stored frames, before a frame rate rule selects some.   height, width: pixels after rotation.
-    fps: average frame rate, None if unknown.   seconds: time from the first frame to the end of the last, None if
-    unknown.
+    num_frames: number of stored frames, before a frame rate rule selects some of them.
+    height, width: size in pixels, after rotation.
+    fps: average frame rate; None if it is unknown.
+    seconds: time from the start of the first frame to the end of the last frame; None if it is unknown.
     """
 
     num_frames: int
@@ -239,7 +242,7 @@ class ClipFacts:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The buckets that a clip may go to, each with its probability, in the order in which they are tried.
+    """Buckets to which a clip may be assigned, with their probabilities, in the order in which they are tried.
 
     The probabilities sum to at most 1; the remainder is the probability of no bucket. `reason` explains the remainder,
     and `kind` is one of too-few-frames, too-small, too-short-for-its-size, no-image-bucket, no-video-bucket,

@@ -1,4 +1,4 @@
-"""A bucket configuration: the buckets, and the rule that assigns clips to them.
+"""Bucket configuration: the buckets, and the rule that assigns clips to them.
 
 buckets | opensora | resolution x num_frames | size (height, width or max_pixels)     declared buckets
     └─ ratios, multiple ─┴─► classes of sizes, largest area first
@@ -44,8 +44,9 @@ _MAX_KNOWN = 1 << 16
 class SizeRule:
     """One size for all clips, or a size that follows each clip as in DiffSynth-Studio.
 
-    height, width: the size of all clips.
-    max_pixels: keep each clip's own size, scaled down to at most this many pixels, each side a multiple of `multiple`.
+    height, width: size of all clips, in pixels.
+    max_pixels: maximum number of pixels. Each clip keeps its own size, but larger clips are scaled down to this number,
+        and each side is rounded down to a multiple of `multiple`.
     max_frames: maximum frame count; shorter clips are trimmed to the largest count that the frame rule allows (4k+1 by
         default).
     """
@@ -73,7 +74,7 @@ class SizeRule:
 class PresetInfo:
     """Origin of a shipped configuration, for information only.
 
-    own_choice: names or globs of buckets that are our choice rather than the source's.
+    own_choice: names or globs of buckets that streamvid chose and that do not come from `source`.
     """
 
     name: str = ""
@@ -88,13 +89,16 @@ class BucketConfig:
 
     buckets: explicit buckets, as `Bucket` or as text ("832x480@81").
     opensora: buckets in Open-Sora's form, with keep probabilities and batch sizes.
-    resolution, num_frames: every ratio of every named resolution, with every frame count.
-    size: one size (height and width), or each clip's own size up to max_pixels; needs max_frames or num_frames.
+    resolution, num_frames: named resolutions and frame counts; there is a bucket for every ratio of every resolution
+        with every frame count.
+    size: one size (height and width), or each clip's own size up to max_pixels; requires max_frames or num_frames.
 
-    ratios: conversion of resolutions to sizes, and the multiple of every side.   frame_rate: selection of frames.
-    frame_rule: rule for every frame count except 1.   model: model that must accept every bucket.
-    assign: "draw" stores a clip in one bucket, drawn once; "all" stores it in each bucket that it may go to.
-    Raises ConfigError, naming field and value, for invalid options.
+    ratios: conversion of resolutions to sizes, and the multiple of every side.
+    frame_rate: frame rate at which clips are read, and the rule that selects the frames.
+    frame_rule: rule for every frame count except 1.
+    model: model that must accept every bucket.
+    assign: "draw" stores a clip in one bucket, drawn once; "all" stores it in each bucket to which it may be assigned.
+    Raises ConfigError, which names the field and its value, for invalid options.
     """
 
     buckets: tuple[Bucket, ...] = option(
@@ -112,7 +116,7 @@ class BucketConfig:
     model: ModelRule | None = None
     policy: Policy = option(default_factory=Policy)
     assign: Literal["draw", "all"] = option(
-        "draw", help="Draw each clip's bucket once, or store the clip in all of them and draw in each epoch."
+        "draw", help="Draw each clip's bucket once, or store the clip in all possible buckets and draw in each epoch."
     )
     about: PresetInfo = option(default_factory=PresetInfo, flag="")
 
@@ -153,11 +157,11 @@ class BucketConfig:
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Samples per rank and step by bucket id; empty if bucket_config does not contain them."""
+        """Samples per rank and step by bucket id; empty if bucket_config does not set batch sizes."""
         return {} if self._opensora is None else dict(self._opensora.batch_sizes)
 
     def choices(self, facts: ClipFacts) -> Choices:
-        """Return the buckets that a clip may go to, with exact probabilities."""
+        """Return the buckets to which a clip may be assigned, with exact probabilities."""
         is_timed = self.frame_rate.rule not in ("native", "cap") and not facts.is_image
         if is_timed and _rate(facts) is None and facts.seconds is None:
             reason = f"the clip has no known duration, which frame_rate rule {self.frame_rate.rule} needs"
@@ -203,7 +207,7 @@ class BucketConfig:
 
     @cached_property
     def spare_frames(self) -> int:
-        """Number of frames that a video must have beyond those of its bucket: 1 in Open-Sora 1, 0 otherwise."""
+        """Number of frames that a video needs in addition to its bucket's: 1 with Open-Sora 1 rules, 0 otherwise."""
         return int(self.opensora is not None and self.opensora.is_v1)
 
     @property
@@ -233,7 +237,7 @@ class BucketConfig:
         return candidates(self._classes_for(clip), clip, self._policy)
 
     def _classes_for(self, clip: Shape) -> tuple[SizeClass, ...]:
-        """Return the classes for a clip; empty if it is smaller than the smallest possible size."""
+        """Return the classes for a clip; an empty tuple if the clip is smaller than the smallest possible size."""
         if self.size.max_pixels is None:
             return self._classes
         height, width = dynamic_size(clip.height, clip.width, self.size.max_pixels, self.multiple)
@@ -315,13 +319,13 @@ def _check_buckets(config: BucketConfig) -> None:
             config.model.check(bucket)
     if config.policy.frames == "longest" and not config.keeps_all:
         raise ConfigError(
-            "policy frames='longest' cannot be combined with keep probabilities below 1, which pass clips on from one "
+            "policy frames='longest' cannot be combined with keep probabilities below 1, which pass clips from one "
             "resolution to the next; omit one of them"
         )
 
 
 def _form(config: BucketConfig) -> str:
-    """Return the name of the fields that declare the buckets. Raises ConfigError unless exactly one form is used."""
+    """Return the name of the option that declares the buckets. Raises ConfigError unless exactly one is used."""
     ways = {
         "buckets": bool(config.buckets),
         "bucket_config": config.opensora is not None,

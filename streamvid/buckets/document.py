@@ -1,6 +1,7 @@
-"""A bucket configuration as a file or a mapping: plain YAML fields, or the `bucket_config` of an Open-Sora config.
+"""Reading and writing of bucket configurations as files or mappings.
 
-The fields of the file are those of BucketConfig and its parts, on one level.
+A file contains YAML fields, or the `bucket_config` of an Open-Sora config. The fields are those of BucketConfig and its
+parts, without nesting.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PYTHON_NAMES = ("bucket_config", "probabilities", "image_size", "num_frames")
 
 @dataclass(frozen=True)
 class Document:
-    """The fields of a configuration file, which `BucketConfig` and its parts document."""
+    """Fields of a configuration file. `BucketConfig` and its parts document them."""
 
     name: str = ""
     source: str = ""
@@ -80,7 +81,7 @@ class Document:
         )
 
     def _part(self, cls: type[Part]) -> Part:
-        """Build a part of the configuration from the fields with the same names."""
+        """Build a part of the configuration from the document's fields with the same names."""
         return cls(**{item.name: getattr(self, item.name) for item in fields(cls) if hasattr(self, item.name)})
 
     def _opensora(self) -> OpenSoraConfig | None:
@@ -93,8 +94,8 @@ class Document:
 def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> BucketConfig:
     """Load a configuration from a YAML file, a preset's name, or an Open-Sora `.py` file.
 
-    Of a `.py` file, only `bucket_config` and `probabilities` are read; without them, the `image_size` and `num_frames`
-    of Open-Sora 1.0.
+    Only `bucket_config` and `probabilities` are read from a `.py` file. If it has no `bucket_config`, the `image_size`
+    and `num_frames` of Open-Sora 1.0 are read instead.
 
     overrides: items of the form `field=value`, with the value in YAML. Raises a ConfigError that names every mistake.
     """

@@ -84,7 +84,7 @@ class FrameRate:
             raise ConfigError(f"rule={self.rule!r}: must be one of {', '.join(get_args(RateRule))}")
         if (self.fps is None) != (self.rule == "native"):
             raise ConfigError(
-                f"rule={self.rule!r} with fps={self.fps!s}: native accepts no fps, and every other rule requires it"
+                f"rule={self.rule!r} with fps={self.fps!s}: omit fps for rule 'native', and set it for any other rule"
             )
         if self.fps is None:
             return

@@ -29,7 +29,7 @@ _RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?
 
 
 def resolution_name(name: str) -> str:
-    """Return the name that resolutions of Open-Sora 1 have here: 512px for 512, 1440p for 2k. Return others as is."""
+    """Convert a resolution name of Open-Sora 1, such as 512 to 512px or 2k to 1440p. Return other names unchanged."""
     return f"{name}px" if name.isdecimal() else _OLD_NAMES.get(name, name)
 
 
@@ -49,7 +49,7 @@ def resolution_pixels(name: str) -> int:
 
 
 def ratio_fraction(name: str) -> Fraction:
-    """Return width / height for a ratio such as ``"16:9"`` or ``"2.39:1"``. Raise ConfigError for an invalid name."""
+    """Return width / height for a ratio such as ``"16:9"`` or ``"2.39:1"``. Raise ConfigError for an invalid ratio."""
     match = _RATIO.fullmatch(name)
     sides = (Fraction(match[1]), Fraction(match[2])) if match else (Fraction(0), Fraction(0))
     if not all(sides):
@@ -58,7 +58,7 @@ def ratio_fraction(name: str) -> Fraction:
 
 
 def check_multiple(where: str, side: int, multiple: int) -> None:
-    """Raise ConfigError, naming the side as `where` and the nearest allowed sizes, unless `multiple` divides `side`."""
+    """Raise ConfigError unless `side` is a multiple of `multiple`. The message starts with `where`."""
     if side % multiple:
         below = side // multiple * multiple
         nearest = f"{below} and {below + multiple}" if below else str(multiple)

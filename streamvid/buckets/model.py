@@ -19,10 +19,13 @@ _MAX_FACTOR = 256
 class ModelRule:
     """Requirements of one model for its input, as declared in presets.
 
-    frame_rule: frame counts that the VAE accepts.  multiple: widths and heights must be multiples of this, in pixels.
-    fps: training frame rate; None for any.  max_fps: maximum frame rate.  max_num_frames: maximum frame count.
-    vae_time, vae_space: pixels per latent along T, and along H and W.  patch_time, patch_space: latents per token along
-    the same axes.  Raises ConfigError for impossible values.
+    frame_rule: rule for the frame counts that the VAE accepts.
+    multiple: widths and heights must be multiples of this number of pixels.
+    fps, max_fps: required frame rate, or maximum frame rate. At most one may be set; without either, any rate is valid.
+    max_num_frames: maximum frame count; None for no limit.
+    vae_time, vae_space: downsampling factors of the VAE along T, and along H and W.
+    patch_time, patch_space: latents per token along T, and along H and W.
+    Raises ConfigError for invalid values.
     """
 
     name: str
@@ -49,7 +52,7 @@ class ModelRule:
                 object.__setattr__(self, name, FrameRate("resample", rate).fps)
 
     def check(self, bucket: Bucket) -> None:
-        """Raise ConfigError, naming bucket, rule and nearest allowed values, unless the model accepts the bucket.
+        """Raise ConfigError unless the model accepts the bucket. The message names the bucket and the allowed values.
 
         Images need not follow the frame rule, because the VAE of every video model accepts single frames.
         """
@@ -64,9 +67,9 @@ class ModelRule:
             check_multiple(f"{where}: {name}", side, self.multiple)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError, naming the allowed rate, unless the model accepts clips that are read at `rate`.
+        """Raise ConfigError, which names the allowed rate, unless the model accepts clips that are read at `rate`.
 
-        If the model was trained at one rate, every clip must have it; "native" and "cap" keep the clips' own rates.
+        If `fps` is set, every clip must have exactly this rate. The rules "native" and "cap" do not guarantee it.
         """
         is_exact = rate.rule in ("resample", "fix_frame_rate")
         if self.fps is not None and not (is_exact and rate.fps == self.fps):
@@ -81,7 +84,7 @@ class ModelRule:
             )
 
     def check_all(self, buckets: Iterable[Bucket], rate: FrameRate) -> None:
-        """Run `check` for each bucket, and `check_rate` if any bucket holds videos; images and texts have no rate."""
+        """Call `check` for each bucket, and `check_rate` if any bucket holds videos."""
         buckets = tuple(buckets)
         for bucket in buckets:
             self.check(bucket)
@@ -101,7 +104,7 @@ class ModelRule:
 
     @property
     def factors(self) -> tuple[int, int, int, int]:
-        """Factors that determine the number of tokens; models with equal factors have equal numbers for every clip."""
+        """Factors that determine the number of tokens. Models with equal factors have equal token counts."""
         return (self.vae_time, self.vae_space, self.patch_time, self.patch_space)
 
     def to_json(self) -> dict[str, object]:
@@ -113,7 +116,7 @@ class ModelRule:
 
     @classmethod
     def from_json(cls, value: object) -> ModelRule:
-        """Build a rule from the result of `to_json`. Ignore unknown fields; raise ConfigError for invalid ones."""
+        """Build a ModelRule from the result of `to_json`. Ignore unknown fields; raise ConfigError for invalid ones."""
         return from_fields(cls, value, "model")
 
 

@@ -1,4 +1,4 @@
-"""Open-Sora's bucket configuration, in its own form.
+"""Bucket configuration in the form of Open-Sora.
 
     {"256px": {1: [1.0, 45], 33: [[1.0, 0.33], 12]}, "768px_ar16:9": {…}, "1024px_max": {…}}
        │       │     │    └ samples per rank and step, or null
@@ -6,11 +6,13 @@
        │       └ frame count; 1 accepts images
        └ area; _max: only the ratio with the most pixels; _ar16:9: only this ratio
 
-The versions read it differently, so pairs require the option `probabilities`:
+Versions of Open-Sora interpret pairs differently, so pairs require the option `probabilities`:
 
-    opensora-v2     The second number of a pair passes to the next shorter bucket. A bucket of T needs T frames.
-    opensora-v1.2   The second number stays. A bucket of T needs T + 1 frames. 240p and 480p have slightly other areas.
-                    This also holds for versions 1.1 and 1.3, and for their names 256, 512, 1024 and 2048.
+    opensora-v2     The second number is the share of clips passed to the next shorter bucket. A bucket with T frames
+                    accepts videos with at least T frames.
+    opensora-v1.2   The second number is the share of clips that are not passed on. A bucket with T frames accepts
+                    videos with at least T + 1 frames. The areas of 240p and 480p differ slightly. These rules also
+                    apply to versions 1.1 and 1.3, and to their resolutions 256, 512, 1024 and 2048.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class OpenSoraConfig:
     """Buckets in Open-Sora's form.
 
     bucket_config: resolution → frames → [probability, batch size].
-    probabilities: "opensora-v2" or "opensora-v1.2", the version whose meaning applies.
+    probabilities: version whose interpretation of probability pairs applies, "opensora-v2" or "opensora-v1.2".
     """
 
     bucket_config: Form
@@ -69,7 +71,7 @@ class OpenSoraConfig:
 
     @property
     def is_v1(self) -> bool:
-        """True if the rules of versions 1.1 to 1.3 apply: set explicitly, or implied by a name of these versions."""
+        """True if `probabilities` or a resolution name selects the rules of Open-Sora 1.1 to 1.3."""
         is_named = any(resolution_name(resolution) != resolution for resolution in map(_resolution, self.bucket_config))
         return self.probabilities == "opensora-v1.2" or (self.probabilities is None and is_named)
 
@@ -170,12 +172,12 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
 
 def _share(where: str, value: object) -> Fraction:
     if value is None:
-        raise ConfigError(f"{where}: probability=None, as in Open-Sora's evaluation of all buckets; write 1.0")
+        raise ConfigError(f"{where}: probability=None is valid only for Open-Sora's evaluation; write 1.0 instead")
     share = exact(f"{where}: probability", value)
     if not 0 <= share <= 1:
         raise ConfigError(
-            f"{where}: probability={value!r}: must be from 0 to 1. Configurations for Open-Sora's search of batch "
-            "sizes have a batch size here; write 1.0, and the number that the search found as the batch size"
+            f"{where}: probability={value!r}: must be from 0 to 1. If this is a configuration for Open-Sora's search "
+            "of batch sizes, write 1.0, followed by the batch size that the search found"
         )
     return share
 
@@ -185,6 +187,6 @@ def _add_batch_size(sizes: dict[str, int], bucket: Bucket, batch_size: int | Non
         return
     if sizes.setdefault(bucket.id, batch_size) != batch_size:
         raise ConfigError(
-            f"bucket_config gives bucket {bucket.id} the batch sizes {sizes[bucket.id]} and {batch_size}, under two "
+            f"bucket_config sets two batch sizes for bucket {bucket.id}, {sizes[bucket.id]} and {batch_size}, under "
             "names that overlap or share a size; keep one of them"
         )

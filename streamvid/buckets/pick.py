@@ -50,7 +50,7 @@ class Pick:
         if self.way not in _WAYS or self.count < 1 or self.start < 0 or self.stride < 1:
             raise ConfigError(f"{self} is invalid: count and stride must be at least 1, and start at least 0")
         if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
-            raise ConfigError(f"fps is {self.fps}; to choose frames by {self.way}, it must be above 0")
+            raise ConfigError(f"fps={self.fps}: must be above 0 to choose frames by {self.way}")
 
     @property
     def needs_times(self) -> bool:
@@ -58,10 +58,11 @@ class Pick:
         return self.way in ("time", "spread")
 
     def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
-        """Return the chosen frame numbers of a clip with `num_frames` frames; some repeat if `fps` exceeds its rate.
+        """Return the chosen frame numbers. Some are repeated if `fps` exceeds the clip's frame rate.
 
-        times: ascending timestamps of all frames; required if `needs_times`. time_base: seconds per tick; None to
-        derive it from `clip_fps`. Raises ConfigError if the clip does not have these frames, or `times` are missing.
+        num_frames: number of frames in the clip. times: ascending timestamps of all frames; required if `needs_times`.
+        time_base: seconds per tick; None to derive it from `clip_fps`.
+        Raises ConfigError if the clip does not contain the chosen frames, or if required `times` are missing.
         """
         is_step = self.way == "step"
         found = self._places if is_step else self._numbers(num_frames, times, time_base)
@@ -151,8 +152,8 @@ def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: f
 def exact_seconds(seconds: float) -> Fraction:
     """Recover the exact fraction of a duration that was converted to float64.
 
-    It is the simplest fraction that rounds to this float. The nearest one with a bounded denominator is another one for
-    long durations, whose floats are further apart than such fractions.
+    The result is the simplest fraction that rounds to this float. The nearest fraction with a bounded denominator can
+    be wrong for a long duration, because several such fractions then round to the same float.
     """
     exact = Fraction(seconds)
     half = Fraction(math.ulp(seconds)) / 2

@@ -1,6 +1,6 @@
-"""Options for choosing a size for a clip, and the scaling and cropping that the size requires, as exact fractions.
+"""Options for choosing a clip's size, and exact calculation of the scaling and cropping that a size requires.
 
-classes.py applies the options."""
+The module classes.py applies the options."""
 
 from __future__ import annotations
 

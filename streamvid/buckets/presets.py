@@ -1,4 +1,4 @@
-"""The shipped bucket configurations, one per model, and the cost of a configuration: tokens and host memory."""
+"""Shipped bucket configurations, one per model, and the cost of a configuration in tokens and host memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _FOLDER = "buckets"
 class BucketCost:
     """Cost of a bucket.
 
-    tokens: number of tokens per sample for the configuration's model.   sample_bytes: size of a sample's decoded frames
-    as uint8 RGB.   batch_size: samples per rank and step, None if unknown.   is_own_choice: True if the bucket is our
-    choice rather than the source's.
+    tokens: number of tokens per sample for the configuration's model.
+    sample_bytes: size in bytes of a sample's decoded frames as uint8 RGB.
+    batch_size: samples per rank and step; None if it is unknown.
+    is_own_choice: True if streamvid chose the bucket; False if it comes from the configuration's source.
     """
 
     bucket: Bucket
@@ -84,7 +85,7 @@ def largest_tokens(config: BucketConfig) -> BucketCost:
 
 
 def rate_text(config: BucketConfig) -> str:
-    """Return the frame rate as a short text: ``16``, ``up to 24``, ``the clip's``."""
+    """Return the frame rate as a short text, such as ``16``, ``up to 24`` or ``the clip's``."""
     rate: Fraction | None = config.frame_rate.fps
     if rate is None:
         return "the clip's"
@@ -92,14 +93,14 @@ def rate_text(config: BucketConfig) -> str:
 
 
 def rule_text(config: BucketConfig) -> str:
-    """Return the rules for frame counts and sides as a short text: ``4k+1, sides of 16``."""
+    """Return the rules for frame counts and sides as a short text, such as ``4k+1, sides of 16``."""
     rule = config.frame_rule or (config.model.frame_rule if config.model else None)
     sides = f"sides of {config.model.multiple if config.model else config.multiple}"
     return sides if rule is None else f"{rule}, {sides}"
 
 
 def sizes_text(config: BucketConfig) -> str:
-    """Return the sizes as a short text: ``256px, 11 ratios``, ``832x480 and 4 more``."""
+    """Return the sizes as a short text, such as ``256px, 11 ratios`` or ``832x480 and 4 more``."""
     sizes: dict[str, list[str]] = {}
     for bucket in config.table.buckets:
         size, of_name = f"{bucket.width}x{bucket.height}", sizes.setdefault(bucket.resolution or "", [])
@@ -114,6 +115,6 @@ def sizes_text(config: BucketConfig) -> str:
 
 
 def frames_text(config: BucketConfig) -> str:
-    """Return the frame counts as a short text: ``17 33 49 65 81``, or ``1 5 … 129`` if there are more than 6."""
+    """Return the frame counts as a short text, such as ``17 33 49 65 81``, or ``1 5 … 129`` for more than 6 counts."""
     counts = sorted({bucket.num_frames for bucket in config.table.buckets})
     return " ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} {counts[1]} … {counts[-1]}"

@@ -32,11 +32,13 @@ _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 class Ratios:
     """Rule that converts a resolution's name to sizes.
 
-    multiple: every side must be a multiple of this, in pixels.   tables: resolution → ratio ``"w:h"`` → size ``"WxH"``,
-        instead of generated sizes; a resolution may have its name in Open-Sora 1, such as 512 for 512px. The key
-        ``area`` in a table sets the number of pixels of its resolution.
-    min_ar, max_ar: bounds on width / height; None for no bound.   num_ar_buckets: number of ratios, spaced by equal
-        factors from `min_ar` (default 0.5) to `max_ar` (default 2); replaces the standard list of ratios.
+    multiple: every side must be a multiple of this number of pixels.
+    tables: resolution → ratio ``"w:h"`` → size ``"WxH"``. These sizes replace the generated sizes. Resolution names of
+        Open-Sora 1 are accepted, such as 512 for 512px. The key ``area`` in a table sets the resolution's area in
+        pixels.
+    min_ar, max_ar: bounds on width / height; None for no bound.
+    num_ar_buckets: number of ratios, spaced by equal factors from `min_ar` (default 0.5) to `max_ar` (default 2);
+        these ratios replace the standard list.
     """
 
     multiple: int = option(
@@ -66,7 +68,7 @@ class Ratios:
             raise ConfigError("num_ar_buckets=1 requires equal min_ar and max_ar; set both to the same value")
         tables = {resolution_name(name): table for name, table in self.tables.items()}
         if len(tables) != len(self.tables):
-            raise ConfigError(f"ratios={', '.join(self.tables)}: two names are one resolution; keep one table for each")
+            raise ConfigError(f"ratios={', '.join(self.tables)}: two names mean the same resolution; keep one of them")
         object.__setattr__(self, "tables", tables)
         for name in tables:
             self.of(name)
@@ -111,7 +113,7 @@ class Ratios:
                 continue
             where = f"ratios[{resolution!r}][{name!r}]"
             if re.fullmatch(r"[0-9.]+", name):
-                raise ConfigError(f"{where}: the key must be width:height; a height/width of {name} is '1:{name}'")
+                raise ConfigError(f"{where}: the key must be width:height; write height/width {name} as '1:{name}'")
             ratio_fraction(name)
             match = _SIZE.fullmatch(size) if isinstance(size, str) else None
             if match is None:
@@ -121,7 +123,7 @@ class Ratios:
             check_multiple(f"{where}={size!r}: height", height, self.multiple)
             table[name] = (height, width)
         if not table:
-            raise ConfigError(f"ratios[{resolution!r}] is empty; add at least one, such as '16:9': '832x480'")
+            raise ConfigError(f"ratios[{resolution!r}] is empty; add at least one ratio, such as '16:9': '832x480'")
         return table
 
     def _spaced(self, resolution: str) -> RatioTable:

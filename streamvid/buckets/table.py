@@ -26,8 +26,8 @@ class BucketTable:
     """The buckets of a dataset, and the rule that assigns clips to them.
 
     `candidates` may contain the same (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do.
-    The first then represents all of them in `buckets`, but every ratio takes part in the assignment. Raises ConfigError
-    if there are no buckets, or duplicate ones.
+    In `buckets`, the first one represents all of them, but every ratio takes part in the assignment. Raises ConfigError
+    if there are no buckets, or if a bucket is listed more than once.
     """
 
     candidates: tuple[Bucket, ...]
@@ -55,10 +55,11 @@ class BucketTable:
         return tuple(first.values())
 
     def assign(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Bucket:
-        """Return the bucket for a clip of `num_frames` at the target rate and height x width pixels after rotation.
+        """Return the bucket for a clip.
 
-        Only images go to one-frame buckets, and their `num_frames` is ignored. Raises NoBucketError, with the reason,
-        if no bucket accepts the clip, and ConfigError if a number is less than 1.
+        num_frames: number of frames at the target rate; ignored for images. height, width: size in pixels after
+        rotation. One-frame buckets accept only images. Raises NoBucketError, with the reason, if no bucket accepts
+        the clip, and ConfigError if a number is less than 1.
         """
         for name, value in (("num_frames", num_frames), ("height", height), ("width", width)):
             if value < 1:
