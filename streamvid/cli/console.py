@@ -105,8 +105,9 @@ def print_table(
 ) -> None:
     """Print a table with right-aligned numbers and left-aligned text.
 
-    On a terminal, lines fit its width: a column that does not fit goes into a second table below the first, and long
-    text is wrapped between words. In a file or a pipe, lines have any width. err: print on standard error.
+    On a terminal, columns that do not fit its width are printed as a second table below the first, and long text is
+    wrapped between words. In a file or a pipe, lines have any width.
+    err: True to print on standard error.
     """
     cells = [[printable(str(cell)) for cell in row] for row in rows[:max_rows]]
     columns = [
@@ -124,7 +125,7 @@ def print_table(
 
 @dataclass(frozen=True)
 class _TableColumn:
-    """Column of a table. width: of the widest cell, in the columns of a terminal."""
+    """Column of a table. width: width of the widest cell, in terminal columns."""
 
     header: str
     cells: list[str]
@@ -144,14 +145,14 @@ def _are_numbers(cells: Sequence[object]) -> bool:
 
 
 def _width(text: str) -> int:
-    """Return the width of one line on a terminal. East Asian wide characters take two columns."""
+    """Return the width of one line on a terminal. East Asian wide characters occupy two columns."""
     return len(text) + (0 if text.isascii() else sum(unicodedata.east_asian_width(char) in "WF" for char in text))
 
 
 def _parts(columns: list[_TableColumn], width: int) -> Iterator[list[_TableColumn]]:
-    """Divide columns among tables that fit the width. The first column, which names the row, begins each table.
+    """Divide columns among tables that fit the width. Each table begins with the first column, which names the row.
 
-    Only the last column of a table may be wider than the room that is left: its text is wrapped.
+    Only the last column of a table may be wider than the remaining space. Its text is then wrapped.
     """
     part = columns[:1]
     for column in columns[1:]:

@@ -55,7 +55,7 @@ def _parse_size(text: str) -> int:
 
 
 def _parse_number(text: str) -> float:
-    """Return an int for whole numbers, because some codecs accept only integers."""
+    """Parse a number. Return an int if it is whole, because some codecs accept only integers."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -178,7 +178,7 @@ def add_flags(flags: Sequence[Flag]) -> Callable[[Command], Command]:
 def option_flags(
     cls: type, into: str, *, group: str | None = None, exclude: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command with the flags of an option dataclass and pass it the instance as argument `into`."""
+    """Decorate a command with the flags of an option dataclass. The command receives the options as argument `into`."""
     flags = flags_of(cls, group=group, exclude=exclude)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,7 +58,10 @@ class _Verbs(click.Group):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to the current `sys.stderr`, which a progress bar replaces, so that lines appear above the bar."""
+    """Log handler that writes to the current `sys.stderr`.
+
+    A progress bar replaces `sys.stderr`, so that log messages appear above the bar.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
@@ -66,14 +69,14 @@ class _StderrHandler(logging.Handler):
 
 @click.command(
     cls=_Verbs,
-    epilog="Exit codes: 0 done, 1 failed (the last line says why and what to do), 2 wrong usage, 130 interrupted.",
+    epilog="Exit codes: 0 success, 1 failure (the last line explains it), 2 incorrect usage, 130 interrupted.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="streamvid")
 @click.option("-v", "--verbose", is_flag=True, help="Show log messages and tracebacks.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only results, warnings and errors.")
 def cli(verbose: bool, quiet: bool) -> None:
-    """The way video reaches a GPU: bucketed shards, exact resumable streaming, uniform batches.
+    """Turn videos into shards, and stream them to GPUs in uniform batches that resume exactly.
 
     \b
     streamvid demo                          run everything once, on real clips

@@ -34,7 +34,7 @@ _COUNTS = {
 
 
 def print_forecast(found: RunForecast) -> None:
-    """Print the whole forecast and mark estimates with ~."""
+    """Print all parts of a forecast. Estimates are marked with ~."""
     from streamvid.forecast.run import MetadataFacts
 
     print_input(found.input)

@@ -22,7 +22,7 @@ _MAX_NAMES = 8
 
 
 def print_input(summary: InputSummary) -> None:
-    """Print what was understood of the input. Lines that begin with "note:" need the user's attention."""
+    """Print how the sharder interprets its input. Lines that begin with "note:" need the user's attention."""
     if is_quiet():
         return
     for source in summary.sources:
@@ -99,7 +99,7 @@ def print_report(report: ShardReport, dest: str) -> None:
 
 
 def stored_line(stored_clips: tuple[int, int]) -> str:
-    """Return the line about clips that are stored in several buckets."""
+    """Return a line that reports how many clips are stored in several buckets."""
     return (
         f"{stored_clips[0]} clips are stored {stored_clips[1]} times, in every bucket that accepts them; an epoch "
         "delivers each from at most one bucket"
@@ -107,7 +107,7 @@ def stored_line(stored_clips: tuple[int, int]) -> str:
 
 
 def _row(report: ShardReport, row: BucketRow) -> dict[str, object]:
-    """Return the cells of a table row by header."""
+    """Return the table cells for one bucket, by column header."""
     cells: dict[str, object] = {
         "bucket": row.bucket_id,
         "T x H x W": f"{row.num_frames} x {row.height} x {row.width}",

@@ -1,6 +1,6 @@
-"""Flags that several verbs share, for object stores and for buckets.
+"""Flags for object stores and for buckets, which several verbs share.
 
-Keys of object stores are not flags, because a process list would show them.
+There are no flags for credentials of object stores, because a process list would show them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ storage_flags = option_flags(StorageOptions, "storage", group="Storage")
 _GROUP = "Buckets"
 _SIZES = flags_of(BucketConfig, group=_GROUP)
 _BASE = [
-    Flag(["--preset"], metavar="NAME", help="Bucket preset of a model; `streamvid presets` lists all."),
+    Flag(["--preset"], metavar="NAME", help="Bucket preset of a model; `streamvid presets` lists all presets."),
     Flag(
         ["--bucket-config"],
         group=_GROUP,
         type=click.Path(),
         metavar="FILE",
-        help="YAML file of buckets, or Open-Sora's bucket_config.",
+        help="YAML file that declares buckets, or an Open-Sora config with a bucket_config.",
     ),
 ]
 BUCKET_FLAGS = (*_BASE, *_SIZES)
@@ -52,7 +52,7 @@ def take_buckets(given: Values) -> BucketConfig | None:
 
 
 def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
-    """Return a preset's or a file's configuration with the given rules in place of its own."""
+    """Return the configuration of a preset or a file, with some rules replaced by the given ones."""
     if tree.get("ratios") == {"multiple": config.multiple}:
         del tree["ratios"]
     if "policy" in tree:
@@ -69,8 +69,8 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
 def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with storage flags for both stores, and with --source- and --dest- flags for one store.
 
-    The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access exclude
-    each other, so a store's own flag for either replaces both common flags.
+    The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access cannot be
+    combined, so a flag that sets either of them for one store overrides the common flags for both.
     """
     both = flags_of(StorageOptions, group="Storage")
     source = flags_of(StorageOptions, group="Storage of SOURCE alone", prefix="source-")

@@ -1,4 +1,4 @@
-"""Runs of `streamvid train` and `streamvid encode` in this process, and the output of their results."""
+"""Execution of `streamvid train` and `streamvid encode` in this process, and output of the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_training(config: TrainConfig) -> int:
-    """Train as a single process or one rank.
+    """Train in this process, either alone or as one rank of several.
 
     Return the exit code: 128 + the number of the signal that stopped the run, or 0.
     """
@@ -37,7 +37,7 @@ def run_training(config: TrainConfig) -> int:
 
 
 def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: bool = False) -> int:
-    """Encode features as a single process, one rank, or an independent part. Return the exit code."""
+    """Encode features in this process, either alone, as one rank, or as an independent part. Return the exit code."""
     from streamvid.compat.diffsynth_data import note_dataset
     from streamvid.trainer.encode import encode
     from streamvid.trainer.launch import end_processes
@@ -59,7 +59,7 @@ def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: boo
 
 
 def is_launched() -> bool:
-    """Return whether a launcher started this process as one of several."""
+    """Return whether a launcher started this process as one of several processes."""
     return "RANK" in os.environ
 
 

@@ -143,8 +143,8 @@ def test_cost_classes_come_from_tokens_or_a_file(tmp_path: Path) -> None:
     [
         ((), 2, "batch_size=None"),
         (("--batch-size", "4", "--max-tokens-per-batch", "9"), 2, "set exactly one"),
-        (("--batch-size", "four"), 2, "'four': expected N"),
-        (("--batch-size", "=4"), 2, "'=4': expected N"),
+        (("--batch-size", "four"), 2, "'four': must be N"),
+        (("--batch-size", "=4"), 2, "'=4': must be N"),
         (("--batch-size", "4", "--batch-size", "*=4"), 2, "cannot be combined"),
         (("--batch-size", "0"), 2, "batch_size=0"),
         (("--batch-size", "1", "--num-ranks", "0"), 2, "--num-ranks 0: must be"),

@@ -29,7 +29,7 @@ interrupted, run the same command again."""
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
-@click.option("--key-column", metavar="C", help="Match rows by key, record_key or source.  [default: first in FILE]")
+@click.option("--key-column", metavar="C", help="Match rows by key, record_key or source.  [default: first found]")
 @click.option("--columns", type=list_of(str), metavar="LIST", help="Columns to add.  [default: all but the key]")
 @click.option(
     "--caption-column",

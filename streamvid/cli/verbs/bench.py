@@ -32,7 +32,7 @@ that it came from a disk. All other figures are for warm caches. Nothing is writ
 
 \b
 Exit codes: 0 measured (and --step-seconds, if given, can be met), 1 --step-seconds cannot be met or
-the dataset cannot be read, 2 wrong usage."""
+the dataset cannot be read, 2 incorrect usage."""
 
 _LIMITS = {
     "decoders": "the decode workers; cores are left for more of them",
@@ -73,7 +73,7 @@ def command(
     if need is not None and need.obstacles:
         raise LoaderError(
             f"this machine and store cannot feed steps of {need.step_seconds:g} s: {'; '.join(need.obstacles)}. They "
-            f"can feed steps of {need.fastest_step_seconds:.3g} s; for shorter ones: {'; '.join(report.verdict.advice)}"
+            f"can feed steps of {need.fastest_step_seconds:.3g} s. To go faster: {'; '.join(report.verdict.advice)}"
         )
 
 

@@ -66,7 +66,7 @@ def _headline(title: str, path: Path) -> None:
 
 def _make_corpus(corpus: Path) -> None:
     if _run_to_its_end([sys.executable, str(shipped("make_corpus.py")), str(corpus)]) != 0:
-        raise SourceError("cannot build the corpus of the demo; the reason is shown above")
+        raise SourceError("cannot build the demo corpus; see the messages above for the reason")
     described = json.loads((corpus / "corpus.json").read_text())
     click.echo(f"{len(described['files'])} files in {corpus}, captions in metadata.csv")
 

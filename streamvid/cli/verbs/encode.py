@@ -57,7 +57,7 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
         _survey(run).print(as_json)
         return 0
     if part is not None and is_launched():
-        raise click.UsageError("--part is for independent jobs, but a launcher started this process; omit --part")
+        raise click.UsageError("--part cannot be used in a process that a launcher started; omit --part")
     return run_encoding(run, part, as_json=as_json)
 
 

@@ -45,7 +45,7 @@ requests_in_flight: 8, link_mb_per_second: 1000, decode_ns_per_pixel: 2.0 …; d
 machine. All results derived from it are estimates, marked with ~.
 
 \b
-Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 wrong usage."""
+Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 incorrect usage."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES)
@@ -61,13 +61,13 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
 @click.option("--costs", type=click.Path(), help="JSON file of a measured CostTable, for --sync and time estimates.")
 @click.option("--cost-table", type=click.Path(), help="YAML file of machine and store speeds, for time estimates.")
 @click.option("--counts-only", is_flag=True, help="Show counts only, without bytes, shapes or times.")
-@click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write each batch's keys to this JSONL file.")
+@click.option("--keys", type=click.Path(dir_okay=False), help="For a dataset: write batch keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
-@click.option("--fps", type=RATE, help="Metadata: frame rate of the clips; see --fps-rule.")
+@click.option("--fps", type=RATE, help="For metadata: frame rate of the clips; see --fps-rule.")
 @click.option(
     "--fps-rule",
     type=click.Choice(["cap", "resample", "fix_frame_rate"]),
-    help="Metadata: rule for choosing frames at --fps.  [default: resample]",
+    help="For metadata: rule for choosing frames at --fps.  [default: resample]",
 )
 @click.option("--video-column", metavar="C", help="Metadata column that holds media paths.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -113,7 +113,10 @@ def command(
 
 
 def _run(given: Values) -> PlannedRun:
-    """Remove the flags of the run from `given` and build it. The split decides the default tail, as in VideoLoader."""
+    """Remove the flags of the run from `given`, and build a PlannedRun.
+
+    The default tail policy depends on the split, as in VideoLoader.
+    """
     tree = take(_RUN_FLAGS, given)
     default_tail = "carry" if tree.get("split", "train") == "train" else "uneven"
     tree["options"] = {"tail": default_tail, **tree.get("options", {})}
@@ -121,7 +124,7 @@ def _run(given: Values) -> PlannedRun:
 
 
 def _is_metadata(source: str) -> bool:
-    """Return whether the source is metadata, not a sealed dataset. Raise SourceError for a folder that is neither."""
+    """Return True for metadata and False for a sealed dataset. Raise SourceError for a folder that is neither."""
     from streamvid.forecast.facts import is_metadata
 
     if "://" in source:
@@ -166,7 +169,7 @@ def _from_dataset(
     run = replace(run, preset=given["preset"])
     if given["bucket_config"] is not None:
         if run.batch_size is not None or run.max_tokens_per_batch is not None:
-            raise ConfigError("--bucket-config cannot be combined with other options for batch sizes; omit it")
+            raise ConfigError("--bucket-config cannot be combined with other batch size options; omit one of them")
         run = replace(run, batch_size=load_bucket_config(given["bucket_config"]))
     found = forecast_dataset(dataset, run)
     if keys is not None:
@@ -177,12 +180,12 @@ def _from_dataset(
 
 
 def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
-    """Parse batch sizes: `4`, or `BUCKET=N` any number of times. Raise ConfigError for anything else."""
+    """Parse batch sizes: one number for all buckets, or items of the form `BUCKET=N`. Raise ConfigError otherwise."""
     pairs: dict[str, int] = {}
     for text in sizes:
         name, equals, number = text.rpartition("=")
         if not number.isascii() or not number.isdigit() or bool(equals) != bool(name) or name in pairs:
-            raise ConfigError(f"--batch-size {text!r}: expected N, or BUCKET=N once for each bucket or glob")
+            raise ConfigError(f"--batch-size {text!r}: must be N, or BUCKET=N once per bucket or glob")
         pairs[name] = int(number)
     if "" in pairs and len(pairs) > 1:
         raise ConfigError(
@@ -200,4 +203,4 @@ def _read_costs(path: str | None) -> CostTable | None:
     try:
         return CostTable.from_json(json.loads(Path(path).read_bytes()))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--costs {path}: {error}; use a file with the JSON of CostTable.to_json()") from error
+        raise ConfigError(f"--costs {path}: {error}; use a JSON file written with CostTable.to_json()") from error

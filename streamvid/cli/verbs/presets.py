@@ -44,7 +44,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     "--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show batch sizes at this token limit."
 )
 @click.option("--all", "every", is_flag=True, help="Show all buckets, even if there are many.")
-@click.option("--yaml", "as_yaml", is_flag=True, help="Print only the YAML text, to be edited for --bucket-config.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print only the YAML text, to edit for --bucket-config.")
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
 def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool, as_json: bool) -> None:
     """Show the text of the preset or YAML file NAME, then tokens and host memory per bucket."""

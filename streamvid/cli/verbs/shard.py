@@ -62,7 +62,7 @@ def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as
     from streamvid.sharder.sharder import shard
 
     if not source:
-        raise click.UsageError(f"DEST is missing: give the dataset to write after {dest}")
+        raise click.UsageError(f"DEST is missing; add the dataset to write: `streamvid shard {dest} DEST`")
     options = _options(given)
     if abandon:
         _abandon(dest, options)

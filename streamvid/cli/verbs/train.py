@@ -1,4 +1,4 @@
-"""streamvid train: a training run, or one of its processes under `accelerate launch -m streamvid train`."""
+"""streamvid train: run a training, alone or as one of the processes that `accelerate launch` starts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def request_of(
     trackers: tuple[str, ...],
     flags: dict[str, object],
 ) -> TrainRequest:
-    """Return the TrainRequest of a command line."""
+    """Return the TrainRequest for the options of a command line."""
     settings: dict[str, object] = {}
     if factory is not None:
         settings["model.factory"] = factory
