@@ -1,4 +1,4 @@
-"""Shard building. Each shard is an idempotent unit of work whose name is fixed by the plan (SHARD-1)."""
+"""Shard building. Each shard is an idempotent unit of work, and the plan determines its name (SHARD-1)."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
 
 
 def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardOptions) -> None:
-    """Raise StorageError if the shards that are left need more disk space than is free."""
+    """Raise StorageError if the remaining shards need more disk space than is free."""
     sizes = sorted((shard.clip_bytes for shard in todo), reverse=True)
     keeps_shards = isinstance(staging.store, LocalStore) and not options.clips.is_native
     # Encoded clips are removed as shards are finished, and uploaded shards are removed, too.

@@ -79,9 +79,9 @@ class SourceOptions:
     media: conditioning inputs by name, each with the metadata column that holds its file paths:
         {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:" or "mask:" before a
         name sets its kind.
-    where: condition in the language of the loader's `where=`. It can use metadata columns, text (the caption), source,
-        and the width, height, num_frames, fps, duration_seconds and aspect_ratio of the file. Rows for which the
-        condition is false or unknown are rejected. A condition that uses only metadata is evaluated before probing.
+    where: condition in the syntax of the loader's `where=`. The condition can use metadata columns, text (the caption),
+        source, and the width, height, num_frames, fps, duration_seconds and aspect_ratio of the file. Rows for which
+        the condition is false or unknown are rejected. A condition on metadata alone is evaluated before probing.
     """
 
     metadata: str | Path | None = option(
@@ -102,7 +102,7 @@ class SourceOptions:
         False, help="Use the whole file for each row, even if rows share a file or have time ranges."
     )
     other_buckets: bool = option(
-        False, help="Let metadata that is in a bucket name files in other buckets; they are read with your keys."
+        False, help="Allow metadata in a bucket to name files in other buckets, which are read with your keys."
     )
     where: str | None = option(
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
@@ -158,7 +158,7 @@ class ClipOptions:
         None, help="Quality of native clips; lower is better.", metavar="N", shown_default="18; av1 24, mjpeg 3"
     )
     gop: int | None = option(
-        None, help="Key frame interval of native clips.", metavar="N", minimum=1, shown_default="16"
+        None, help="Key frame interval of native clips, in frames.", metavar="N", minimum=1, shown_default="16"
     )
     fps: Fraction | float | None = option(
         None, help="Frame rate at which clips are read.", metavar="RATE", group="", shown_default="the source's"

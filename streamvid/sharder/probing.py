@@ -125,8 +125,8 @@ def _probe(task: ProbeTask, source: Source) -> Finding:
 def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
     """Run `work` on the file `name`. Return a rejection if the file causes an error.
 
-    Raises StreamvidError for errors that no file causes, such as a library of another version: they would reject all
-    files.
+    Raises StreamvidError if the installation or streamvid caused the error, such as an incompatible library version,
+    because such an error would reject every file.
     """
     try:
         return work()
@@ -150,7 +150,7 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
 
 
 def note(journal: Journal, key: Key, finding: Finding) -> None:
-    """Store a finding; that of a bug or a lack of memory for this run only, because the next run may do better."""
+    """Store a finding. After a bug or a lack of memory, keep it for this run only, because the next run may succeed."""
     if finding.get("kind") in ("fault", "memory"):
         journal.findings[key] = finding
     else:

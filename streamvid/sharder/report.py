@@ -23,10 +23,13 @@ BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """Bucket in a report. num_bytes: total size of the clips. mean_crop: mean fraction of the frame area cropped.
+    """Row of a report that describes one bucket.
 
-    source_bytes: total size of the clips' source files, each counted once. mean_psnr_y, min_psnr_y: PSNR-Y of native
-    clips in decibels, else None. In a dry run of native clips, num_bytes and num_shards are unknown and therefore 0.
+    num_bytes: total size of the clips in bytes.
+    mean_crop: mean fraction of the frame area that is cropped.
+    source_bytes: total size in bytes of the clips' source files, each counted once.
+    mean_psnr_y, min_psnr_y: mean and minimum PSNR-Y of native clips in decibels; None for other clips.
+    In a dry run of native clips, num_bytes and num_shards are unknown and therefore 0.
     """
 
     bucket_id: str
@@ -47,13 +50,14 @@ class BucketRow:
 class ShardReport:
     """Report of a run. `state` is "built", "already sealed" or "dry run".
 
-    num_records: number of input rows. num_windows: number of windows into which the rows were split, equal to
-    num_records unless sources are longer than max_clip_seconds. num_windows equals num_samples + num_rejected,
-    with each clip counted once (SHARD-3). stored_clips: with assign="all", (number of clips that several buckets store,
-    number of samples of these clips). clips: "copy", "native" or "text". encode_seconds: CPU time for encoding,
-    including earlier unfinished runs; None if nothing was encoded. probe_bytes_read: number of bytes read from remote
-    files for probing; None if no remote file was probed. input: what was understood of the input; without the facts
-    from probing if the dataset was already sealed.
+    num_records: number of input rows.
+    num_windows: number of windows into which the rows were split, equal to num_records unless sources are longer than
+        max_clip_seconds. It equals num_samples + num_rejected, with each clip counted once (SHARD-3).
+    stored_clips: number of clips that several buckets store, and number of their samples (with assign="all").
+    clips: "copy", "native" or "text".
+    encode_seconds: CPU time for encoding, including earlier unfinished runs; None if nothing was encoded.
+    probe_bytes_read: number of bytes read from remote files for probing; None if no remote file was probed.
+    input: interpretation of the input. It lacks facts from probing if the dataset was already sealed.
     """
 
     state: str
@@ -103,7 +107,7 @@ class ShardReport:
         return {**asdict(self), **{name: getattr(self, name) for name in sums}, "rejected_by_kind": kinds}
 
     def summary(self, max_rejections: int = 10) -> str:
-        """Return a summary of a few lines of text, with at most `max_rejections` rejections."""
+        """Return a short summary as text, with at most `max_rejections` rejections."""
         lines = [
             f"{self.state}: {self.num_samples} samples in {self.num_shards} shards, {self.num_bytes} bytes; "
             f"{self.num_rejected} of {self.num_records} records rejected"
@@ -148,7 +152,7 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
 def summarize(
     records: RecordSet, options: ShardOptions, probes: Probes | None = None, assignment: Assignment | None = None
 ) -> InputSummary:
-    """Return what was understood of the input. Without `probes` and `assignment`, the facts from probing are None."""
+    """Return the sharder's interpretation of its input. Facts from probing are None without `probes`."""
     if probes is None or assignment is None:
         return InputSummary(records.sources)
     rate, firsts, shared = options.frame_rate, dict[str, Record](), []
@@ -194,7 +198,7 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class _Clip:
-    """Index columns of one clip that a report needs."""
+    """Values of the index columns that a report needs, for one clip."""
 
     num_bytes: int
     duration_seconds: float

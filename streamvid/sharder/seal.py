@@ -1,4 +1,4 @@
-"""Sealing of a dataset. The index is written from markers of finished shards; the manifest follows last (SHARD-2)."""
+"""Sealing of a dataset. The index is built from markers of finished shards. The manifest is written last (SHARD-2)."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
         for path, num_bytes in sizes_noted.items():
             if sizes.get(path) != num_bytes:
                 raise StorageError(
-                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written, so it was "
-                    "changed or removed afterwards; run the same command again"
+                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written, so the file "
+                    "was changed or removed afterwards; run the same command again"
                 )
 
 

@@ -50,7 +50,7 @@ def shard(
 
     This function is idempotent. After an interruption at any point, the same call resumes and produces the same bytes
     (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged. `on_input` is called once, before
-    clips are encoded or stored, with a summary of what was understood of the input.
+    clips are encoded or stored, with a summary of how the input was interpreted.
 
     Raises SourceError if input cannot be read or changes while it is read, or if every row is rejected; SealedError if
     `dest` holds a different dataset; DatasetError if `dest` holds other files or another sharder is using `dest`; and

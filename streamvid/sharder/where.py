@@ -1,4 +1,4 @@
-"""Sharder option `where`, which rejects rows that do not meet a condition, if possible before they are probed.
+"""Implementation of the sharder option `where`. Rows that do not meet its condition are rejected.
 
 Conditions have the same syntax as the loader's `where=`, and treat missing values in the same way
 (dataset/filter/expression.py).

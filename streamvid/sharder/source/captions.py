@@ -84,13 +84,13 @@ def caption_lines(text: str | None) -> Captions:
 
 
 def check_captions(captions: Captions) -> Captions:
-    """Return the captions unchanged. Raises Rejected if one is not valid text or if they are too large in total."""
+    """Return the captions unchanged. Raises Rejected if a caption is not valid text or the captions are too large."""
     for text, _ in captions:
         check_text(text, "the caption")
     if len(captions) > 1:
         num_bytes = len(captions_to_json(captions).encode())
         if num_bytes > MAX_CAPTIONS_BYTES:
-            raise Rejected(f"its captions have {num_bytes} bytes in total; at most {MAX_CAPTIONS_BYTES} are allowed")
+            raise Rejected(f"the captions have {num_bytes} bytes in total; at most {MAX_CAPTIONS_BYTES} are allowed")
     return captions
 
 

@@ -24,11 +24,13 @@ from streamvid.storage import LocalStore
 
 @dataclass
 class EmbeddedFiles:
-    """Collector of embedded files. Columns that are not used are left out of the rows.
+    """Collector of embedded files. Unused columns of embedded files are omitted from the rows.
 
-    folder: destination of the files. writes: False to only find their names and checksums. wanted: columns of files
-    that the options name. finds_video: True to choose the column of the clips among the others. video_column: the
-    column that was chosen.
+    folder: folder to which the files are written.
+    writes: True to write the files; False to compute only their names and checksums.
+    wanted: names of the columns that the options use.
+    finds_video: True to detect the column of the clips among the other columns of embedded files.
+    video_column: name of the detected column, or None.
     """
 
     folder: Path
@@ -40,7 +42,7 @@ class EmbeddedFiles:
     states: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def extract(self, file: str, blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
-        """Yield the blocks of the metadata file `file` (a relative path), with names in place of bytes."""
+        """Yield the blocks of the metadata file `file` (a relative path), with file names in place of bytes."""
         first = 0
         for block in blocks:
             embedded = {name: column for name, column in block.columns.items() if is_embedded(column.cells.type)}

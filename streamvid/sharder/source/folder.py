@@ -76,7 +76,7 @@ def locate(value: object, root: Path) -> tuple[str, str]:
     """Return (source, local path or URL) of the file that a metadata row names.
 
     A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is used unchanged, because the user
-    chose it. `source` is relative to `root`, with forward slashes, if the file is inside. Raises Rejected
+    chose it. `source` is relative to `root`, with forward slashes, if the file is inside `root`. Raises Rejected
     if the path is invalid.
     """
     text = check_path(value)

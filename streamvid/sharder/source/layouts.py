@@ -138,7 +138,7 @@ def _with_embedded(read: SourceInput, embedded: EmbeddedFiles) -> SourceInput:
 
 
 def _within_buckets(place: Place, source: _Source, options: ShardOptions) -> Place:
-    """Let metadata in a bucket name only objects of that bucket and of the source's, unless an option allows more."""
+    """Limit metadata in a bucket to objects in that bucket and the source's, unless `other_buckets` is set."""
     metadata = options.source.metadata
     tells = source.place.url if metadata is None else open_store(metadata, options.storage).url
     if options.source.other_buckets or not is_remote(tells) or not isinstance(place, LocalFolder | BucketFolder):

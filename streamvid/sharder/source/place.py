@@ -43,7 +43,7 @@ class SealedOrigin:
 
 
 class Place:
-    """Location of input files. Methods raise Rejected for problems with one row, and other errors for the location."""
+    """Location of input files. Methods raise Rejected if a row is invalid, and other errors if the location is."""
 
     @property
     def url(self) -> str:
@@ -87,7 +87,7 @@ class Place:
         """Request the states of all objects that rows name, concurrently."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
-        """If these media files are objects, read their caption files concurrently."""
+        """Read the caption files of those media files that are objects, concurrently."""
 
     def caption(self, file: CaptionFile) -> str | None:
         """Return the trimmed text of a caption file, or None if it is missing or blank."""
@@ -119,8 +119,8 @@ class ObjectStates:
     def state(self, url: str) -> tuple[int, str]:
         if not self.is_allowed(url):
             raise Rejected(
-                f"the metadata is in a bucket and names another one, {split_url(url)[0]}, which would be read with "
-                "your keys; if you trust the metadata, allow this with --other-buckets",
+                f"the metadata is in a bucket and names a file in another one, {split_url(url)[0]}, which would be "
+                "read with your keys; if you trust the metadata, allow this with --other-buckets",
                 kind="bad-path",
             )
         self.look_up([url])
@@ -175,7 +175,7 @@ class LocalFolder(Place):
             with path.open("rb") as opened:
                 return caption_text(opened.read(MAX_TEXT_BYTES + 1))
         except OSError as error:
-            raise Rejected(f"its caption file cannot be read: {error.strerror or error}", kind="bad-row") from error
+            raise Rejected(f"the caption file cannot be read: {error.strerror or error}", kind="bad-row") from error
 
     def state(self, path: str) -> tuple[int, str]:
         if is_remote(path):

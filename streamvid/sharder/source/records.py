@@ -172,7 +172,7 @@ class _Roles:
         return _Roles(video, captions, options.source.media_columns, kinds)
 
     def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the columns by use, for a SourceSummary. Columns that the layout itself made are omitted."""
+        """Return the columns by use, for a SourceSummary. Columns that the layout itself created are omitted."""
         used = {
             "video": () if self.video is None else (self.video,),
             "caption": self.captions.names,
@@ -329,7 +329,7 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Return a record with converted columns. It is in the validation split if `val` contains its record key."""
+    """Return a record with converted columns. It is assigned to split "val" if `val` contains its record key."""
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin
     if origin is not None and origin.record_key in val:

@@ -28,7 +28,7 @@ def opened(
 ) -> Iterator[str | BinaryIO | SpooledFile]:
     """Open a local or remote file for decoding. folder, waiting: see SpooledFile.
 
-    Raises errors of the store even if the demuxer treated them as the end of the file.
+    Raises the store's error if reading failed, even if the demuxer treated the failure as the end of the file.
     """
     if not media.is_remote:
         with media.opened() as local:

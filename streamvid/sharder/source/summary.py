@@ -1,4 +1,4 @@
-"""Summary of what was understood of the input, so that a wrong guess is seen before hours of work."""
+"""Summary of how the sharder interprets its input, so that users notice a wrong guess before hours of work."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ class Counted:
 
     @staticmethod
     def of(items: Collection[str]) -> Counted:
-        """Count items."""
+        """Return the number of `items`, with the first few of them as examples."""
         return Counted(len(items), tuple(items)[:_NUM_EXAMPLES])
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """Layout, metadata and columns of one source.
+    """Layout, metadata and columns of one source. A value that was not determined is None.
 
-    metadata: files that the rows were read from; empty if each media file is a row.   unread_metadata: other metadata
-    files in the source.   columns: use → columns; the uses are "video", "caption", "caption weight", names of
-    conditioning inputs, "kept" (stored with each sample) and "ignored".   num_usable: rows whose files exist.
-    num_captions: usable rows with a caption.   unnamed_files: media files in the folder that the metadata does not
-    name. A value that was not determined is None.
+    metadata: names of the files from which the rows were read; empty if each media file is a row.
+    unread_metadata: other metadata files in the source.
+    columns: use → columns. The uses are "video", "caption", "caption weight", names of conditioning inputs, "kept"
+        (stored with each sample) and "ignored".
+    num_usable: number of rows whose files exist. num_captions: number of usable rows with a caption.
+    unnamed_files: media files in the folder that the metadata does not name.
     """
 
     url: str
@@ -55,12 +56,14 @@ class SourceSummary:
 
 @dataclass(frozen=True, slots=True)
 class InputSummary:
-    """Everything that was understood of the input. A value that was not determined is None.
+    """The sharder's interpretation of its input. A value that was not determined is None.
 
-    shared_files: rows that use the same file as an earlier row.   duplicates: files with the same content as another
-    one.   fps: lowest and highest frame rate of the videos.   read_fps: frame rate at which they are read; None for
-    their own.   repeated: videos whose frames are delivered more than once because their frame rate is lower.
-    num_dropped: number of videos whose frames are partly left out because their frame rate is higher.
+    shared_files: rows that use the same file as an earlier row.
+    duplicates: files with the same content as another file.
+    fps: lowest and highest frame rate of the videos.
+    read_fps: frame rate at which videos are read; None if each is read at its own rate.
+    repeated: videos with a frame rate below `read_fps`, so that some frames are repeated.
+    num_dropped: number of videos with a frame rate above `read_fps`, so that some frames are dropped.
     num_without_bucket: number of files, windows or rows that no bucket accepts.
     """
 
@@ -77,7 +80,7 @@ class InputSummary:
 def duplicates(files: Iterable[Media]) -> Counted:
     """Find files with equal content. Only files of equal size and with an equal beginning are read completely.
 
-    Objects of a store are not read: they are equal if their sizes and ETags are.
+    Objects in a store are not read. They are regarded as equal if their sizes and ETags are equal.
     """
     found = []
     for same_size in _groups({file.path: file for file in files}.values(), lambda file: file.num_bytes):

@@ -121,7 +121,7 @@ class Staging:
         return set(filter(_PLAN.fullmatch, names))
 
     def _notes(self, folder: str = STAGING) -> list[str]:
-        """Return the paths of a folder's notes in the store, except those that no store could remove."""
+        """Return the paths of a folder's notes in the store. Paths that are not valid are omitted."""
         paths = (state.path for state in self.store.files(folder))
         return [path for path in paths if ".." not in path.split("/") and "\\" not in path]
 
@@ -218,7 +218,7 @@ def _read_names(store: Store, path: str) -> bytes:
 
 
 def _owner(store: Store, path: str) -> Mapping[str, Any]:
-    """Return the owner note of another machine; empty if the machine has just finished."""
+    """Return the owner note of another machine; an empty mapping if that machine has just finished."""
     try:
         value = json.loads(store.read(path))
     except ValueError:
