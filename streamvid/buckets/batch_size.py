@@ -1,4 +1,4 @@
-"""Batch sizes: samples of each bucket per rank and step, and their host memory."""
+"""Batch sizes of buckets (samples per rank and step), and the host memory that a batch needs."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _is_glob(key: str) -> bool:
 def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
     """Return the first key of `values` that applies to a bucket, or None.
 
-    The order is the bucket's id, its WxH@F, a matching glob, and "*". Raises ConfigError, which calls the mapping
+    The order is the bucket's id, its WxH@F, a matching glob, and "*". Raises ConfigError, whose message begins with
     `name`, if globs other than "*" give the bucket different values.
     """
     for exact in (bucket.id, bucket.size_at_frames):

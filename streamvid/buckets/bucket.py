@@ -31,7 +31,7 @@ _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket of clips with the same shape.
+    """Bucket of clips with the same shape.
 
     `resolution` and `aspect_ratio` (``"w:h"``) are either both set, or both None for an explicit size. TEXT_BUCKET, of
     shape (0, 0, 0), holds samples without pictures.

@@ -61,7 +61,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """Class of sizes. A clip's aspect ratio determines which of them is used.
+    """Class of sizes. A clip's aspect ratio determines which size of the class is used.
 
     keep: frame count → shares of the clips to keep. Buckets without an entry keep every clip.
     """
@@ -91,7 +91,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The buckets of one class that a clip can fill, most frames first, and their shares by frame count."""
+    """Buckets of one class that a clip can fill, most frames first, and their shares by frame count."""
 
     buckets: tuple[Bucket, ...]
     keep: Mapping[int, Keep]

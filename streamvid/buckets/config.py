@@ -54,8 +54,8 @@ class SizeRule:
     max_pixels: int | None = option(
         None, help="Scale each clip down to at most this many pixels.", metavar="N", minimum=1, maximum=MAX_SIDE**2
     )
-    height: int | None = option(None, help="Height of all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE)
-    width: int | None = option(None, help="Width of all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE)
+    height: int | None = option(None, help="Height of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
+    width: int | None = option(None, help="Width of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     max_frames: int | None = option(
         None, help="Maximum frame count, for one size or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
     )
@@ -65,7 +65,7 @@ class SizeRule:
         if (self.height is None) != (self.width is None):
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
-                f"{alone}={getattr(self, alone)} needs {missing}: set both for one fixed size, or max_pixels for "
+                f"{alone}={getattr(self, alone)} requires {missing}: set both for one fixed size, or max_pixels for "
                 "sizes that follow each clip's shape"
             )
 
@@ -137,7 +137,7 @@ class BucketConfig:
 
     @property
     def multiple(self) -> int:
-        """Multiple of every side, in pixels."""
+        """Number of pixels of which every side is a multiple."""
         return self.ratios.multiple
 
     @property
@@ -217,7 +217,7 @@ class BucketConfig:
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError if the model does not accept the buckets, or clips that are read at `rate`."""
+        """Raise ConfigError unless the model accepts the buckets and clips that are read at `rate`."""
         if self.model is not None and self.is_dynamic:
             # Sizes and counts that follow the clips always fit the model.
             self.model.check_rate(rate)
@@ -296,14 +296,14 @@ def _one_size(height: int, width: int, counts: tuple[int, ...]) -> SizeClass:
 
 
 def _check_fields(config: BucketConfig) -> None:
-    """Raise ConfigError if a field is missing, invalid or cannot be combined with another."""
+    """Raise ConfigError if a field is missing or invalid, or if two fields cannot be combined."""
     form = _form(config)
     _check_counts(config, form)
     if form not in ("bucket_config", "resolution"):
         for name in ("tables", "min_ar", "max_ar", "num_ar_buckets"):
             if getattr(config.ratios, name):
                 shown = "ratios" if name == "tables" else name
-                raise ConfigError(f"{shown} cannot be combined with {form}, only with resolution or bucket_config")
+                raise ConfigError(f"{shown} cannot be combined with {form}; omit it, or set resolution instead")
     _check_numbers(config)
 
 
@@ -354,11 +354,11 @@ def _check_counts(config: BucketConfig, form: str) -> None:
             )
         return
     if form == "resolution" and given != ["num_frames"]:
-        raise ConfigError("resolution needs num_frames, such as (1, 17, 33), and cannot be combined with max_frames")
+        raise ConfigError("resolution requires num_frames, such as (1, 17, 33); it cannot be used with max_frames")
     if len(given) != 1:
         raise ConfigError(
-            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one; "
-            "max_frames=81 trims shorter clips by frame_rule, num_frames=(17, 81) lists the frame counts"
+            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one, such as "
+            "max_frames=81, which trims shorter clips by frame_rule, or num_frames=(17, 81)"
         )
 
 
@@ -379,6 +379,6 @@ def _check_dynamic(config: BucketConfig) -> None:
                 rule.check(count, "num_frames")
     if config.model is not None and config.multiple % config.model.multiple:
         raise ConfigError(
-            f"multiple={config.multiple} with max_pixels: {config.model.name} needs sides that are multiples of "
+            f"multiple={config.multiple} with max_pixels: {config.model.name} requires sides that are multiples of "
             f"{config.model.multiple}; set multiple to {config.model.multiple}"
         )

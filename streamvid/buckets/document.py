@@ -126,7 +126,7 @@ def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Seq
 
 
 def bucket_config_to_json(config: BucketConfig) -> dict[str, Any]:
-    """Return the fields of a configuration file that differ from their defaults, in JSON types."""
+    """Return the fields of a configuration file that differ from their defaults, as JSON values."""
     form = config.opensora or OpenSoraConfig({})
     parts: tuple[Any, ...] = (config, config.about, config.size, config.ratios, form)
     values = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
@@ -181,7 +181,7 @@ def _plain(value: object) -> object:
 
 
 def _python_form(path: Path) -> dict[str, Any]:
-    """Return the fields that a Python file assigns literals to, without running the file."""
+    """Return the fields to which a Python file assigns literals, without running the file."""
     found: dict[str, Any] = {}
     try:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:  # the last assignment counts

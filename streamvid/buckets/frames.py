@@ -55,7 +55,7 @@ class FrameRule:
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:
-        """Raise ConfigError, naming `where` and the nearest counts, unless the rule allows the count."""
+        """Raise ConfigError, with `where` and the nearest allowed counts, unless the rule allows the count."""
         if not self.allows(num_frames):
             below = self.floor(num_frames)
             raise ConfigError(

@@ -44,7 +44,7 @@ def resolution_pixels(name: str) -> int:
     side = int(match[1])
     pixels = side * side if match[2] == "px" else side * side * 16 // 9
     if pixels > MAX_SIDE * MAX_SIDE:
-        raise ConfigError(f"resolution={name!r} is {pixels} pixels; at most {MAX_SIDE}x{MAX_SIDE} is allowed")
+        raise ConfigError(f"resolution={name!r} has {pixels} pixels; at most {MAX_SIDE}x{MAX_SIDE} are allowed")
     return pixels
 
 
@@ -71,7 +71,7 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)
     if pixels < multiple * multiple:
         raise ConfigError(
-            f"resolution={name!r} is {pixels} pixels, less than one block of multiple={multiple}; reduce multiple"
+            f"resolution={name!r} has {pixels} pixels, fewer than multiple={multiple} squared; reduce multiple"
         )
     listed: dict[str, tuple[int, int]] = {}
     for ratio in _LISTED_RATIOS:

@@ -62,7 +62,7 @@ class ModelRule:
         if not bucket.is_image:
             self.frame_rule.check(bucket.num_frames, where)
         if self.max_num_frames is not None and bucket.num_frames > self.max_num_frames:
-            raise ConfigError(f"{where}: {bucket.num_frames} frames; at most {self.max_num_frames} are allowed")
+            raise ConfigError(f"{where} has {bucket.num_frames} frames; at most {self.max_num_frames} are allowed")
         for name, side in (("width", bucket.width), ("height", bucket.height)):
             check_multiple(f"{where}: {name}", side, self.multiple)
 

@@ -23,7 +23,7 @@ _DEFAULT_POLICY = Policy()
 
 @dataclass(frozen=True)
 class BucketTable:
-    """The buckets of a dataset, and the rule that assigns clips to them.
+    """Buckets of a dataset, and the rule that assigns clips to them.
 
     `candidates` may contain the same (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do.
     In `buckets`, the first one represents all of them, but every ratio takes part in the assignment. Raises ConfigError

@@ -31,7 +31,7 @@ _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """Type of values parsed by a function. Its ValueError or ZeroDivisionError becomes "VALUE is not EXPECTED"."""
+    """Type of values that a function parses. If it raises ValueError, the error is "VALUE is not EXPECTED"."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
         self.name = name

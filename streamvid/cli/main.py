@@ -1,4 +1,4 @@
-"""The `streamvid` command: verbs, exit codes and error output."""
+"""Implementation of the `streamvid` command: verbs, exit codes and error output."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _check_rate(probe: Probe, options: ShardOptions) -> None:
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
-    """Return the frame count of the whole source, for copies at the target rate. Frame times are not used."""
+    """Return the frame count of the whole source (for copies, at the target rate) without using frame times."""
     rate = options.frame_rate
     if probe.is_image or options.clips.is_native or not probe.fps:
         return probe.num_frames

@@ -117,7 +117,7 @@ class SourceOptions:
         metavar="NAME=COLUMN",
     )
     max_clip_bytes: int = option(
-        2 * 2**30, help="Reject files larger than this.", metavar="SIZE", minimum=1, maximum=8 * 2**30 - 1
+        2 * 2**30, help="Maximum file size; reject larger files.", metavar="SIZE", minimum=1, maximum=8 * 2**30 - 1
     )
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class ClipOptions:
         None, help="Codec of native clips: h264, mjpeg, av1 or ffv1 (lossless).", metavar="NAME", shown_default="h264"
     )
     crf: int | float | None = option(
-        None, help="Quality of native clips; lower is better.", metavar="N", shown_default="18; av1 24, mjpeg 3"
+        None, help="Quality of native clips; lower values are better.", metavar="N", shown_default="18; av1 24, mjpeg 3"
     )
     gop: int | None = option(
         None, help="Key frame interval of native clips, in frames.", metavar="N", minimum=1, shown_default="16"
@@ -169,7 +169,7 @@ class ClipOptions:
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
-        None, help="Maximum length of native clips; longer sources are split.", metavar="S", above=0, maximum=86400
+        None, help="Maximum seconds per native clip; longer sources are split.", metavar="S", above=0, maximum=86400
     )
     min_psnr: float | None = option(
         None, help="Minimum PSNR-Y of native clips; clips below it are rejected.", metavar="DB", above=0, maximum=100
@@ -213,7 +213,7 @@ class ClipOptions:
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Options for running the sharder, which never affect the content of the dataset.
+    """Options for running the sharder. They never affect the content of the dataset.
 
     work_dir: local folder for unfinished work (encoded clips, tars, probing results) if the dataset is in an object
         store. None: a folder in the user's cache folder.
@@ -372,7 +372,7 @@ class ShardOptions:
 
     @property
     def limits(self) -> Limits:
-        """Limits on source files."""
+        """Limits that probing enforces on source files."""
         return replace(LIMITS, allow_hdr=self.hdr == "allow")
 
     @property

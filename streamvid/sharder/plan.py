@@ -199,7 +199,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return integer weights (probability times UNIT) by bucket id. Their sum is the exact sum, rounded."""
+    """Return integer weights (probability times UNIT) by bucket id. They add up to the rounded exact sum."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # A probability that would round to 0 becomes 1; the largest weight is reduced instead.

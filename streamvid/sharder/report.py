@@ -152,7 +152,7 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
 def summarize(
     records: RecordSet, options: ShardOptions, probes: Probes | None = None, assignment: Assignment | None = None
 ) -> InputSummary:
-    """Return the sharder's interpretation of its input. Facts from probing are None without `probes`."""
+    """Return the sharder's interpretation of its input, with facts from probing if probes and assignment are given."""
     if probes is None or assignment is None:
         return InputSummary(records.sources)
     rate, firsts, shared = options.frame_rate, dict[str, Record](), []

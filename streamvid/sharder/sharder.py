@@ -101,8 +101,8 @@ def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
 def abandon(dest: str | Path, options: ShardOptions) -> bool:
     """Remove unfinished work at `dest`, in the store and on this machine; return False if there was none.
 
-    A sealed dataset is kept. No sharder may be running at `dest`: DatasetError is raised if one runs on this machine,
-    but a sharder on another machine is not detected.
+    A sealed dataset is kept. No sharder may be running at `dest`. DatasetError is raised if a sharder is running on
+    this machine, but a sharder on another machine is not detected.
     """
     place = find_destination(dest, options)
     if not place.is_begun:
@@ -119,7 +119,7 @@ def dry_run(
     progress: Progress | None = None,
     on_input: OnInput | None = None,
 ) -> ShardReport:
-    """Run all stages up to the shard plan without writing to `dest`. Probes of an unfinished run at `dest` are reused.
+    """Run all stages up to the shard plan without writing to `dest`. Probing results at `dest` are reused.
 
     Native clips are not encoded, so the report contains neither their size nor the number of their shards.
 
@@ -178,7 +178,7 @@ def _build(
 class _Assigned(NamedTuple):
     """Records that meet `where`, with their buckets.
 
-    bytes_read: bytes that were read to probe remote files; None if all files are local.
+    bytes_read: number of bytes that were read to probe remote files; None if all files are local.
     """
 
     records: RecordSet

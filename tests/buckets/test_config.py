@@ -194,7 +194,7 @@ def test_frame_rules_and_models_are_kept() -> None:
     assert config.model is not None
     with pytest.raises(ConfigError, match="80 frames"):
         BucketConfig(buckets=parse_buckets("832x480@80"), model=config.model)
-    with pytest.raises(ConfigError, match="needs sides that are multiples of 16; set multiple to 16"):
+    with pytest.raises(ConfigError, match="requires sides that are multiples of 16; set multiple to 16"):
         BucketConfig(size=SizeRule(max_pixels=399360, max_frames=81), ratios=Ratios(8), model=config.model)
 
 
@@ -203,9 +203,9 @@ def test_frame_rules_and_models_are_kept() -> None:
     [
         ("{}", "no buckets are given; set exactly one of"),
         ("{buckets: [832x480@81], resolution: [256px]}", "buckets and resolution cannot be combined"),
-        ("{resolution: [256px]}", "resolution needs num_frames"),
+        ("{resolution: [256px]}", "resolution requires num_frames"),
         ("{max_pixels: 1000}", "max_pixels with neither num_frames nor max_frames"),
-        ("{height: 480, max_frames: 81}", "height=480 needs width: set both for one fixed size, or max_pixels"),
+        ("{height: 480, max_frames: 81}", "height=480 requires width: set both for one fixed size, or max_pixels"),
         ("{height: 480, width: 830, max_frames: 81}", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
         ("{height: 480, width: 832, max_frames: 80}", r"max_frames: 80 frames do not follow the rule 4k\+1"),
         ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 cannot be combined with buckets"),

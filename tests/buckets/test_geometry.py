@@ -34,7 +34,7 @@ def test_every_size_keeps_the_multiple_and_the_area(side: int, suffix: str, mult
     name = f"{side}{suffix}"
     pixels = resolution_pixels(name)
     if pixels < multiple * multiple:
-        with pytest.raises(ConfigError, match="less than one block of multiple"):
+        with pytest.raises(ConfigError, match="fewer than multiple=.* squared"):
             aspect_table(name, multiple)
         return
     table = aspect_table(name, multiple)

@@ -31,7 +31,7 @@ MOCHI = ModelRule("mochi", FrameRule(6), 16, Fraction(30), vae_time=6)
         (
             ModelRule("cogvideox", FrameRule(8), max_num_frames=49),
             "720x480@57",
-            "720x480-57f for cogvideox: 57 frames; at most 49 are allowed",
+            "720x480-57f for cogvideox has 57 frames; at most 49 are allowed",
         ),
     ],
 )

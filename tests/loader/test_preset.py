@@ -91,7 +91,7 @@ def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) 
             r"bucket 96x64-5f for ours: 5 frames.* 8k\+1; nearest allowed: 1 and 9",
         ),
         (replace(RULE, multiple=64), "width=96 is not a multiple of 64; nearest allowed: 64 and 128"),
-        (replace(RULE, max_num_frames=5), "bucket 96x64-9f for ours: 9 frames; at most 5 are allowed"),
+        (replace(RULE, max_num_frames=5), "bucket 96x64-9f for ours has 9 frames; at most 5 are allowed"),
         ("wan2.1-480p", "but wan2.1 requires 16 frames per second; shard with --fps 16 --fps-rule resample"),
         ("wan2.1", "'wan2.1' is neither a file nor a preset"),
         (3, "preset=3: must be a preset name"),

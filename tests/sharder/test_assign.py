@@ -269,7 +269,7 @@ def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
         ({"buckets": (Bucket(81, 480, 832),), "resolution": ("256px",)}, "buckets and resolution cannot be combined"),
         ({"bucket_config": "wan2.1-480p", "max_frames": 81}, "max_frames=81 cannot be combined with buckets"),
         ({"bucket_config": "wan2.1-481p"}, "neither a file nor a preset; presets: "),
-        ({"height": 480, "max_frames": 81}, "height=480 needs width"),
+        ({"height": 480, "max_frames": 81}, "height=480 requires width"),
         ({"max_pixels": 0, "max_frames": 81}, "max_pixels=0: must be an integer from 1 to"),
         ({"resolution": ("256px",), "num_frames": (17,), "min_ar": 3.0}, "256px has no ratio from min_ar=3"),
         (

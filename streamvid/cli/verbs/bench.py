@@ -50,7 +50,7 @@ _LIMITS = {
     "sizes",
     multiple=True,
     metavar="N|BUCKET=N",
-    help="Samples per step, as for `streamvid plan`.  [default: 4]",
+    help="Samples per rank and step, as for `streamvid plan`.  [default: 4]",
 )
 @option_flags(BenchOptions, "options", exclude={"batch_size"})
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

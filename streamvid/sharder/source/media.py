@@ -33,7 +33,7 @@ def is_remote(path: str | Path) -> bool:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Split a URL into (bucket URL, key). The key is used unchanged: it has no escapes and no query."""
+    """Split a URL into (bucket URL, key). Escapes and queries in the key are not interpreted."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme.lower()}://{bucket}", key
@@ -118,7 +118,7 @@ class Media:
     def read(self) -> bytes:
         """Return all bytes of the file that was probed.
 
-        Raises SourceError if the file has changed since then, StorageError if the store fails.
+        Raises SourceError if the file has changed since it was probed, and StorageError if the store fails.
         """
         if not self.is_remote:
             return self._verified(self._read_local())
@@ -132,7 +132,7 @@ class Media:
     def read_ranges(self, ranges: Ranges) -> None:
         """Fill buffers with ranges of a remote file or part. Offsets are relative to its first byte.
 
-        Raises SourceError if the file was removed or changed after it was probed, StorageError if the store fails.
+        Raises SourceError if the file was removed or changed after it was probed, and StorageError if the store fails.
         """
         store, key = self.place
         version = "" if self.has_checksum else self.version

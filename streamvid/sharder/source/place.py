@@ -43,7 +43,7 @@ class SealedOrigin:
 
 
 class Place:
-    """Location of input files. Methods raise Rejected if a row is invalid, and other errors if the location is."""
+    """Location of input files. Methods raise Rejected for an invalid row, and other errors for an invalid location."""
 
     @property
     def url(self) -> str:

@@ -49,9 +49,10 @@ Value: TypeAlias = bool | int | float | str | None
 class Record:
     """Input row whose file exists. `source` is the file's name in the dataset; `path` is a local path or a URL.
 
-    version: modification time in nanoseconds, the store's version of the object, or a checksum. extra: files of the
-    conditioning inputs. captions: all captions with their weights if there are several; `caption` is the first one.
-    origin: keys and split in its sealed dataset, if the clip comes from one.
+    version: modification time in nanoseconds, the store's version of the object, or a checksum.
+    extra: files of the conditioning inputs.
+    captions: all captions with their weights if there are several; `caption` is the first caption.
+    origin: keys and split of the clip in the sealed dataset from which it comes; None for other clips.
     """
 
     row: int

@@ -55,7 +55,7 @@ def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, M
 
 
 class _SealedClip(NamedTuple):
-    """Index columns of one clip."""
+    """Values of the index columns for one clip."""
 
     key: str
     record_key: str

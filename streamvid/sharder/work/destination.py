@@ -19,7 +19,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """Destination of a dataset. store: store for its files. folder: local folder for unfinished work; may not exist."""
+    """Destination of a dataset. store: store for its files. folder: local work folder, which need not exist."""
 
     store: Store
     folder: Path
@@ -49,7 +49,7 @@ class Destination:
 def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     """Return the destination at `dest`.
 
-    Raises ConfigError if `dest` or `work_dir` is not usable, DatasetError if `dest` is a file, StorageError if
+    Raises ConfigError if `dest` or `work_dir` is not usable, DatasetError if `dest` is a file, and StorageError if
     its URL is not supported.
     """
     store = open_store(dest, options.storage)
@@ -71,7 +71,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
 
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
-    """Return the work folder for a URL and endpoint. It never changes, so that the next run finds unfinished work."""
+    """Return the work folder for a URL and endpoint. The next run gets the same folder and finds unfinished work."""
     endpoint = options.storage.endpoint_url or next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
     if options.work.work_dir is None:

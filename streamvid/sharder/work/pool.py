@@ -46,7 +46,7 @@ class _Worker:
 
 
 class Pool:
-    """Pool of worker processes for one kind of task. The workers end with the `with` block.
+    """Pool of worker processes for one kind of task. The workers end when the `with` block ends.
 
     handler: "module:function" of a function that workers call with a task and that returns a JSON value.
     held_fd: file descriptor that every worker keeps open, so that a lock on it lasts until the last worker has ended.

@@ -121,7 +121,7 @@ class Staging:
         return set(filter(_PLAN.fullmatch, names))
 
     def _notes(self, folder: str = STAGING) -> list[str]:
-        """Return the paths of a folder's notes in the store. Paths that are not valid are omitted."""
+        """Return the paths of a folder's notes in the store. Paths with ".." or a backslash are omitted."""
         paths = (state.path for state in self.store.files(folder))
         return [path for path in paths if ".." not in path.split("/") and "\\" not in path]
 

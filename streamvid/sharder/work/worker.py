@@ -16,7 +16,7 @@ from streamvid.errors import StreamvidError
 
 
 def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
-    """Run `handler`, a "module:function", on each task from a socket. A limit of 0 means no limit.
+    """Run `handler`, a "module:function", on each task received from a socket. A limit of 0 means no limit.
 
     A task that exceeds its time limit ends the whole process, because nothing else stops C code that hangs. The pool
     detects that the worker has ended. `held_fd` is kept open, but not used.
