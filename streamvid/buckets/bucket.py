@@ -82,7 +82,7 @@ class Bucket:
 
     @property
     def is_image(self) -> bool:
-        """True if the bucket contains still images, as one-frame buckets do."""
+        """True if the bucket has one frame and therefore contains still images."""
         return self.num_frames == 1
 
     @property
@@ -100,7 +100,7 @@ class Bucket:
         """Number of transformer tokens per sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
 
         This is exact for the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo; for other models it is a measure of
-        relative cost. Texts, which have no such tokens, count as 1.
+        relative cost. A text sample, which has no such tokens, counts as 1.
         """
         return max(1, -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16))
 

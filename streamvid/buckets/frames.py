@@ -123,7 +123,7 @@ class FrameRate:
         if self.fps is None or self.rule in ("native", "cap"):
             return num_frames // self.interval(fps)
         if seconds is None:
-            raise ConfigError(f"frame rate rule {self.rule!r} needs the clip's duration, which is unknown")
+            raise ConfigError(f"frame rate rule {self.rule!r} needs the clip's duration, which is unknown; use 'cap'")
         if self.rule == "resample":
             return max(1, int(Fraction(seconds) * self.fps + Fraction(1, 2)))
         return math.floor(Fraction(seconds) * self.fps)

@@ -94,7 +94,7 @@ def cli(verbose: bool, quiet: bool) -> None:
 
 
 def run(command: click.Command) -> None:
-    """Run `command` and exit with its exit code. A streamvid error prints one message; --verbose adds its traceback."""
+    """Run `command` and exit with its exit code. Errors are printed as one message; --verbose adds the traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name in another alphabet must not cause a failure

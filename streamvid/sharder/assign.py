@@ -240,7 +240,7 @@ def sample_key(
 ) -> str:
     """Return a sample's key: a readable stem followed by a hash. Adding input never changes existing keys.
 
-    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name for the stem, if any.
+    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name to use for the stem.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:
@@ -265,5 +265,5 @@ def split_of(own: str, val_fraction: float) -> str:
 
 
 def stable_hash(*parts: str) -> int:
-    """Return a 64-bit hash of the given texts. It is the same on every machine and in every version."""
+    """Return a 64-bit hash of the given texts. The hash is the same on every machine and in every version."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big")

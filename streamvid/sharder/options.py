@@ -411,7 +411,7 @@ class ShardOptions:
 
 
 def _buckets_json(config: BucketConfig) -> dict[str, object]:
-    """Return the bucket configuration for the manifest. It is a plain list if only the buckets are configured."""
+    """Return the bucket configuration for the manifest: a plain list if only the buckets are configured."""
     is_listed = config.buckets or config.resolution
     if is_listed and config.ratios == Ratios(config.multiple):
         plain = BucketConfig(

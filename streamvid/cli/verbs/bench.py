@@ -53,7 +53,7 @@ _LIMITS = {
     help="Samples per rank and step, as for `streamvid plan`.  [default: 4]",
 )
 @option_flags(BenchOptions, "options", exclude={"batch_size"})
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(
     dataset: str, sizes: tuple[str, ...], as_json: bool, storage: StorageOptions, options: BenchOptions

@@ -70,7 +70,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
     help="For metadata: rule for choosing frames at --fps.  [default: resample]",
 )
 @click.option("--video-column", metavar="C", help="Metadata column that holds media paths.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the forecast as JSON.")
 @storage_flags
 def command(
     source: str,

@@ -40,7 +40,7 @@ its newest checkpoint."""
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
 @click.option(
-    "--tracker", "trackers", multiple=True, metavar="NAME", help="Tracker, e.g. tensorboard or wandb; repeatable."
+    "--tracker", "trackers", multiple=True, metavar="NAME", help="Tracker, such as tensorboard or wandb; repeatable."
 )
 @click.option("--init", "init", type=click.Path(), metavar="FOLDER", help="Write a starter project into this folder.")
 @add_train_flags

@@ -1,7 +1,7 @@
 """Files embedded in the cells of Parquet files: binary columns, and Hugging Face's structs of bytes and path.
 
 Each file is written to the staging folder under its checksum while the rows are read, so that memory holds only a few
-files at a time, and an interrupted run finds the same files again. In the rows, its name replaces its bytes.
+files at a time, and an interrupted run finds the same files again. In the rows, the file's name replaces its bytes.
 """
 
 from __future__ import annotations

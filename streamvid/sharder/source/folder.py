@@ -24,7 +24,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def is_media_name(name: str) -> bool:
-    """Return whether the name has a media extension. Such files end up in a shard or in the rejections."""
+    """Return whether the name has a media extension. Files with such names are stored in a shard or rejected."""
     return posixpath.splitext(name)[1].lower().lstrip(".") in _EXTENSIONS
 
 
