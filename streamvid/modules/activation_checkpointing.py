@@ -67,7 +67,7 @@ def wrap(
 
 
 def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
-    """Configure DeepSpeed's activation checkpointing with `options` from its JSON; return its checkpoint function."""
+    """Configure activation checkpointing with `options` from DeepSpeed's JSON; return the checkpoint function."""
     from deepspeed import checkpointing
 
     checkpointing.configure(None, None, *(options.get(name) for name in _DEEPSPEED_OPTIONS))

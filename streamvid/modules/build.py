@@ -1,7 +1,7 @@
 """Construction of the training module from its configuration.
 
 factory ─► weight files ─► preset adapters fused ─► trainable parameters ─► adapters ─► dtypes
-        ─► activation checkpointing ─► 8 bits
+        ─► activation checkpointing ─► FP8
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _choose_trainable(module: nn.Module, model: ModelConfig, encoders: tuple[str
 def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> list[nn.Parameter]:
     if any(f"{name}.".startswith(f"{encoder}.") for encoder in encoders):
         raise ConfigError(
-            f"trainable contains {name!r}, which belongs to an encoder; encoders run without gradients: remove it "
-            "from trainable, or from the module's `encoders`"
+            f"trainable contains {name!r}, which is part of an encoder and therefore runs without gradients; "
+            "remove this name from trainable, or the encoder from the module's `encoders`"
         )
     part = part_of(module, name) if name else None
     if part is not None:
@@ -182,7 +182,7 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
     if covering:
         raise ConfigError(
             f"trainable contains {covering[0]!r} and lora.base_model is {base!r}, but adapters need frozen weights; "
-            "remove the former from trainable, or list only parts of it that get no adapters"
+            f"remove {covering[0]!r} from trainable, or replace it with submodules that get no adapters"
         )
     inside = [name for name in model.trainable or () if name.startswith(f"{base}.")]
     kept = [parameter for name in inside for parameter in _parameters_of(module, name, encoders)]

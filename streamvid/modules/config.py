@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from streamvid.config import Options, option, require
+from streamvid.errors import refuse_credentials
 
 Paths = dict[str, str | tuple[str, ...]] | tuple[str | tuple[str, ...], ...]
 """Weight files as a mapping from children, or as a list. A nested list holds the shards of one model."""
@@ -27,6 +28,12 @@ class WeightsConfig(Options):
     allow_missing: bool = option(False, help="Allow keys of the module that no file contains.")
     allow_unexpected: bool = option(False, help="Allow keys in files that the module does not have.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for files in self.paths.values() if isinstance(self.paths, dict) else self.paths:
+            for file in (files,) if isinstance(files, str) else files:
+                refuse_credentials("paths", file)
+
 
 LoraFormat: TypeAlias = Literal["diffusers", "peft", "diffsynth"]
 
@@ -46,11 +53,11 @@ class LoraConfig(Options):
         None, above=0, help="LoRA alpha: adapters are scaled by alpha / rank.", shown_default="the rank"
     )
     dropout: float = option(0.0, minimum=0, help="Dropout probability of the adapters' inputs.")
-    checkpoint: Path | None = option(None, help="File of adapters to start from.")
+    checkpoint: Path | None = option(None, help="Adapter file to start from.")
     format: LoraFormat = option(
-        "diffusers", help="Format of saved adapters: that of diffusers, peft or DiffSynth-Studio."
+        "diffusers", help="Format of saved adapters: diffusers, peft (a folder) or DiffSynth-Studio."
     )
-    preset_path: Path | None = option(None, help="File of adapters to fuse into `preset_model` before training.")
+    preset_path: Path | None = option(None, help="Adapter file to fuse into `preset_model` before training.")
     preset_model: str | None = option(None, help="Child module that receives the preset adapters.")
 
     def __post_init__(self) -> None:
@@ -109,7 +116,7 @@ class ModelConfig(Options):
     fp8: tuple[str, ...] = option((), help="Frozen models to store in 8 bits: dotted names, or paths of weight files.")
     lora: LoraConfig = option(default_factory=LoraConfig, help="Low-rank adapters.")
     activation_checkpointing: ActivationCheckpointingConfig = option(
-        default_factory=ActivationCheckpointingConfig, help="Blocks to recompute in the backward pass."
+        default_factory=ActivationCheckpointingConfig, help="Blocks whose activations are checkpointed."
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Encoding of a dataset into precomputed features by any number of processes.
+"""Encoding of a dataset into precomputed features in any number of processes.
 
 The unit of work is a shard, encoded from its first sample in batches of a fixed size, each with its own seed. The
 resulting bytes do not depend on ranks, earlier shards or killed runs. The store of the features records the finished
@@ -54,7 +54,7 @@ class EncodeJob:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Open the features for writing. If they come from another encoding, raise ConfigError with the differences."""
+        """Open the features for writing. Raise ConfigError if the destination contains different features."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 

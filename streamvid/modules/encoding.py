@@ -161,10 +161,10 @@ def check_fresh(
 ) -> None:
     """Raise ConfigError, naming every difference, if the encoders of the features differ from those of `model`.
 
-    module: built module, of whose encoders the weights are compared.
-    build: builds a module with its encoders, to compare the weights of those that `module` lacks and that no weight
-        file of `model` identifies. If they cannot be built here, a warning says so.
-    The loader compares datasets and views.
+    module: built module; the weights of its encoders are compared.
+    build: function that builds a module with its encoders. Called to compare encoders that `module` lacks and that no
+        weight file of `model` identifies. If they cannot be built here, a warning is logged.
+    Datasets and views are compared by the loader, not here.
     """
     made = sidecar.manifest.made_with
     digests = {name: digest for name, digest in made.get("encoders_sha256", {}).items() if name}  # "": no `encoders`
@@ -194,16 +194,18 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
     """Return the facts that define the encoders besides their weights.
 
-    names: factory arguments that they depend on; None: all.   has_encoders: the factory is identified by their weights.
+    names: factory arguments that the encoders depend on; None: all.
+    has_encoders: True if their weights are recorded, so that the name of the factory is ignored.
     """
     args = {name: portable(value) for name, value in model.args.items() if names is None or name in names}
     return {"version": VERSION, "factory": None if has_encoders else model.factory, "args": args}
 
 
 def portable(value: object) -> object:
-    """Replace the paths in an argument: a file by its SHA-256, others by a mark, because they may move.
+    """Replace the paths in an argument, because files and folders may move.
 
-    The weights in a folder are compared once they are loaded.
+    The path of a file is replaced by the SHA-256 of the file, and any other path by a placeholder. Weights in a folder
+    are compared after they are loaded.
     """
     if isinstance(value, Mapping):
         return {str(name): portable(one) for name, one in value.items()}
@@ -218,7 +220,7 @@ def portable(value: object) -> object:
 
 
 def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the weights of each of these parts that the module has."""
+    """Return the SHA-256 of the weights of each part in `names`, by name. Parts that do not exist are left out."""
     parts = {name: part for name in names if (part := part_of(module, name)) is not None}
     return {name: digest_tensors(part.state_dict(), type(part).__qualname__) for name, part in parts.items()}
 

@@ -3,9 +3,9 @@
     weight (out, …)  ─►  weight_fp8 (out, …)  float8_e4m3fn, kept as uint8      weight / scale, magnitudes up to 448
                          weight_scale (out, 1, …)  float32, a power of two      one per output channel
 
-Each scale is a power of two, so a restored weight has four significant bits and is exact in bfloat16 and float32:
-both compute with the same weights. Rounding changes a weight by at most `RELATIVE_ERROR` of its value or, if it
-is tiny, `ABSOLUTE_ERROR` of the largest value in its row.
+Each scale is a power of two, so a restored weight has four significant bits and is exact in bfloat16 and float32.
+Computations in either dtype use the same weights. Rounding changes a weight by at most `RELATIVE_ERROR` of its value
+or, if the value is tiny, `ABSOLUTE_ERROR` of the largest value in its row.
 
 The bytes are stored as uint8, because `.to(dtype)` would convert float8, and not every communication backend supports
 float8.
@@ -52,7 +52,7 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
             if isinstance(layer, LAYERS) and (path in stored or id(layer.weight) not in shared)
         }
         if not layers:
-            raise ConfigError(f"fp8 names {name!r}, which has no linear or convolution layer; remove it")
+            raise ConfigError(f"fp8 names {name!r}, which has no linear or convolution layer; remove this name")
         for path, layer in layers.items():
             if path not in stored:
                 _store_layer(path, layer)

@@ -4,11 +4,11 @@ A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / r
 formats, whose readers expect for a layer `blocks.0.q`:
 
 diffusers   transformer.blocks.0.q.lora_A.weight, and alpha in the header's `lora_adapter_metadata`
-peft        blocks.0.q.lora_A.weight; alpha is in a configuration of its own
+peft        base_model.model.blocks.0.q.lora_A.weight; alpha is in adapter_config.json in the same folder
 diffsynth   blocks.0.q.lora_A.default.weight; there is no alpha, so B is multiplied by the scale
 
 All of them are read, with alpha from wherever the format states it, and also ComfyUI's `diffusion_model.` prefix,
-`lora_down` and `lora_up`, and `alpha` tensors.
+`lora_down` and `lora_up`, `alpha` tensors, and kohya's `ss_network_alpha` in the header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,12 @@ _log = logging.getLogger(__name__)
 REGEX = "regex:"
 LARGE = 512
 _ADAPTER = ".default."  # peft's name for an unnamed adapter
-#: Prefixes of keys in diffusers' files: names of pipeline components. The first one is the default.
-_PIPELINE_PARTS = ("transformer", "transformer_2", "unet", "text_encoder", "text_encoder_2")
+_PEFT_MODEL = "base_model.model."  # where a PeftModel holds the model
+_PEFT_FACTS = ("r", "lora_alpha", "lora_dropout", "target_modules", "alpha_pattern", "rank_pattern")
+PEFT_CONFIG_FILE = "adapter_config.json"
+#: Prefixes of keys in diffusers' files. The first one is the default. It also applies to a second transformer, which
+#: diffusers selects by an argument of `load_lora_weights`.
+_PIPELINE_PARTS = ("transformer", "unet", "text_encoder", "text_encoder_2")
 _DIFFUSERS_FACTS = "lora_adapter_metadata"
 
 
@@ -84,14 +88,17 @@ def require_files(config: LoraConfig) -> None:
     named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
     lacking = [f"{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()]
     if lacking:
-        raise ConfigError(f"{' and '.join(lacking)}: no such file; use a .safetensors file of adapters")
+        raise ConfigError(
+            f"{' and '.join(lacking)}: no such file; use a LoRA adapter file, such as adapter_model.safetensors in a "
+            "folder of peft"
+        )
 
 
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
     """Return the dotted names of the layers of `base` that get adapters.
 
-    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, linear
-        layers in lists of blocks that have at least 512 inputs and outputs, or all such layers if none is that large.
+    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, the linear
+        layers inside lists of blocks: those with at least 512 inputs and outputs or, if there are none, all of them.
     """
     names = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else list(wanted)
     modules = {name: part for name, part in base.named_modules() if name}
@@ -136,7 +143,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
                 f"{tuple(layer.weight.shape)}; use adapters for this model"
             )
         with torch.no_grad():
-            layer.weight.copy_(layer.weight.float() + found.scale(name) * delta.reshape(layer.weight.shape))
+            layer.weight.copy_(layer.weight.float() + found.scales[name] * delta.reshape(layer.weight.shape))
     _log.info("fused the adapters of %s into %d layers of %s", path, len(pairs), config.preset_model)
     return len(pairs)
 
@@ -199,7 +206,18 @@ def adapter_file(
         facts["format"] = "pt"
         facts[_DIFFUSERS_FACTS] = json.dumps({f"{prefix}.{key}": theirs[key] for key in sorted(theirs)})
         state = {f"{prefix}.{key}": tensor for key, tensor in state.items()}
+    if format == "peft":
+        state = {f"{_PEFT_MODEL}{key}": tensor for key, tensor in state.items()}
     return state, facts
+
+
+def peft_config(module: nn.Module) -> dict[str, Any]:
+    """Return the content of peft's adapter_config.json for the adapters of `module`; empty if it has none."""
+    base = base_of(module)
+    if base is None:
+        return {}
+    config = _peft_config(module.get_submodule(base))
+    return {"peft_type": "LORA", **{name: getattr(config, name) for name in _PEFT_FACTS}}
 
 
 def _peft_config(part: nn.Module) -> Any:
@@ -224,40 +242,64 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
                 f"checkpoint {path}: {name} has shape {tuple(state[name].shape)}, not {tuple(parameter.shape)}; "
                 f"rank is {config.rank}: set lora.rank to the rank of the checkpoint"
             )
-        scale = found.scale(name.rpartition(".lora_")[0])
-        if scale != _alpha(config) / config.rank:
-            alpha = scale * config.rank
-            raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}; set lora.alpha={alpha} to use it")
-        with torch.no_grad():
+    if set(found.scales.values()) != {_alpha(config) / config.rank}:
+        _refuse_alphas(path, config, sorted({scale * config.rank for scale in found.scales.values()}))
+    with torch.no_grad():
+        for name, parameter in here.items():
             parameter.copy_(state[name])
     _log.info("adapters of %s start from %s", config.base_model, path)
 
 
+def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float]) -> NoReturn:
+    if len(alphas) == 1 and alphas[0] > 0:
+        raise ConfigError(
+            f"alpha is {_alpha(config)}, but {path} has {alphas[0]}; set lora.alpha={alphas[0]} to use it"
+        )
+    raise ConfigError(
+        f"checkpoint {path} has alphas {some([str(alpha) for alpha in alphas])}, but training uses one positive alpha "
+        "for all layers; fuse it with lora.preset_path and lora.preset_model instead"
+    )
+
+
 @dataclass(frozen=True)
 class _Adapters:
-    """Adapters of a file, by their names in the model. facts: peft's description of them, as far as it is known.
+    """Adapters read from a file.
 
-    alphas: alpha of single layers.
+    tensors: adapter tensors by their names in the model. scales: layer name → factor of its B @ A, which is
+    alpha / rank, or 1 if the file does not state alpha.
     """
 
     tensors: dict[str, Tensor]
-    facts: Mapping[str, Any]
-    alphas: Mapping[str, float]
+    scales: Mapping[str, float]
 
-    def scale(self, layer: str) -> float:
-        """Return the factor of a layer's B @ A: alpha / rank, or 1 if the file does not state alpha."""
-        rank = self.tensors[f"{layer}.lora_A.weight"].shape[0]
-        alpha = (
-            self.alphas.get(layer) or _matching(self.facts.get("alpha_pattern"), layer) or self.facts.get("lora_alpha")
-        )
-        return 1.0 if alpha is None else float(alpha) / (math.sqrt(rank) if self.facts.get("use_rslora") else rank)
+
+def _scales(
+    facts: Mapping[str, Mapping[str, Any]], ranks: Mapping[str, int], alphas: Mapping[str, float], removed: str
+) -> dict[str, float]:
+    """Return the factor of each layer's B @ A.
+
+    facts: result of `_facts`. ranks: layer name → rank. alphas: layer name → alpha, if the file states it separately
+    for each layer. removed: what the file has before all of these names.
+    """
+    components = {layer: f"{removed}{layer}".partition(".")[0] for layer in ranks}
+    # Files whose keys lack the component, such as those of peft, have one description for all layers.
+    is_shared = len(facts) == 1 and facts.keys().isdisjoint(components.values())
+    shared: Mapping[str, Any] = next(iter(facts.values())) if is_shared else {}
+    found = {}
+    for layer, rank in ranks.items():
+        component, own = components[layer], facts.get(components[layer], shared)
+        name = f"{removed}{layer}".removeprefix(f"{component}.") if component in facts else layer
+        stated = (alphas.get(layer), _matching(own.get("alpha_pattern"), name), own.get("lora_alpha"))
+        alpha = next((value for value in stated if value is not None), None)
+        found[layer] = 1.0 if alpha is None else float(alpha) / (math.sqrt(rank) if own.get("use_rslora") else rank)
+    return found
 
 
 def _matching(pattern: object, layer: str) -> Any:
     """Return the value of the pattern that matches a layer's name, as peft looks it up."""
     if not isinstance(pattern, Mapping):
         return None
-    return next((value for key, value in pattern.items() if re.search(rf"(.*\.)?({key})$", layer)), None)
+    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", layer)), None)
 
 
 def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _Adapters:
@@ -265,15 +307,21 @@ def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _
     assert path is not None
     state = {_theirs(key): tensor for key, tensor in read_state([path]).items()}
     if not any(map(is_adapter, state)):
-        raise ConfigError(f"{field} {path} contains neither lora_A nor lora_B; use a file of adapters")
-    layers = {layer for layer, _ in base.named_modules()}
-    for prefix in ("base_model.model.", "pipe.", f"{name}.", "diffusion_model.", *(f"{p}." for p in _PIPELINE_PARTS)):
+        raise ConfigError(f"{field} {path} contains no lora_A or lora_B tensors; use a LoRA adapter file")
+    layers, removed = {layer for layer, _ in base.named_modules()}, ""
+    for prefix in (_PEFT_MODEL, "pipe.", f"{name}.", "diffusion_model.", *(f"{p}." for p in _PIPELINE_PARTS)):
         # Removed only if all names have the prefix and are not those of layers, because a layer may have this name.
         if all(key.startswith(prefix) for key in state) and not all(_layer(key) in layers for key in state):
             state = {key.removeprefix(prefix): tensor for key, tensor in state.items()}
+            removed += prefix
     alphas = {_layer(key): float(tensor) for key, tensor in state.items() if key.endswith(".alpha")}
     tensors = {key: tensor for key, tensor in state.items() if not key.endswith(".alpha")}
-    return _Adapters(tensors, _facts(path, field), alphas)
+    ranks = {_layer(key): tensor.shape[0] for key, tensor in tensors.items() if key.endswith(".lora_A.weight")}
+    try:
+        scales = _scales(_facts(path), ranks, alphas, removed)
+    except (ValueError, TypeError, AttributeError, ArithmeticError, re.error) as error:
+        raise ConfigError(f"{field} {path}: the description of the adapters is damaged ({error})") from None
+    return _Adapters(tensors, scales)
 
 
 def _theirs(key: str) -> str:
@@ -285,19 +333,24 @@ def _layer(key: str) -> str:
     return key.removesuffix(".alpha") if key.endswith(".alpha") else re.split(r"\.lora_[AB]\.", key)[0]
 
 
-def _facts(path: Path, field: str) -> Mapping[str, Any]:
-    """Return what the file's header, or peft's adapter_config.json next to it, states about the adapters."""
-    known, beside = read_metadata(path), path.with_name("adapter_config.json")
-    try:
-        if _DIFFUSERS_FACTS in known:
-            theirs = json.loads(known[_DIFFUSERS_FACTS])
-            return {key.partition(".")[2] or key: theirs[key] for key in theirs}
-        if "alpha" in known:
-            return {"lora_alpha": float(known["alpha"])}
-        facts = json.loads(beside.read_bytes()) if beside.is_file() else {}
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"{field} {path}: the description of the adapters is damaged ({error})") from None
-    return facts if isinstance(facts, Mapping) else {}
+def _facts(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Return what the file's header, or peft's adapter_config.json next to it, states about the adapters.
+
+    The keys are pipeline components, or only "" if the statements apply to the whole file.
+    """
+    known, beside = read_metadata(path), path.with_name(PEFT_CONFIG_FILE)
+    if _DIFFUSERS_FACTS in known:
+        facts: dict[str, dict[str, Any]] = {}
+        for key, value in json.loads(known[_DIFFUSERS_FACTS]).items():
+            component, _, fact = key.rpartition(".")
+            facts.setdefault(component, {})[fact] = value
+        return {**facts}
+    if "alpha" in known:
+        return {"": {"lora_alpha": float(known["alpha"])}}
+    if known.get("ss_network_alpha", "None") != "None":
+        return {"": {"lora_alpha": float(known["ss_network_alpha"]) or None}}  # in kohya's trainers, 0 means the rank
+    config = json.loads(beside.read_bytes()) if beside.is_file() else {}
+    return {"": config if isinstance(config, Mapping) else {}}
 
 
 def _alpha(config: LoraConfig) -> float:

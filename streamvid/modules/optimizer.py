@@ -26,12 +26,14 @@ class OptimizerConfig(Options):
         (0.9, 0.99), help="Momentum coefficients; null if the optimizer has none."
     )
     weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null if the optimizer has none.")
-    args: dict[str, Any] = option(default_factory=dict, help="Further arguments of the optimizer.")
-    schedule: Literal["constant", "cosine", "linear"] = option("constant", help="Learning rate after the warmup.")
+    args: dict[str, Any] = option(default_factory=dict, help="Additional arguments of the optimizer.")
+    schedule: Literal["constant", "cosine", "linear"] = option(
+        "constant", help="Learning rate schedule after the warmup."
+    )
     warmup_steps: int = option(0, minimum=0, help="Steps of linear warmup.")
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
     grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients; null: no clipping.")
-    ema_decay: float | None = option(None, help="Decay of a moving average of trained weights, which is saved too.")
+    ema_decay: float | None = option(None, help="Decay of the moving average of trained weights, which is also saved.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +66,9 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ConfigError(f"nothing trains; set model.trainable or lora.base_model to one of: {child_names(model)}")
+        raise ConfigError(
+            f"no parameter is trainable; set model.trainable or lora.base_model to one of: {child_names(model)}"
+        )
     try:
         made: torch.optim.Optimizer = import_object(config.factory)(parameters, **config.arguments)
     except TypeError as error:
@@ -94,7 +98,8 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if state.keys() != self.mean.keys():
             raise StateError(
-                "the moving average in the checkpoint covers other parameters; use the config that wrote the checkpoint"
+                "the moving average in the checkpoint covers other parameters; "
+                "use the config of the run that saved the checkpoint"
             )
         for name, tensor in state.items():
             self.mean[name].copy_(tensor)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +14,10 @@ from torch import Tensor, nn
 from streamvid.errors import ConfigError, StreamvidError
 from streamvid.modules import lora
 from streamvid.modules.config import LoraFormat
+from streamvid.modules.weight_files import SAFETENSORS, write_state
+
+#: Name that peft expects in a folder of adapters.
+PEFT_WEIGHTS_FILE = f"adapter_model{SAFETENSORS}"
 
 
 @dataclass(frozen=True)
@@ -18,11 +25,13 @@ class WeightFile:
     """Content of one saved file.
 
     name: name of the child, or "lora" for adapters; "" if there is only one file.   metadata: header metadata.
+    peft_config: configuration of adapters in peft's format, which are saved as a folder; empty for everything else.
     """
 
     name: str
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
+    peft_config: dict[str, Any] = field(default_factory=dict)
 
 
 def files(
@@ -44,8 +53,46 @@ def files(
     parts = [WeightFile("" if is_only_one else child, own, {}) for child, own in children.items()]
     adapters, metadata = lora.adapter_file(module, tensors, lora_format)
     if adapters:
-        parts.append(WeightFile("lora" if parts else "", adapters, metadata))
+        config = lora.peft_config(module) if lora_format == "peft" else {}
+        parts.append(WeightFile("lora" if parts else "", adapters, metadata, config))
     return tuple(parts)
+
+
+def write(file: WeightFile, path: Path) -> None:
+    """Write `path`.safetensors, or the folder `path` for adapters in peft's format. What was there is replaced.
+
+    path: without a suffix. Nothing incomplete is visible under this name.
+    """
+    path = path if file.peft_config else path.with_name(f"{path.name}{SAFETENSORS}")
+    temporary = _temporary(path)
+    if file.peft_config:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        write_state(temporary / PEFT_WEIGHTS_FILE, file.tensors, file.metadata)
+        text = json.dumps(file.peft_config, indent=1, sort_keys=True) + "\n"
+        (temporary / lora.PEFT_CONFIG_FILE).write_text(text, encoding="utf-8")
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        write_state(temporary, file.tensors, file.metadata)
+    temporary.rename(path)
+
+
+def written(folder: Path) -> list[Path]:
+    """Return what `write` has written into `folder`, oldest first."""
+    paths = [*folder.glob(f"*{SAFETENSORS}"), *(path.parent for path in folder.glob(f"*/{PEFT_WEIGHTS_FILE}"))]
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder. A kill during the removal leaves no incomplete folder under its name."""
+    if path.is_dir():
+        shutil.rmtree(path.rename(_temporary(path)))
+    else:
+        path.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _whole_children(module: nn.Module) -> tuple[str, ...]:
@@ -60,8 +107,8 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
     if len(set(renamed.values())) < len(renamed):
         twice = sorted(name for name, new in renamed.items() if new != name and new in state)
         raise ConfigError(
-            f"remove_prefix is {prefix!r}, but without it {twice[0]} would have the name of another tensor; use "
-            "another prefix, or none"
+            f"remove_prefix is {prefix!r}, but without this prefix {twice[0]} would have the name of another tensor; "
+            "use another prefix, or none"
         )
     return {new: state[name] for name, new in renamed.items()}
 

@@ -1,4 +1,4 @@
-"""Size of the models and their trainable parts: the table at the start of a run."""
+"""Sizes of the models and of their trainable parts, logged as a table at the start of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADER = ("model", "class", "parameters", "trainable", "bytes", "dtype")
 
 @dataclass
 class ModelSize:
-    """One row of the table. Bytes include buffers.
+    """Row of the size table. Bytes include buffers.
 
     A shared tensor is counted only in the first model that contains it.
     num_of_dtype: number of parameters per dtype name.
@@ -33,7 +33,7 @@ class ModelSize:
     num_of_dtype: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Count one tensor. 8-bit weights count as the parameters that they represent, their scales only as bytes."""
+        """Count one tensor. 8-bit weights count as the parameters that they represent; their scales only add bytes."""
         self.num_bytes += tensor.nbytes
         *_, own = name.split(".")
         if isinstance(tensor, nn.Parameter) and own != fp8.SCALE:

@@ -39,7 +39,7 @@ ROOT_VARIABLES = ("STREAMVID_MODEL_ROOT", "DIFFSYNTH_MODEL_BASE_PATH")
 class WeightSource:
     """The files of one model.
 
-    child: child that the files belong to; None selects the child with matching keys and shapes.
+    child: child that receives the tensors; None selects the child with matching keys and shapes.
     written: paths as the user wrote them.
     """
 
@@ -64,8 +64,8 @@ class Fingerprint(TypedDict):
 def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
     """Find the weight files that a configuration names and verify that each is readable.
 
-    A path may be a glob: its matches, in sorted order, are the shards of one model. A model that is named twice is
-    loaded once. Raises ConfigError, listing every problem.
+    A path may be a glob: its matches, in sorted order, are the shards of one model. A model that is named more
+    than once is loaded once. Raises ConfigError, listing every problem.
     """
     items = config.paths.items() if isinstance(config.paths, dict) else ((None, item) for item in config.paths)
     problems: list[str] = []
@@ -122,7 +122,7 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with reproducible bytes. The library itself does not sort the metadata."""
+    """Write a safetensors file with reproducible bytes. safetensors leaves the metadata unsorted, so sort it here."""
     path.unlink(missing_ok=True)
     path.touch()
     mode = path.stat().st_mode  # the user's default mode; safetensors would write a file that only the user can read
@@ -195,14 +195,14 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
         # A file may be named for two children, which then start with equal weights. Naming it again without a child is
         # a repetition.
         if first is not source and (source.child is None or source.child == first.child):
-            _log.warning("%s is named twice; only the first entry is used", source.name)
+            _log.warning("%s is named more than once; only the first entry is used", source.name)
             continue
         kept.append(source)
     return tuple(kept)
 
 
 def _problem_of(file: Path) -> str | None:
-    """Check the header of an existing file, and return a description of the problem or None."""
+    """Check the header of an existing file. Return a description of the problem, or None if the header is valid."""
     if file.stat().st_size == 0:
         return f"{file} is empty"
     try:

@@ -1,7 +1,7 @@
 """Loading of weight files into the training module: each file fills the child with matching keys and shapes.
 
 The keys of a file are those of its child, optionally with one common prefix: the child's name, pipe.NAME, model or
-module. A file may also hold the whole training module.
+module. A file may also contain the weights of the entire training module.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Match:
 def load(
     module: nn.Module, sources: Sequence[WeightSource], config: WeightsConfig, *, may_lack: Sequence[str] | None = ()
 ) -> dict[str, str]:
-    """Load weight files into `module`. Return the child that each written path fills; "" is the whole module.
+    """Load weight files into `module`. Map each written path to the child that it fills ("": the module).
 
-    may_lack: children that the task can do without; None: any child. Files of absent children are skipped.
+    may_lack: children that the module need not have; None: any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a key is missing or unexpected and `config` does not allow
-    this, or if a file fits no child or several. Raises ConfigError at the end if no file filled a meta tensor.
+    this, or if a file fits no child or several. Raises ConfigError at the end if a meta tensor is still empty.
     """
     states = [read_state(source.files) for source in sources]
     went: dict[str, str] = {}
@@ -143,7 +143,7 @@ def _matches(
 
 
 def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
-    """Map each name of a shared parameter to all of its names, of which a file needs only one."""
+    """Map each name of a shared parameter to all its names. A file needs to contain only one of them."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

@@ -4,8 +4,8 @@
 
 It is causal: no output depends on later frames. The first latent of a clip depends on the first frame alone, so an
 image is a clip of one frame. The shipped weights were trained for a few minutes on two cores with the three scenes of
-the demo corpus (tools/train_autoencoder.py), and reach 26 dB on other videos of these scenes. They demonstrate training
-on latents and are no match for a published autoencoder.
+the demo corpus (tools/train_autoencoder.py), and reach a PSNR of 26 dB on other videos of these scenes. They
+demonstrate training on latents and do not replace a published autoencoder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CausalConv(nn.Conv3d):
 
 
 class Residual(nn.Module):
-    """Residual block within frames, then across frames. Its norm is per position, so it mixes no frames."""
+    """Residual block within frames, then across frames. Its norm is per position, so the norm does not mix frames."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -132,7 +132,10 @@ class Autoencoder(nn.Module):
         return (self.encoder(cells) - self.mean) / self.std  # type: ignore[no-any-return]
 
     def decode(self, latents: Tensor, size: Size) -> Tensor:
-        """Decode latents (B, C, t, h, w) to a video (B, 3, T, H, W) of `size` (T, H, W), with values in about -1..1."""
+        """Decode latents (B, C, t, h, w) to a video (B, 3, T, H, W) of `size` (T, H, W).
+
+        The values range from about -1 to 1.
+        """
         _, _, t, h, w = latents.shape
         cells = self.decoder(latents * self.std + self.mean).permute(0, 2, 3, 4, 1).flatten(1, 3)
         return unpatchify(cells, (4 * t - 3, 8 * h, 8 * w), CELL)[:, :, : size[0], : size[1], : size[2]]

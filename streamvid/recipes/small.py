@@ -44,7 +44,7 @@ class SmallConfig(Options):
     )
     autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
     text: TextConfig = option(default_factory=TextConfig, help="Kind or options of the text encoder.")
-    time_shift: float = option(1.0, help="Time shift; values above 1 put more times near the noise.")
+    time_shift: float = option(1.0, help="Time shift; values above 1 move the sampled times toward the noise end.")
     sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")
     guidance: float = option(1.0, minimum=0, help="Classifier-free guidance scale of samples; 1: no guidance.")
     seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of the initial weights.")
@@ -146,7 +146,7 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
-        """Generate videos, uint8 (B, 3, T, H, W), for the batch's texts and bucket from noise drawn with its seeds."""
+        """Generate uint8 videos (B, 3, T, H, W) for a batch's texts and bucket, from noise drawn with its seeds."""
         device, size = self.transformer.always.device, batch.bucket.shape
         codec = self.autoencoder if hasattr(self, "autoencoder") else self.config.build_codec().to(device)
         noise, _ = draw_noise_and_times(codec.latent_shape(size), batch.sample_seeds, device)

@@ -66,7 +66,7 @@ class TextConfig(Options):
             if missing:
                 raise ConfigError(
                     f"text path {str(self.path)!r} has no {' and no '.join(missing)}; "
-                    "give a folder written by save_pretrained"
+                    "use a folder written by save_pretrained"
                 )
             return self.path
         # Located without an import, because a package of weights may import much more.
@@ -157,7 +157,10 @@ class TransformersEncoder(nn.Module):
         _log.info("text encoder: %s, states of width %d", folder, self.width)
 
     def forward(self, text: Sequence[str]) -> list[Tensor]:
-        """Encode B captions as B tensors (L_i, width), float32, where L_i counts tokens, including special ones."""
+        """Encode B captions as B tensors (L_i, width), float32, where L_i is the number of tokens.
+
+        Special tokens are included.
+        """
         return [self._states(caption) for caption in text]
 
     def _states(self, caption: str) -> Tensor:

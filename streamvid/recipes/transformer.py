@@ -6,7 +6,7 @@
                   ┌─ mean ─────┴─► condition (B,dim) ── adaLN-zero ─┘   │
     text (B,L,D) ─┴─ MLP ─► with one learned state in front ──── cross-attention
 
-Every block starts as the identity, and the velocity starts as zero, so the first loss is that of predicting zero.
+Every block starts as the identity, and the velocity starts as zero, so the first loss is the loss of a zero prediction.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class VideoTransformer(nn.Module):
 
 
 def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
-    """Average the states (B, L, dim) that are not padding to (B, dim). If all are padding, return zeros."""
+    """Average the states (B, L, dim) that are not padding. Return (B, dim), or zeros if all are padding."""
     counted = mask.unsqueeze(-1).to(states.dtype)
     return (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
 

@@ -1,6 +1,7 @@
 """Checkpoints: written under a temporary name, then renamed, so that every visible checkpoint is complete.
 
 OUTPUT/step-N.safetensors             trained weights: one file per model, adapters in a separate file
+OUTPUT/step-N/                        adapters in peft's format, instead of a file
 OUTPUT/config.yaml, versions.json     configuration and software of the run
 OUTPUT/state/step-N/                  everything that a resumed run needs
     model.safetensors, optimizer.bin …    accelerate's own files, without frozen weights
@@ -34,7 +35,6 @@ from streamvid.errors import ConfigError, StateError
 from streamvid.modules import saving
 from streamvid.modules.encoding import digest_tensors, portable
 from streamvid.modules.optimizer import Ema
-from streamvid.modules.weight_files import write_state
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import Batches
 from streamvid.trainer.metrics import METRICS_FILE
@@ -42,7 +42,7 @@ from streamvid.trainer.metrics import METRICS_FILE
 _log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
-_WEIGHTS = re.compile(r"((?:step|epoch)-[0-9]+)(?:\..*)?\.safetensors")
+_WEIGHTS = re.compile(r"((?:step|epoch)-[0-9]+)(?:\..*)?")
 _FROZEN = "frozen weights of "
 _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "numpy")
 
@@ -71,7 +71,7 @@ class Checkpoints:
         self._has_zero = accelerator.distributed_type.value == "DEEPSPEED"
 
     def identify(self, module: nn.Module) -> None:
-        """Note the names and shapes that train, and the weights that do not, for the comparison with a checkpoint."""
+        """Record the names and shapes of trained tensors and the digests of frozen weights, for comparison."""
         shapes = {name: list(tensor.shape) for name, tensor in saving.changing(module).items()}
         self._made_of["trained tensors"] = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
         for name, child in module.named_children():
@@ -94,7 +94,7 @@ class Checkpoints:
         progress: TrainProgress,
         loader_state: Mapping[str, object],
     ) -> None:
-        """Save the weights as `name` and the state of this step, and remove old files beyond the configured numbers."""
+        """Save the weights as `name` and the state of this step, then remove the oldest files beyond the limits."""
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         model = self.accelerator.unwrap_model(module).model
@@ -125,14 +125,15 @@ class Checkpoints:
 
     def _save_weights(self, name: str, model: nn.Module, tensors: dict[str, Tensor]) -> None:
         for file in saving.files(model, tensors, self.config.model.lora.format):
-            path = self.config.output / f"{name}{file.name and '.'}{file.name}.safetensors"
             state = saving.remove_prefix(file.tensors, self.config.checkpoints.remove_prefix)
-            temporary = path.with_name(f".{path.name}.tmp")
-            write_state(temporary, state, file.metadata)
-            temporary.rename(path)
+            path = self.config.output / f"{name}{file.name and '.'}{file.name}"
+            saving.write(dataclasses.replace(file, tensors=state), path)
 
     def find(self) -> Path | None:
-        """Return the state folder to resume, or None for a new run. Raises ConfigError if that would mix two runs."""
+        """Return the state folder to resume, or None for a new run.
+
+        Raises ConfigError if the output folder would then contain two runs.
+        """
         existing, output = _state_folders(self.folder), self.config.output
         if self.config.checkpoints.resume == "latest":
             return existing[-1] if existing else None
@@ -186,22 +187,21 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         for folder in _state_folders(self.folder)[: -self.config.checkpoints.keep]:
-            # Renamed first, so that a kill during the removal leaves no incomplete checkpoint.
-            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
+            saving.remove(folder)
         if self.config.checkpoints.keep_weights is not None:
             saves: dict[str, list[Path]] = {}  # oldest first, by time, because step and epoch numbers do not compare
-            for path in sorted(self.config.output.glob("*.safetensors"), key=lambda one: one.stat().st_mtime_ns):
+            for path in saving.written(self.config.output):
                 if found := _WEIGHTS.fullmatch(path.name):
                     saves.setdefault(found[1], []).append(path)
             old = list(saves.values())[: -self.config.checkpoints.keep_weights]
             for path in itertools.chain.from_iterable(old):
-                path.unlink()
+                saving.remove(path)
 
 
 def _check_random_states(path: Path) -> None:
-    """Raise an error if accelerate could not restore the random states, which it only logs.
+    """Raise an error if accelerate failed to restore the random states, because it only logs the failure.
 
-    A rank that the saving run did not have has no file.
+    If this rank has no file, nothing is checked: the run that saved the checkpoint had fewer ranks.
     """
     if path.exists() and not torch.equal(load_pickle(path)["torch_manual_seed"], torch.get_rng_state()):
         raise ValueError(f"{path.name} does not hold the random states of a run")
@@ -228,7 +228,7 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
 
 
 def _differences(here: dict[str, object], there: dict[str, object]) -> list[str]:
-    """Return a sentence part for each value that differs between the model here and that of a checkpoint."""
+    """Describe each value that differs between this model and the model of a checkpoint."""
     # A frozen part may be absent on one side, such as an encoder if its features are precomputed.
     keys = [key for key in here | there if not key.startswith(_FROZEN) or (key in here and key in there)]
     pairs = [(key, here.get(key, "not set"), there.get(key, "not set")) for key in keys]
@@ -257,11 +257,12 @@ def _step_of(folder: Path) -> int:
 
 
 def _read_run(folder: Path) -> Mapping[str, Any]:
-    """Read a checkpoint's trainer.json. Raises StateError if it is unreadable or of another version."""
+    """Read a checkpoint's trainer.json. Raises StateError if the file is unreadable or has another version."""
     saved = _read_json(folder / "trainer.json")
     if saved.get("version") != STATE_VERSION:
         raise StateError(
-            f"checkpoint {folder} has version {saved.get('version')!r}; only {STATE_VERSION} can be resumed"
+            f"checkpoint {folder} has version {saved.get('version')!r}, but only version {STATE_VERSION} can be "
+            "resumed; start a new run in another output folder"
         )
     return saved
 

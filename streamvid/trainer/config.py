@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streamvid.config import Options, option, require
-from streamvid.errors import ConfigError
+from streamvid.errors import ConfigError, refuse_credentials
 from streamvid.modules.config import ModelConfig
 from streamvid.modules.optimizer import OptimizerConfig
 from streamvid.storage import StorageOptions, redact
@@ -51,6 +51,9 @@ class DataConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.dataset), "dataset", "empty", "the URL or path of a sealed dataset")
+        for one in self.dataset if isinstance(self.dataset, tuple) else (self.dataset,):
+            refuse_credentials("dataset", str(one.get("url", "")) if isinstance(one, dict) else one)
+        refuse_credentials("features.url", self.features.url or "")
         _require_one_of(self, "batch_size", "max_tokens_per_batch")
         sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
         require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "at least 1")
@@ -58,7 +61,7 @@ class DataConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(Options):
-    """Held-out loss, always on the same batches with the same noise, and generated samples."""
+    """Evaluation during training: the loss on fixed held-out batches with fixed noise, and generated samples."""
 
     steps: int | None = option(100, minimum=1, help="Evaluate every N steps; null: never.")
     num_batches: int = option(2, minimum=0, help="Held-out batches per rank.")

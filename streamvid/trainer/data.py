@@ -159,7 +159,7 @@ def open_loaders(
 
 
 def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[DatasetConfig]:
-    """Return the datasets that have held-out clips; none if the run does not evaluate."""
+    """Return the datasets that have held-out clips, or an empty list if the run does not evaluate."""
     settings = config.eval
     if not settings.num_batches or not (settings.steps or settings.sample_steps):
         return []
@@ -167,7 +167,7 @@ def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[D
     if found:
         _log.info("evaluation: the first %d batches per rank of split %r", settings.num_batches, settings.split)
         return found
-    remedy = "shard with --val-fraction, or set eval.split=train to evaluate on clips that are trained on"
+    remedy = "shard with --val-fraction, or set eval.split=train to evaluate on clips that are also used for training"
     if settings.sample_steps or settings.split != "val":
         raise ConfigError(f"eval.split is {settings.split!r}, which no dataset has; {remedy}")
     _log.warning("no evaluation: no dataset has the split %r; %s", settings.split, remedy)

@@ -27,7 +27,7 @@ def encode(
     world: position among independent processes, such as those of a job array, which replaces the rank in this launch;
         the last process seals the features.
     progress: called with "encode", the number of samples encoded so far, and the total of this process.
-    Raises ConfigError for a wrong configuration, SampleError for too many bad samples, and errors from the loader
+    Raises ConfigError for an invalid configuration, SampleError for too many bad samples, and errors from the loader
     and the writer.
     """
     source = source_of(config)

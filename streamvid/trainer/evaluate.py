@@ -25,7 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batch]) -> float:
-    """Return the mean loss per sample over the batches of all ranks. Per-sample losses of repeats are excluded."""
+    """Return the mean loss per sample over the batches of all ranks.
+
+    If the module returns a loss per sample, repeated samples are left out.
+    """
     total = torch.zeros(2, device=accelerator.device)
     with evaluating(module):
         for number, batch in enumerate(one.to(accelerator.device) for one in batches):

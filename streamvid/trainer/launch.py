@@ -60,9 +60,9 @@ def stop_requests() -> Iterator[StopRequest]:
 
 @contextmanager
 def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
-    """Create the Accelerator of this process, and forget its settings at the end, so that a later run may have others.
+    """Create the Accelerator of this process, and reset its settings at the end, so that later runs can change them.
 
-    Settings of an Accelerator that the caller made before, and the process group of a launch, remain.
+    Settings of an Accelerator that the caller created before, and the process group of a launch, remain.
     Raises ConfigError if the launcher and the config disagree.
     """
     is_callers = is_initialized()
@@ -116,7 +116,7 @@ def end_processes() -> None:
 
 
 def is_launched_alone(environ: Mapping[str, str]) -> bool:
-    """Return whether accelerate's CPU launcher set up a group but left it to mpirun to start the other processes."""
+    """Return whether accelerate's CPU launcher configured a process group but expects mpirun to start processes."""
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     is_cpu_launch = environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_PORT" in environ
     return is_cpu_launch and not any(name in environ for name in ranks)

@@ -99,7 +99,7 @@ def flat(line: MetricLine) -> dict[str, float]:
 
 
 def readable(line: MetricLine, num_steps: int) -> str:
-    """Format a line for the log: the step and rounded figures, without those per bucket and those of the loader."""
+    """Format a line for the log: the step and rounded figures, except those per bucket and those of the loader."""
     hidden = ("step", "samples", "tokens", "tokens_per_second", "seconds", "step_seconds")
     shown = {
         name: value
@@ -112,7 +112,7 @@ def readable(line: MetricLine, num_steps: int) -> str:
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:
-    """Remove lines of steps after `step`, and a last line that is incomplete because the run was killed."""
+    """Remove lines of steps after `step`, and an incomplete last line that a killed run left."""
     path = folder / METRICS_FILE
     if not path.exists():
         return

@@ -24,7 +24,7 @@ def own_loss(module: nn.Module, batch: Batch) -> Tensor | Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class Task:
-    """One way to train a module.
+    """Training task: the loss of a batch and the use of precomputed features.
 
     loss: function of (module, batch) that returns a mean loss, a loss per sample (B,), or a mapping with "loss" and
         further figures.
@@ -83,7 +83,8 @@ class TaskModule(nn.Module):
         loss, count = figures.get("loss"), len(batch.sample_keys)
         if not isinstance(loss, Tensor) or loss.ndim > 1 or loss.numel() not in (1, count):
             raise ConfigError(
-                f"task: the loss of {type(self.model).__name__} is {getattr(loss, 'shape', type(loss).__name__)}; "
-                f"allowed: a tensor of shape () or ({count},), or a mapping with such a tensor as 'loss'"
+                f"task: the loss of {type(self.model).__name__} has shape or type "
+                f"{getattr(loss, 'shape', type(loss).__name__)}; allowed: a tensor of shape () "
+                f"or ({count},), or a mapping with such a tensor as 'loss'"
             )
         return figures

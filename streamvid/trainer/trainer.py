@@ -1,4 +1,4 @@
-"""Training loop: batches in, trained weights out. accelerate handles processes, devices and precision."""
+"""Training loop for a module, from batches to saved weights. accelerate handles processes, devices and precision."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def train(
         eval_loader, the run trains without evaluation.
     module: training module to use instead of `config.model`.
     Ctrl-C, SIGTERM and SIGUSR1 end the run after the current step, with a checkpoint.
-    Raises ConfigError for a wrong configuration or task "sft:data_process", StateError for a checkpoint that does not
-    fit, StreamvidError if the loss is no longer finite, and the loader's errors.
+    Raises ConfigError for an invalid configuration or task "sft:data_process", StateError for a checkpoint that does
+    not fit, StreamvidError if the loss is no longer finite, and the loader's errors.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())

@@ -69,7 +69,7 @@ def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: st
 
 def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
     lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
-    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b: no such file"):
+    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b: no such file.*folder of peft"):
         make(lora, factory="no_such_package:build")
     with pytest.raises(ConfigError, match="c.safetensors does not exist"):
         make(paths=(str(tmp_path / "c.safetensors"),), factory="no_such_package:build")
@@ -137,7 +137,7 @@ def test_train_mode_leaves_what_is_frozen_in_eval_mode() -> None:
     ("fields", "said"),
     [
         ({"trainable": ("dit.block",)}, "'dit.block', which names no parameters; nearest: dit.blocks"),
-        ({"trainable": ("autoencoder.first",)}, "belongs to an encoder"),
+        ({"trainable": ("autoencoder.first",)}, "is part of an encoder"),
     ],
 )
 def test_names_of_what_trains_that_cannot_be_are_refused(fields: dict[str, Any], said: str) -> None:
@@ -146,7 +146,7 @@ def test_names_of_what_trains_that_cannot_be_are_refused(fields: dict[str, Any],
 
 
 def test_a_module_of_which_nothing_trains_has_no_optimizer() -> None:
-    said = "nothing trains; set model.trainable or lora.base_model to one of: dit, refiner, autoencoder"
+    said = "no parameter is trainable; set model.trainable or lora.base_model to one of: dit, refiner, autoencoder"
     with pytest.raises(ConfigError, match=said):
         build_optimizer(OptimizerConfig(), make(trainable=()))
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
@@ -36,9 +35,17 @@ def adapted(seed: int = 0, trained: bool = True, dim: int = 16, **fields: object
 
 
 def save(module: nn.Module, path: Path, lora_format: LoraFormat = "diffusers") -> Path:
+    """Write the adapters to `path`, or as a folder beside it for peft; return the file that holds the tensors."""
     (file,) = [file for file in saving.files(module, saving.changing(module), lora_format) if file.metadata]
-    save_file(file.tensors, path, metadata=file.metadata)
-    return path
+    saving.write(file, path.with_suffix(""))
+    return path.with_suffix("") / "adapter_model.safetensors" if lora_format == "peft" else path
+
+
+def unadapted(seed: int) -> nn.Module:
+    """The denoiser of `adapted(seed)` without its adapters."""
+    torch.manual_seed(seed)
+    denoiser: nn.Module = modules.build(task="sft:train").dit
+    return denoiser
 
 
 def output(module: nn.Module) -> Tensor:
@@ -100,7 +107,7 @@ def test_a_preset_of_a_convolution_is_fused_as_peft_computes_it(tmp_path: Path) 
             "matches no layer",
         ),
         ({"embed.lora_A.weight": (2, 16), "embed.lora_B.weight": (16, 2)}, "use adapters for this model"),
-        ({"embed.weight": (2, 16)}, "contains neither lora_A nor lora_B"),
+        ({"embed.weight": (2, 16)}, "contains no lora_A or lora_B tensors; use a LoRA adapter file"),
     ],
 )
 def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path, state: dict[str, tuple[int, ...]], said: str) -> None:
@@ -109,41 +116,24 @@ def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path, state: dict[str, 
         lora.fuse_preset(modules.build(), LoraConfig(preset_path=tmp_path / "p.safetensors", preset_model="dit"))
 
 
-def test_saved_keys_load_in_plain_peft(tmp_path: Path) -> None:
-    """Keys have neither ".default." nor a prefix; rank, alpha and layers are in the metadata."""
+@pytest.mark.parametrize("targets", ["q,v", "head", "ffn.0,embed"])
+def test_a_saved_folder_loads_in_peft(tmp_path: Path, targets: str) -> None:
+    """Warnings are errors here, so that peft finds every adapter and its weights. "head" is not a suffix of others."""
     import peft
 
-    module = adapted(alpha=6.0)
-    path = save(module, tmp_path / "lora.safetensors", "peft")
-    with safe_open(str(path), framework="pt") as file:
-        said = file.metadata()
-    state = load_file(path)
-    assert {name.rpartition(".lora_")[2] for name in state} == {"A.weight", "B.weight"}
-    config = peft.LoraConfig(
-        r=int(said["rank"]), lora_alpha=float(said["alpha"]), target_modules=json.loads(said["target_modules"])
-    )
-    torch.manual_seed(0)
-    theirs = modules.build(task="sft:train")
-    peft.inject_adapter_in_model(config, theirs.dit)
-    loaded = peft.set_peft_model_state_dict(theirs.dit, state)
-    assert not loaded.unexpected_keys
-    assert not any("lora_" in name for name in loaded.missing_keys)
-    assert torch.equal(output(theirs), output(module))
-
-
-def test_saved_keys_load_as_a_folder_of_peft(tmp_path: Path) -> None:
-    import peft
-
-    module = adapted(target_modules="q,v")
-    file = saving.files(module, saving.changing(module), "peft")[-1]
-    torch.manual_seed(0)
-    theirs = modules.build(task="sft:train")
-    config = peft.LoraConfig(r=4, lora_alpha=4, target_modules=json.loads(file.metadata["target_modules"]))
-    config.save_pretrained(str(tmp_path))
-    prefixed = {f"base_model.model.{name}": tensor for name, tensor in file.tensors.items()}
-    save_file(prefixed, tmp_path / "adapter_model.safetensors")
-    theirs.dit = peft.PeftModel.from_pretrained(theirs.dit, str(tmp_path))
-    assert torch.equal(output(theirs), output(module))
+    module = adapted(alpha=6.0, target_modules=targets)
+    folder = save(module, tmp_path / "lora.safetensors", "peft").parent
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["alpha_pattern"], config["rank_pattern"]) == (4, 6.0, {}, {})
+    plain = unadapted(0)
+    theirs = peft.PeftModel.from_pretrained(plain, str(folder))
+    batch = modules.batch()
+    with torch.no_grad():
+        assert torch.equal(theirs(batch["latents"], batch["times"]), output(module))
+    names = {name for name, _ in theirs.base_model.model.named_parameters() if lora.is_adapter(name)}
+    assert names == {name for name, _ in module.dit.named_parameters() if lora.is_adapter(name)}
+    assert save(module, tmp_path / "lora.safetensors", "peft").parent == folder  # in place of the one before
 
 
 @pytest.mark.parametrize("prefix", ["", "dit.", "pipe.dit.", "base_model.model."])
@@ -211,6 +201,26 @@ def test_diffusers_loads_what_is_saved_at_its_scale(tmp_path: Path, alpha: float
     assert not torch.allclose(before, wan_output(theirs), atol=1e-2)
 
 
+def test_adapters_of_the_second_expert_load_into_it(tmp_path: Path) -> None:
+    """Wan 2.2 A14B: the pipeline routes a file to its second transformer by an argument, not by the prefix of keys."""
+    from diffusers import UniPCMultistepScheduler, WanPipeline
+
+    holder = nn.ModuleDict({"transformer": wan(), "transformer_2": wan()})
+    lora.inject(holder, LoraConfig(base_model="transformer_2", target_modules="to_q,to_v", rank=8, alpha=16.0))
+    for name, parameter in holder.named_parameters():
+        if lora.is_adapter(name):
+            torch.nn.init.normal_(parameter, std=0.2)
+    path = save(holder, tmp_path / "lora.safetensors")
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    pipe = WanPipeline(None, None, None, scheduler, transformer=wan(), transformer_2=wan(), boundary_ratio=0.9)
+    pipe.load_lora_weights(str(tmp_path), weight_name=path.name, load_into_transformer_2=True)
+    assert torch.allclose(wan_output(pipe.transformer_2), wan_output(holder["transformer_2"]), atol=1e-5)
+    assert torch.equal(wan_output(pipe.transformer), wan_output(wan()))
+    fused = nn.ModuleDict({"transformer": wan(), "transformer_2": wan()})
+    lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="transformer_2"))
+    assert torch.allclose(wan_output(fused["transformer_2"]), wan_output(holder["transformer_2"]), atol=1e-4)
+
+
 @pytest.mark.parametrize("alpha", [8.0, 16.0])
 def test_what_diffusers_saves_is_read_at_its_scale(tmp_path: Path, alpha: float) -> None:
     import peft
@@ -249,6 +259,73 @@ def test_alpha_of_a_peft_folder_and_of_single_layers_is_read(tmp_path: Path) -> 
         fused = modules.build(task="sft:train")
         lora.fuse_preset(fused, LoraConfig(preset_path=tmp_path / f"{name}.safetensors", preset_model="dit"))
         assert torch.allclose(output(fused), output(module), atol=1e-5), name
+
+
+def test_a_pattern_of_alphas_applies_as_in_peft(tmp_path: Path) -> None:
+    """An alpha of 0 too, and a pattern matches only whole components of a name."""
+    import peft
+
+    def block() -> nn.ModuleDict:
+        torch.manual_seed(0)
+        return nn.ModuleDict({name: nn.Linear(8, 8) for name in ("q", "to_q", "v", "k")})
+
+    patterns = {"q": 0, "^block.v": 3}
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["q", "to_q", "v", "k"], alpha_pattern=patterns)
+    theirs = peft.PeftModel(nn.ModuleDict({"block": block()}), config)
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    theirs.save_pretrained(str(tmp_path))
+    path = tmp_path / "adapter_model.safetensors"
+    fused = nn.ModuleDict({"dit": nn.ModuleDict({"block": block()})})
+    lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit"))
+    merged = theirs.merge_and_unload()
+    for name, layer in merged["block"].items():
+        assert torch.allclose(fused["dit"]["block"][name].weight, layer.weight, atol=1e-5), name
+    start = LoraConfig(base_model="dit", target_modules="q,to_q,v,k", rank=4, alpha=6.0, checkpoint=path)
+    with pytest.raises(ConfigError, match=r"has alphas 0.0, 3.0, 6.0, but .*; fuse it with lora.preset_path"):
+        lora.inject(nn.ModuleDict({"dit": nn.ModuleDict({"block": block()})}), start)
+
+
+@pytest.mark.parametrize("component", ["transformer", "text_encoder"])
+def test_each_component_of_a_file_has_its_own_alpha(tmp_path: Path, component: str) -> None:
+    alphas = {"transformer": 6.0, "text_encoder": 1.0}
+    pipe = nn.ModuleDict({name: adapted(seed, alpha=alpha).dit for seed, (name, alpha) in enumerate(alphas.items())})
+    state = {name: one for name, one in pipe.named_parameters() if lora.is_adapter(name)}
+    header = {"lora_adapter_metadata": json.dumps({f"{name}.lora_alpha": alpha for name, alpha in alphas.items()})}
+    for file, prefix in {"all": "", "one": f"{component}."}.items():
+        chosen = {lora.plain_name(name): one for name, one in state.items() if name.startswith(prefix)}
+        save_file(chosen, tmp_path / f"{file}.safetensors", metadata=header)
+    plain = nn.ModuleDict({name: unadapted(seed) for seed, name in enumerate(alphas)})
+    lora.fuse_preset(
+        nn.ModuleDict({"pipe": plain}), LoraConfig(preset_path=tmp_path / "all.safetensors", preset_model="pipe")
+    )
+    single = nn.ModuleDict({"dit": unadapted(list(alphas).index(component))})
+    lora.fuse_preset(single, LoraConfig(preset_path=tmp_path / "one.safetensors", preset_model="dit"))
+    batch = modules.batch()
+    with torch.no_grad():
+        expected = pipe[component](batch["latents"], batch["times"])
+        for fused in (plain[component], single["dit"]):
+            assert torch.allclose(fused(batch["latents"], batch["times"]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("stated", "alpha"), [("2.0", 2.0), ("0", 4.0), ("None", 4.0)])
+def test_alpha_of_the_header_of_kohya_is_read(tmp_path: Path, stated: str, alpha: float) -> None:
+    """In the trainers of kohya, 0 means the rank. None is what they write if no alpha was given."""
+    module = adapted(alpha=alpha, target_modules="q,v")
+    state = {
+        f"diffusion_model.{name}".replace("lora_A", "lora_down").replace("lora_B", "lora_up"): tensor
+        for name, tensor in lora.adapter_state(module, saving.changing(module)).items()
+    }
+    path = tmp_path / "kohya.safetensors"
+    save_file(state, path, metadata={"ss_network_alpha": stated, "ss_network_dim": "4"})
+    torch.manual_seed(0)
+    fused = modules.build(task="sft:train")
+    lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit"))
+    assert torch.allclose(output(fused), output(module), atol=1e-5)
+    save_file(state, path, metadata={"ss_network_alpha": "high"})
+    with pytest.raises(ConfigError, match="description of the adapters is damaged"):
+        lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit"))
 
 
 def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -> None:

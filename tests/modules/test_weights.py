@@ -164,7 +164,7 @@ def test_a_model_that_is_named_twice_counts_once_and_the_first_wins(
     assert len(resolve(WeightsConfig(paths=(a, a)))) == 1
     load(module, paths=(a, a, b))
     assert not differing(module.dit.state_dict(), first.dit.state_dict())
-    assert "a.safetensors is named twice; only the first entry is used" in caplog.text
+    assert "a.safetensors is named more than once; only the first entry is used" in caplog.text
     assert f"dit already has weights from {a}; ignored {b}" in caplog.text
 
 
@@ -363,7 +363,7 @@ def test_a_prefix_is_cut_where_it_stands_and_never_makes_two_names_one() -> None
     state = {"pipe.dit.a": torch.zeros(1), "refiner.pipe.dit.b": torch.ones(1)}
     assert saving.remove_prefix(state, "pipe.dit.").keys() == {"a", "refiner.pipe.dit.b"}
     assert saving.remove_prefix(state, "").keys() == state.keys()
-    with pytest.raises(ConfigError, match=r"without it pipe.dit.a would have the name of another tensor"):
+    with pytest.raises(ConfigError, match=r"without this prefix pipe\.dit\.a would have the name of another tensor"):
         saving.remove_prefix({**state, "a": torch.zeros(1)}, "pipe.dit.")
 
 

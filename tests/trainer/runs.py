@@ -46,8 +46,9 @@ def trained(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str, 
 
 
 def weights_in(output: Path) -> list[str]:
-    """Names of the files of weights that a run has left."""
-    return sorted(path.name for path in output.glob("*.safetensors"))
+    """Names of the files of weights that a run has left, and of its folders of adapters for peft."""
+    folders = [path.parent for path in output.glob("*/adapter_model.safetensors")]
+    return sorted(path.name for path in [*output.glob("*.safetensors"), *folders])
 
 
 @dataclass

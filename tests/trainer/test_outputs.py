@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ from typing import Any
 import av
 import pytest
 import torch
-from peft import LoraConfig as PeftConfig
-from peft import get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -56,7 +56,7 @@ def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, t
 
 
 def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tmp_path: Path) -> None:
-    """Rows 22, 28, 29: plain keys that peft loads, rank and alpha beside them; a frozen base."""
+    """Rows 22, 28, 29: a folder that peft loads, with rank and alpha; a frozen base."""
     adapted = LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0, format="peft")
     model = ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare", "vae.bias"), lora=adapted)
     config = config_of(dataset, tmp_path / "run", {"max_steps": 4, "model": model})
@@ -64,27 +64,41 @@ def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tm
         train(config)
     config = changed(config, {"model.trainable": ("spare",), "accelerate.find_unused_parameters": True})
     train(config)
-    assert weights_in(config.output) == ["step-4.lora.safetensors", "step-4.safetensors"]
-    adapters = load_file(config.output / "step-4.lora.safetensors")
-    assert set(adapters) == {f"{layer}.lora_{half}.weight" for layer in ("head", "embed") for half in "AB"}
-    with safe_open(config.output / "step-4.lora.safetensors", "pt") as file:
+    assert weights_in(config.output) == ["step-4.lora", "step-4.safetensors"]
+    path = config.output / "step-4.lora" / "adapter_model.safetensors"
+    adapters = load_file(path)
+    keys = {f"base_model.model.{layer}.lora_{half}.weight" for layer in ("head", "embed") for half in "AB"}
+    assert set(adapters) == keys
+    with safe_open(path, "pt") as file:
         told = file.metadata()
     assert (told["rank"], float(told["alpha"]), told["base_model"]) == ("3", 6.0, "dit")
-    assert adapters["head.lora_B.weight"].abs().sum() > 0
-    plain = PeftConfig(r=3, lora_alpha=6, target_modules=["head", "embed"])
-    injected = inject_adapter_in_model(plain, build().dit)
-    result = set_peft_model_state_dict(injected, adapters)
-    assert not result.unexpected_keys and not [key for key in result.missing_keys if "lora" in key]
-    wrapped = get_peft_model(build().dit, plain)
-    assert not set_peft_model_state_dict(
-        wrapped, {f"base_model.model.{k}": v for k, v in adapters.items()}
-    ).unexpected_keys
+    assert adapters["base_model.model.head.lora_B.weight"].abs().sum() > 0
+    theirs = PeftModel.from_pretrained(build().dit, str(path.parent))
+    loaded = get_peft_model_state_dict(theirs)
+    assert loaded.keys() == keys and all(torch.equal(loaded[name], adapters[name]) for name in keys)
+    assert theirs.peft_config["default"].lora_alpha == 6.0
     still = {"max_steps": 1, "optimizer": OptimizerConfig(lr=1e-12, weight_decay=0.0)}
-    lora = replace(adapted, checkpoint=config.output / "step-4.lora.safetensors")
+    lora = replace(adapted, checkpoint=path)
     model = ModelConfig(factory=OURS, trainable=(), lora=lora)
     again = trained(dataset, tmp_path / "again", {**still, "model": model})
-    kept = load_file(again.output / "step-1.safetensors")
+    kept = load_file(again.output / "step-1" / path.name)
     assert all(torch.allclose(kept[name], adapters[name], atol=1e-9) for name in adapters)
+
+
+def test_folders_of_adapters_are_replaced_and_removed_as_files_are(dataset: Path, tmp_path: Path) -> None:
+    adapted = LoraConfig(base_model="dit", target_modules="head", rank=2, format="peft")
+    changes = {
+        "model": ModelConfig(factory=OURS, trainable=(), lora=adapted),
+        "checkpoints": CheckpointConfig(steps=1, keep_weights=2),
+        "optimizer": OptimizerConfig(ema_decay=0.5),
+    }
+    config = trained(dataset, tmp_path / "run", {**changes, "max_steps": 3})
+    kept = ["step-2", "step-2.ema", "step-3", "step-3.ema"]
+    assert weights_in(config.output) == kept
+    shutil.rmtree(config.output / "state")  # the run begins again and saves under names that exist
+    train(config)
+    assert weights_in(config.output) == kept
+    assert not [path.name for path in config.output.iterdir() if path.name.startswith(".")]
 
 
 def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: Path) -> None:
