@@ -24,7 +24,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streamvid.errors import ConfigError
+from streamvid.credentials import hide_all_credentials
+from streamvid.errors import ConfigError, refuse_credentials
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -138,7 +139,9 @@ def parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_loader())  # noqa: S506  # a SafeLoader with stricter scalars
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
+        # The parser quotes an excerpt, in which credentials that are cut off cannot be recognized.
+        reason = str(error) if hide_all_credentials(text) == text else str(getattr(error, "problem", "syntax error"))
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(reason.split())}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -163,6 +166,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) -> None:
     if isinstance(override, str):
+        refuse_credentials("override", override)
         name, equals, text = override.partition("=")
         if not equals or not all(name.strip().split(".")):
             raise ConfigError(f"override {override!r} is not of the form name=value or section.name=value")
@@ -415,6 +419,8 @@ def check_options(instance: Any) -> None:
         nested, value = nested_options(members), getattr(instance, field.name)
         if value is None and type(None) in members:
             continue
+        if Path in members and isinstance(value, str | Path):
+            refuse_credentials(field.name, value)
         if nested is not None and set(members) <= {nested, type(None)}:
             object.__setattr__(instance, field.name, options_of(nested, value, field.name))
             continue

@@ -6,6 +6,9 @@ Messages name the field, its value, what is allowed and the remedy.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+
+from streamvid.credentials import hide_all_credentials, hide_credentials
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -16,7 +19,13 @@ def printable(text: str, keep: str = "") -> str:
 
 
 class StreamvidError(Exception):
-    """Base class of all errors that streamvid raises deliberately. Its text controls no terminal."""
+    """Base class of all errors that streamvid raises deliberately.
+
+    Its text cannot control a terminal and contains no credentials (SAFE-1).
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(hide_all_credentials(arg) if isinstance(arg, str) else arg for arg in args))
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n\t")
@@ -100,6 +109,17 @@ class SharedBatchError(LoaderError):
 
 class RingFullError(LoaderError):
     """The caller holds all batches that fit into the ring."""
+
+
+def refuse_credentials(name: str, location: str | Path) -> None:
+    """Raise ConfigError if a path or URL contains credentials. name: the option or argument that holds it."""
+    text = str(location)
+    if (shown := hide_credentials(text)) != text:
+        raise ConfigError(
+            f"{name}={shown.partition('?')[0]!r}: contained credentials, which are removed here; write a path, or a "
+            "URL such as s3://BUCKET/PATH. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS "
+            "config files or a role. For a file or folder with that name, write its absolute path"
+        )
 
 
 def fresh(error: StreamvidError) -> StreamvidError:

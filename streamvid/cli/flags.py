@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 
 from streamvid.config import OptionInfo, allowed_choices, nested_options, option_info, option_types
-from streamvid.errors import ConfigError
+from streamvid.errors import ConfigError, refuse_credentials
 
 T = TypeVar("T")
 Values: TypeAlias = dict[str, Any]
@@ -86,6 +86,17 @@ def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
     # The default serves as the example if it is a list rather than a description.
     example = shown_default if shown_default and " " not in shown_default else "a,b" if item is str else "1,2"
     return Parsed("list", parse, f"a list; write it as {example}, or omit it")
+
+
+class Location(click.Path):
+    """Type of paths and URLs. Raises ConfigError if the text contains credentials, such as a mistyped URL with keys."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        refuse_credentials(self.name if param is None else param.opts[0], value)
+        return super().convert(value, param, ctx)
+
+
+LOCATION = Location()
 
 
 class Flag(click.Option):
@@ -247,7 +258,7 @@ def _param_type(name: str, kinds: Sequence[Any]) -> click.ParamType[Any]:
         return NUMBER if int in kinds else click.FLOAT
     if int in kinds:
         return BYTE_SIZE if name.endswith("_bytes") else click.INT
-    return click.Path() if Path in kinds else click.STRING
+    return LOCATION if Path in kinds else click.STRING
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[tuple[str, str]]) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 import click
 
 from streamvid import __version__
+from streamvid.credentials import hide_all_credentials
 from streamvid.errors import ConfigError, StreamvidError, printable
 
 EXIT_FAILED = 1
@@ -57,6 +58,13 @@ class _Verbs(click.Group):
             formatter.write_dl(list(_VERBS.items()))
 
 
+class _Formatter(logging.Formatter):
+    """Formatter of log messages and tracebacks that removes credentials from the locations in them (SAFE-1)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hide_all_credentials(super().format(record))
+
+
 class _StderrHandler(logging.Handler):
     """Log handler that writes to the current `sys.stderr`.
 
@@ -85,10 +93,11 @@ def cli(verbose: bool, quiet: bool) -> None:
     """
     if verbose and quiet:
         raise click.UsageError("--quiet cannot be combined with --verbose; omit one of them")
+    handler = _StderrHandler()
+    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s",
-        handlers=[_StderrHandler()],
+        handlers=[handler],
         force=True,
     )
 
@@ -105,7 +114,9 @@ def run(command: click.Command) -> None:
         click.echo(f"interrupted; run the same command again ({going_on})", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(hide_all_credentials(shown.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our output is gone (a pager, head), so there is nothing to report.
@@ -114,7 +125,7 @@ def run(command: click.Command) -> None:
     except (StreamvidError, OSError, MemoryError) as error:  # an OSError's message names the cause, such as a full disk
         if logging.getLogger().isEnabledFor(logging.INFO):
             logging.getLogger(__name__).exception("failed")
-        text = str(error)
+        text = hide_all_credentials(str(error))
         if isinstance(error, MemoryError):
             text = f"out of memory; use a machine or a limit with more memory {error}".rstrip()
         lines = map(printable, text.splitlines())

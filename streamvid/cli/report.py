@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from streamvid.cli.console import is_quiet, print_table, size
 from streamvid.errors import printable
+from streamvid.sharder.rejections import REMEDIES
 
 if TYPE_CHECKING:
     from streamvid.sharder.rejections import RejectedKind
     from streamvid.sharder.report import BucketRow, ShardReport
     from streamvid.sharder.source.summary import Counted, InputSummary, SourceSummary
+    from streamvid.sharder.work.status import ShardStatus
 
 MAX_REJECTIONS = 20
 """Maximum number of rejections that are printed one by one."""
@@ -40,6 +43,30 @@ def print_input(summary: InputSummary) -> None:
     if summary.num_without_bucket:
         click.echo(f"  note: rows or clips that no bucket accepts: {summary.num_without_bucket}")
     click.echo("")
+
+
+def print_status(status: ShardStatus) -> None:
+    """Print how far a build is, and what to do if it has stopped."""
+    if status.state == "sealed":
+        click.echo(printable(f"{status.url}: sealed; next: streamvid stats {status.url}"))
+        return
+    run = f"process {status.pid} on {status.host}, {status.seconds_ago:.0f} s ago"
+    click.echo(printable(f"{status.url}: {status.state} ({run})"))
+    rows = [
+        (
+            phase.name,
+            phase.done,
+            phase.total,
+            "" if phase.per_second is None else f"{phase.per_second:,.3g}",
+            "" if not phase.seconds_left else str(timedelta(seconds=round(phase.seconds_left))),
+        )
+        for phase in status.phases
+    ]
+    print_table(("phase", "done", "total", "per second", "time left"), rows)
+    for kind, count in status.rejections.items():
+        click.echo(printable(f"rejected so far: {count} as {kind}: {REMEDIES.get(kind, 'see the reason at the end')}"))
+    if status.state == "stopped":
+        click.echo("run the same command again to resume, or add --abandon to remove the unfinished work")
 
 
 def _print_source(source: SourceSummary) -> None:

@@ -14,7 +14,7 @@ import click
 
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import DEFAULT_BUCKETS, load_bucket_config
-from streamvid.cli.flags import Flag, Values, add_flags, build, flags_of, option_flags, take
+from streamvid.cli.flags import LOCATION, Flag, Values, add_flags, build, flags_of, option_flags, take
 from streamvid.errors import ConfigError
 from streamvid.storage import StorageOptions
 
@@ -28,7 +28,7 @@ _BASE = [
     Flag(
         ["--bucket-config"],
         group=_GROUP,
-        type=click.Path(),
+        type=LOCATION,
         metavar="FILE",
         help="YAML file that declares buckets, or an Open-Sora config with a bucket_config.",
     ),

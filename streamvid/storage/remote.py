@@ -276,7 +276,7 @@ class RemoteStore(Store):
                 raise self._given_up(path) from None
 
     def _holds(self, path: str, file: Path) -> bool:
-        """Return whether the object has the bytes of a file, which has its size."""
+        """Return whether the object has the same bytes as a local file of the same size."""
         self._forget_version(path)
         offset = 0
         with file.open("rb") as source:

@@ -78,7 +78,7 @@ class Engine:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """State of one request of an operation: its tries and its next step.
+    """State of one request in an operation: the attempts so far and the next step.
 
     num_bytes: size of the body. attempt: function that sends the request once, in a pool thread. lock: lock that
     guards `is_done` and the buffers of a read. is_answered: True if a part of a response has arrived.

@@ -88,7 +88,7 @@ class Store(Protocol):
         ...
 
     def forget(self, path: str) -> None:
-        """Drop the cached bytes of a file after they proved to be wrong."""
+        """Drop the cached bytes of a file whose checksum did not match."""
         return
 
     def files(self, folder: str = "") -> Iterator[FileState]:

@@ -51,7 +51,7 @@ class Transport:
     """
 
     def start(self) -> None:
-        """Import and prepare what requests need. Requests do this themselves if it was not done."""
+        """Import and initialize the client. Otherwise, the first request does this."""
 
     def disconnect(self) -> None:
         """Close all connections. Requests in progress finish first, and later requests open new connections."""

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from streamvid.errors import StorageError
+from streamvid.credentials import hide_credentials
+from streamvid.errors import StorageError, refuse_credentials
 from streamvid.storage.local import LocalStore
 from streamvid.storage.options import StorageOptions
 from streamvid.storage.remote import RemoteStore
@@ -24,25 +25,14 @@ _REFUSED = {
     *("http", "https", "ftp", "sftp", "ssh", "smb", "git", "data"),  # these are not object stores
     *("zip", "tar", "reference", "local"),  # these wrap another store
 }
-#: A mistyped URL with keys: `s3:/KEY:SECRET@bucket`, `//KEY:SECRET@bucket`, `s3//KEY:SECRET@bucket`.
-_MISTYPED = re.compile(r"(?:(?:s3a?|gs|gcs|az|abfs|hf|https?)[:;.]?[/\\]*|[/\\]{2,})(?=[^/\\:@]+:.*@)", re.IGNORECASE)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 
 def redact(url: str) -> str:
     """Return a URL without user name, password, query and fragment, safe for logs, errors and manifests."""
-    scheme, colon, rest = url.partition("://")
-    if mistyped := _MISTYPED.match(url):
-        if not colon or rest.startswith("/"):
-            return mistyped[0] + url.rpartition("@")[2]
-    elif not colon:
-        return url
-    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    # A secret may contain a slash: without a host, the user part extends to the last "@". Only http(s) URLs have ports.
-    port = r":(?!\d*$)" if scheme in ("http", "https") else ":"
-    if "@" in path and ("::" in scheme or re.search(port, host) is not None):
-        host, slash, path = path.rpartition("@")[2].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    if "://" in (clean := hide_credentials(url)):
+        return re.split(r"[?#]", clean, maxsplit=1)[0]
+    return clean
 
 
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
@@ -50,8 +40,9 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
 
     Other object stores are opened through their fsspec packages and are untested. No connection or file is created yet.
 
-    Raises StorageError if the URL is of any other kind or contains keys.
+    Raises ConfigError if the path or URL contains credentials, and StorageError if the URL is of any other kind.
     """
+    refuse_credentials("url", url)
     if isinstance(url, Path):
         return LocalStore(url)
     match = _SCHEME.match(url)
@@ -74,11 +65,6 @@ def _check_local(path: str) -> None:
         raise StorageError(
             f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? For a folder with that "
             "name, prefix it with ./"
-        )
-    if redact(path) != path:
-        raise StorageError(
-            f"{redact(path)!r} looks like a mistyped URL with keys; write s3://BUCKET/PATH. Keys come from "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamvid.errors import StorageError
+from streamvid.errors import StorageError, StreamvidError
 from streamvid.storage import LocalStore, check_relative, open_store, redact
 
 
@@ -94,7 +94,7 @@ def test_file_urls_are_unquoted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["pipe:cat /etc/passwd", "ftp://user:secret@host/x?sig=secret", "file://host/x"])
 def test_other_urls_are_refused_without_their_secrets(url: str) -> None:
     """SAFE-1."""
-    with pytest.raises(StorageError) as error:
+    with pytest.raises(StreamvidError) as error:
         open_store(url)
     assert "secret" not in str(error.value)
 

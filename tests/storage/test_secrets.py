@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamvid.errors import StorageError, StreamvidError
+from streamvid.errors import StreamvidError
 from streamvid.storage import StorageOptions, open_store
 from tests.conftest import Sharded, run_streamvid
 from tests.processes import run_python
@@ -126,7 +126,7 @@ def test_no_secret_in_the_command_s_json(sharded: Sharded, moto_server: S3Server
     ],
 )
 def test_no_secret_of_a_url_in_errors_and_logs(url: str, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    with caplog.at_level(logging.DEBUG), pytest.raises(StorageError) as error:
+    with caplog.at_level(logging.DEBUG), pytest.raises(StreamvidError) as error:
         open_store(url)
     shown = "".join(traceback.format_exception(error.value)) + caplog.text + repr(error.value)
     # The test's own call stands in the traceback by its source, not by its value.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import run_and_print, size
-from streamvid.cli.flags import GroupedCommand, list_of
+from streamvid.cli.flags import LOCATION, GroupedCommand, list_of
 from streamvid.cli.shared_flags import storage_flags
 from streamvid.errors import printable
 
@@ -27,8 +27,8 @@ interrupted, run the same command again."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.argument("dataset")
-@click.argument("file", type=click.Path())
+@click.argument("dataset", type=LOCATION)
+@click.argument("file", type=LOCATION)
 @click.option("--key-column", metavar="C", help="Match rows by key, record_key or source.  [default: first found]")
 @click.option("--columns", type=list_of(str), metavar="LIST", help="Columns to add.  [default: all but the key]")
 @click.option(

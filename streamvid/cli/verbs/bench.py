@@ -9,7 +9,7 @@ import click
 
 from streamvid.bench.options import BenchOptions
 from streamvid.cli.console import print_table, run_and_print, size
-from streamvid.cli.flags import GroupedCommand, option_flags
+from streamvid.cli.flags import LOCATION, GroupedCommand, option_flags
 from streamvid.cli.shared_flags import storage_flags
 from streamvid.cli.verbs.plan import parse_sizes
 from streamvid.errors import LoaderError, printable
@@ -44,7 +44,7 @@ _LIMITS = {
 
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES)
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=LOCATION)
 @click.option(
     "--batch-size",
     "sizes",

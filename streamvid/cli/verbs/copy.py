@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import run_and_print, size
-from streamvid.cli.flags import GroupedCommand
+from streamvid.cli.flags import LOCATION, GroupedCommand
 from streamvid.cli.shared_flags import storage_pair_flags
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ dataset. If interrupted, run the same command again: it resumes."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.argument("source")
-@click.argument("dest")
+@click.argument("source", type=LOCATION)
+@click.argument("dest", type=LOCATION)
 @click.option("--check-existing", is_flag=True, help="Read the files at DEST, and replace those that differ.")
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of files to copy at a time."
 )
 @click.option(
     "--temp-dir",
-    type=click.Path(),
+    type=LOCATION,
     help="Scratch directory for uploads, with room for one tar per worker.  [default: /tmp]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

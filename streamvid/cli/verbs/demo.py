@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.cli.console import ProgressBar, print_table, size
+from streamvid.cli.flags import LOCATION
 from streamvid.cli.report import print_report
 from streamvid.errors import ConfigError, SourceError
 from streamvid.shipped import shipped
@@ -31,7 +32,7 @@ _CLEAN_UP_SECONDS = 20.0
 
 
 @click.command(epilog="\b\nExamples:\n  streamvid demo\n  streamvid demo --dir my-demo --steps 400")
-@click.option("--dir", "folder", type=click.Path(), default="streamvid-demo", show_default=True, help="Output folder.")
+@click.option("--dir", "folder", type=LOCATION, default="streamvid-demo", show_default=True, help="Output folder.")
 @click.option("--steps", type=click.IntRange(min=1), help="Training steps.  [default: as in tiny.yaml]")
 @click.option("--workers", type=click.IntRange(min=0), help="Decode workers.  [default: one per core]")
 def command(folder: str, steps: int | None, workers: int | None) -> int:

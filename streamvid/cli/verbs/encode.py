@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.cli.console import print_json, size
+from streamvid.cli.flags import LOCATION
 from streamvid.cli.training import is_launched, run_encoding
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> Worl
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--config", type=click.Path(), metavar="FILE", help="YAML file of a training run, or a preset: tiny.")
+@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a training run, or a preset: tiny.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option(
     "--part", callback=_part, metavar="I/N", help="Encode part I of N; the part that finishes last seals the features."

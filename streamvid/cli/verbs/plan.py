@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import print_json
-from streamvid.cli.flags import RATE, GroupedCommand, Values, add_flags, build, flags_of, take
+from streamvid.cli.flags import LOCATION, RATE, GroupedCommand, Location, Values, add_flags, build, flags_of, take
 from streamvid.cli.shared_flags import BUCKET_FLAGS, storage_flags, take_buckets
 from streamvid.config import load_config
 from streamvid.errors import ConfigError, SourceError
@@ -49,7 +49,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
 
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES)
-@click.argument("source", type=click.Path())
+@click.argument("source", type=LOCATION)
 @click.option(
     "--batch-size",
     "sizes",
@@ -58,10 +58,10 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
     help="Samples per rank and step. BUCKET: an id, WxH@F or glob; '*' covers all others.",
 )
 @add_flags(_RUN_FLAGS)
-@click.option("--costs", type=click.Path(), help="JSON file of a measured CostTable, for --sync and time estimates.")
-@click.option("--cost-table", type=click.Path(), help="YAML file of machine and store speeds, for time estimates.")
+@click.option("--costs", type=LOCATION, help="JSON file of a measured CostTable, for --sync and time estimates.")
+@click.option("--cost-table", type=LOCATION, help="YAML file of machine and store speeds, for time estimates.")
 @click.option("--counts-only", is_flag=True, help="Show counts only, without bytes, shapes or times.")
-@click.option("--keys", type=click.Path(dir_okay=False), help="For a dataset: write batch keys to this JSONL file.")
+@click.option("--keys", type=Location(dir_okay=False), help="For a dataset: write batch keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
 @click.option("--fps", type=RATE, help="For metadata: frame rate of the clips; see --fps-rule.")
 @click.option(

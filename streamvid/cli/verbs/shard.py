@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import ProgressBar, run_and_print
-from streamvid.cli.flags import Flag, GroupedCommand, Values, add_flags, build, flags_of, take
-from streamvid.cli.report import print_input, print_report
+from streamvid.cli.flags import LOCATION, Flag, GroupedCommand, Values, add_flags, build, flags_of, take
+from streamvid.cli.report import print_input, print_report, print_status
 from streamvid.cli.shared_flags import BUCKET_FLAGS, take_buckets
 from streamvid.errors import ConfigError, printable
 from streamvid.sharder.media_columns import file_keys
@@ -31,6 +31,7 @@ Examples:
   streamvid shard prompts.jsonl ds/ --clips text
   streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
+  streamvid shard --status ds/
 
 SOURCE is a folder of videos, a metadata file (CSV, JSONL, JSON or Parquet), a folder of Parquet
 files, a folder of tars (webdataset, video2dataset, cosmos-curate), or a sealed dataset. Captions of
@@ -50,24 +51,28 @@ _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.inde
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.argument("source", type=click.Path(), nargs=-1, metavar="SOURCE...")
-@click.argument("dest", type=click.Path())
+@click.argument("source", type=LOCATION, nargs=-1, metavar="SOURCE...")
+@click.argument("dest", type=LOCATION)
 @add_flags(_FLAGS)
 @click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing.")
 @click.option("--abandon", is_flag=True, help="Remove unfinished work at DEST; build nothing.")
+@click.option("--status", "shows_status", is_flag=True, help="Show the progress of the build at DEST; build nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as_json: bool, **given: Any) -> int:
+def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> int:
     """Turn SOURCE, such as a folder of videos, into a sealed dataset at DEST. Both may be s3:// URLs."""
-    from streamvid.sharder.sharder import dry_run as plan_only
-    from streamvid.sharder.sharder import shard
+    from streamvid.sharder.sharder import dry_run, shard
 
+    abandons, plans, shows_status = (given.pop(name) for name in ("abandon", "dry_run", "shows_status"))
+    if shows_status:
+        _show_status(dest, _options(given), as_json)
+        return 0
     if not source:
         raise click.UsageError(f"DEST is missing; add the dataset to write: `streamvid shard {dest} DEST`")
     options = _options(given)
-    if abandon:
+    if abandons:
         _abandon(dest, options)
         return 0
-    build_or_plan = plan_only if dry_run else shard
+    build_or_plan = dry_run if plans else shard
 
     def work(progress: ProgressBar) -> ShardReport:
         def tell(summary: InputSummary) -> None:
@@ -86,6 +91,12 @@ def _abandon(dest: str, options: ShardOptions) -> None:
 
     done = "removed the unfinished work at" if abandon(dest, options) else "there is no unfinished work at"
     click.echo(printable(f"{done} {dest}"))
+
+
+def _show_status(dest: str, options: ShardOptions, as_json: bool) -> None:
+    from streamvid.sharder.sharder import status
+
+    run_and_print(lambda _: status(dest, options), as_json, print_status)
 
 
 def _options(given: Values) -> ShardOptions:

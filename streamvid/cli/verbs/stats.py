@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import print_json, print_table, size
-from streamvid.cli.flags import GroupedCommand
+from streamvid.cli.flags import LOCATION, GroupedCommand
 from streamvid.cli.report import MAX_REJECTIONS, stored_line
 from streamvid.cli.shared_flags import storage_flags
 from streamvid.errors import printable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "  streamvid stats ds/ --rejections\n"
     "  streamvid stats ds/ --json | jq .buckets",
 )
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=LOCATION)
 @click.option("--rejections", is_flag=True, help="Show rejections by kind, with remedies.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
 @storage_flags

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.cli.console import ProgressBar, size
-from streamvid.cli.flags import GroupedCommand
+from streamvid.cli.flags import LOCATION, GroupedCommand
 from streamvid.cli.training import run_encoding, run_training
 from streamvid.compat.diffsynth import TrainRequest, add_train_flags
 from streamvid.errors import ConfigError, printable
@@ -36,13 +36,13 @@ its newest checkpoint."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.option("--config", type=click.Path(), metavar="FILE", help="YAML file of a run, or a preset: tiny, tiny_bucket.")
+@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset: tiny, tiny_bucket.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
 @click.option(
     "--tracker", "trackers", multiple=True, metavar="NAME", help="Tracker, such as tensorboard or wandb; repeatable."
 )
-@click.option("--init", "init", type=click.Path(), metavar="FOLDER", help="Write a starter project into this folder.")
+@click.option("--init", "init", type=LOCATION, metavar="FOLDER", help="Write a starter project into this folder.")
 @add_train_flags
 def command(
     config: str | None,

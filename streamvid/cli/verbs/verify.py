@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import run_and_print, size
-from streamvid.cli.flags import GroupedCommand
+from streamvid.cli.flags import LOCATION, GroupedCommand
 from streamvid.cli.shared_flags import storage_flags
 from streamvid.errors import printable
 
@@ -27,7 +27,7 @@ problem is found, otherwise 1; the last line then gives the remedy. If interrupt
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.argument("url")
+@click.argument("url", type=LOCATION)
 @click.option("--deep", is_flag=True, help="Read and verify every byte of shards, clips, captions and packets.")
 @click.option("--fresh", is_flag=True, help="With --deep, start over instead of resuming an interrupted run.")
 @click.option(

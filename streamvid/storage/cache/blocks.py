@@ -4,7 +4,7 @@ Cached bytes are not trusted. Readers verify them against the checksums in the i
 wrong. If the disk fails, the cache logs a warning once and reads from the store.
 
 Put the folder on a local disk (host/lock.py lists the requirements of its locks). If several machines share a folder,
-they recount its files again and again.
+each of them recounts its files repeatedly.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class BlockCache:
     def _is_wasted(self, block: CacheBlock) -> bool:
         """Return True if fetching the whole block would cost more traffic than caching it saves.
 
-        In a cache smaller than a window of the shuffle, blocks are evicted before their other parts are read.
+        If the cache is smaller than the shuffle window, blocks are evicted before their other parts are read.
         """
         process = self._process()
         if not process.counts["evicted"] or block.num_bytes_wanted >= block.size:
@@ -243,7 +243,7 @@ class BlockCache:
             process.recently_fetched /= 2
 
     def _wait(self, block: CacheBlock, deadline: float) -> bool:
-        """Do the same as `_try`, but wait while another reader fetches the block. Return False after the deadline."""
+        """Call `_try`, and wait while another reader fetches the block. Return False after the deadline."""
         delay = 0.001
         while not self._read(block):
             got = self._try(block)

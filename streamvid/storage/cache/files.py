@@ -245,7 +245,7 @@ class CacheFolder:
         return evicted
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """Yield (last use, size in bytes, path) of each file in the cache. Remove `.part` files of dead processes."""
+        """Yield (last use, size in bytes, path) of each file in the cache. Remove `.part` files of ended processes."""
         now = time.time()
         for folder in os.scandir(self.root):
             if not re.fullmatch("[0-9a-f]{2}", folder.name) or not folder.is_dir(follow_symlinks=False):

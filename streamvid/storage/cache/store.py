@@ -16,7 +16,7 @@ Content = tuple[str, int]
 def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, is_again: bool = False) -> None:
     """Read ranges of a file with known content, through the cache if the store has one.
 
-    is_again: True if an earlier read returned wrong bytes. These are dropped from the cache before the read.
+    is_again: True if an earlier read returned wrong bytes; the cached bytes are then dropped before the read.
     """
     if not isinstance(store, CachedStore):
         store.read_ranges(path, ranges)

@@ -113,8 +113,8 @@ def _close_all(kept: list[_Connection]) -> None:
 class _Connection:
     """Connection to a server. flags: flags of `recv` for bodies. MSG_WAITALL reduces the number of wake-ups.
 
-    stall_seconds: time limit for headers and for the body of a short response, so that a server that sends a byte now
-    and then cannot keep a thread.
+    stall_seconds: time limit for headers and for the body of a short response, so that a slow server
+    cannot occupy a thread indefinitely.
     """
 
     def __init__(self, open_socket: socket.socket, stall_seconds: float, flags: int) -> None:
@@ -160,7 +160,7 @@ class _Connection:
 
     @property
     def is_at_end(self) -> bool:
-        """True if no bytes have arrived after the response."""
+        """True if no bytes have been received beyond the end of the response."""
         return not self._ahead
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """The response itself, for botocore, which reads the body here. An attribute would create a reference cycle."""
+        """This response, for botocore, which reads the body from here. An attribute would create a cycle."""
         return self
 
     def readinto(self, view: memoryview) -> int:

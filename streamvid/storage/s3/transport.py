@@ -105,7 +105,7 @@ class S3Transport(Transport):
     def _check_range(self, response: Any, start: int, num_bytes: int) -> None:
         status, headers = response.status_code, response.headers
         if status == 416:
-            raise RequestError(f"the object ends before byte {start + num_bytes}, where the read ends", "short")
+            raise RequestError(f"the object ends before byte {start + num_bytes}, the end of the read", "short")
         if status == 200:
             raise RequestError("the server sent the whole object instead of a range, so it is not an S3 server")
         if status != 206:

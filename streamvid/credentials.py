@@ -1,0 +1,50 @@
+"""Recognition and removal of credentials in locations and in messages that quote locations (SAFE-1).
+
+A mistyped URL such as `s3:/KEY:SECRET@bucket`, `s3::/…`, `//…` or `KEY:SECRET@bucket` looks like a path. Its secret may
+contain slashes. These are not credentials: an "@" or a colon behind the first folder (`videos/a:b@c.mp4`, and so
+`./a:b@c.mp4`), a time (`cam1-12:30@home.mp4`), a drive (`C:\\clips\\a@2x.mp4`) and text with a space after the colon.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NAME = r"[A-Za-z][A-Za-z0-9+.-]+"
+_STORES = r"(?:s3a?|gcs|gs|az|abfss?|hf|hdfs|oss|cos|https?|ftp|sftp|ssh|smb|file|memory)"
+#: Everything before the user name: `s3://`, `s3:/`, `a::s3://`, `s3;//`, `s3//`, `s3/` (from pathlib), `//` or nothing.
+_START = rf"(?:(?:{_NAME}[:;]+)+[/\\]+|{_STORES}[:;.]+[/\\]*|{_STORES}[/\\]+|[:;.]{{0,2}}(?<!\.)[/\\]+)"
+_AFTER_START = re.compile(rf"({_START})(?:[^/\\:@]+:.|(?<=://)[^/\\:@]+$)", re.IGNORECASE | re.DOTALL)
+_PORT = re.compile(rf"(?:{_NAME}:+)*https?://[^/:@]+:\d{{2,5}}/", re.IGNORECASE)
+#: A user name without a scheme has a letter. Its secret is more than a time, and long if it contains a slash.
+_BARE = re.compile(
+    rf"(?!{_STORES}:+/)(?=[^:]*[A-Za-z])[^\s/\\:@=,(\[{{]{{2,}}:(?!//)(?!(?<=\d:)[\d:.,+Z-]*$)(?:[^\s/\\]+|\S{{6,}})$",
+    re.IGNORECASE,
+)
+#: A word of a message. It may follow a quote, a bracket, an equals sign or the dashes of a flag.
+_WORD = re.compile(r"[^\s'\"`<>|]+")
+_LEAD = re.compile(r"^-+|[=,(\[{]")
+
+
+def hide_credentials(location: str) -> str:
+    """Return a path or URL without user name and password, and all other text unchanged."""
+    before, at, after = location.rpartition("@")
+    if not at or _PORT.match(before):
+        return location
+    if found := _AFTER_START.match(before):
+        return found[1] + after
+    return after if _BARE.match(before) else location
+
+
+def hide_all_credentials(text: str) -> str:
+    """Return a message without the user names and passwords of the locations that it quotes."""
+    return _WORD.sub(lambda word: _hide_in_word(word[0]), text) if "@" in text else text
+
+
+def _hide_in_word(word: str) -> str:
+    if "@" not in word:
+        return word
+    last = word.rindex("@")
+    for start in (0, *(lead.end() for lead in _LEAD.finditer(word, 0, last))):
+        if (hidden := hide_credentials(word[start:])) != word[start:]:
+            return word[:start] + hidden
+    return word

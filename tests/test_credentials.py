@@ -1,0 +1,43 @@
+"""SAFE-1: credentials are recognized in locations and in messages that quote locations, and nothing else is changed."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.credentials import hide_all_credentials, hide_credentials
+from streamvid.errors import ConfigError, Rejected, StreamvidError, refuse_credentials
+from tests.locations import CANARY, ORDINARY, mistyped
+
+QUOTES = ("{}", "'{}'", '"{}"', "({})", "[{}, x]", "url={}", "--work-dir={}: no", "file {}: no", "x={{a: {}}}")
+
+
+@given(mistyped, st.sampled_from(QUOTES))
+def test_no_location_and_no_message_shows_a_secret(url: str, quote: str) -> None:
+    assert CANARY not in hide_credentials(url)
+    for text in (quote.format(url), f"a {quote.format(url)} b, and {quote.format(url)}", quote.format(repr(url))):
+        assert CANARY not in hide_all_credentials(text)
+        for error in (StreamvidError(text), Rejected(text, kind="bad-path")):
+            again = pickle.loads(pickle.dumps(error))
+            assert CANARY not in f"{error} {error!r} {again} {again.args}"
+    with pytest.raises(ConfigError, match="work_dir=") as refused:
+        refuse_credentials("work_dir", url)
+    assert CANARY not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+@pytest.mark.parametrize("quote", QUOTES)
+def test_other_text_stays_as_it_is(text: str, quote: str) -> None:
+    assert hide_credentials(text) == text
+    assert hide_all_credentials(quote.format(text)) == quote.format(text)
+    refuse_credentials("work_dir", text)
+
+
+@given(st.text("ab1:/@. \\='-", max_size=40))
+def test_a_message_is_cleaned_once(text: str) -> None:
+    """Any text is accepted, and text without an "@" is never changed."""
+    assert "@" in text or hide_all_credentials(text) == hide_credentials(text) == text
+    assert len(hide_all_credentials(text)) <= len(text)
