@@ -15,7 +15,7 @@ _UNPACKED_BYTES, _UNPACKED_RATIO = 2**26, 256
 
 
 def check_unpacked(footer: Any, num_bytes: int) -> None:
-    """Raise ValueError if a Parquet file of `num_bytes` would take far more memory than bytes (SAFE-1)."""
+    """Raise ValueError if a Parquet file of `num_bytes` would need a disproportionate amount of memory (SAFE-1)."""
     unpacked = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
     limit = _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
     if not 0 <= unpacked <= limit:
@@ -25,11 +25,13 @@ def check_unpacked(footer: Any, num_bytes: int) -> None:
 def check_footer(footer: Any, num_bytes: int) -> None:
     """Raise ValueError if an index file of `num_bytes` declares more rows or data than it can hold (SAFE-1).
 
-    Each row of an index has a name or checksum of its own, and so takes at least one byte.
+    Each row of an index has a unique name or checksum, so it takes at least one byte.
     """
     num_rows = sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
     if num_rows != footer.num_rows or num_rows > num_bytes:
-        raise ValueError(f"it declares {footer.num_rows} and has {num_rows} rows in {num_bytes} bytes")
+        raise ValueError(
+            f"it declares {footer.num_rows} rows, and its row groups declare {num_rows}, in {num_bytes} bytes"
+        )
     check_unpacked(footer, num_bytes)
 
 

@@ -33,6 +33,7 @@ COLUMN_TYPES = frozenset(("bool", "double", "int64", "sha256", "string"))
 _CHECKSUM = "manifest_sha256"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_MEDIA_ITEMS = 64
+_EVERY_FRAME = FrameRate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +219,9 @@ class Counts:
 class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
-    plan: digest of everything that a plan depends on. base: digest of the tars and the samples index. content: digest
-    of `base` and of columns added later; equal to `base` if there are none.
+    plan: digest of everything that a plan depends on. base: digest of the tars, the samples index and the rules by
+    which clips and conditioning inputs are read. content: digest of `base` and of columns added later; equal to `base`
+    if there are none.
     """
 
     plan: str
@@ -237,10 +239,13 @@ class Fingerprints:
         shards: Sequence[ShardInfo],
         sample_files: Iterable[FileInfo],
         draws: Sequence[StoredSet] = (),
+        frame_rate: FrameRate = _EVERY_FRAME,
+        media: Mapping[str, MediaInfo] | None = None,
     ) -> Fingerprints:
         """Return the fingerprints of a dataset to which no columns were added."""
         plan_lines = (plan_line(s.bucket_id, s.number, s.split, s.num_samples) for s in shards)
-        base = base_digest((content_line(shard.path, shard.sha256) for shard in shards), sample_files)
+        shard_lines = (content_line(shard.path, shard.sha256) for shard in shards)
+        base = base_digest(shard_lines, sample_files, frame_rate, media)
         return Fingerprints(plan_digest(buckets, plan_lines, draws), base, base)
 
 
@@ -257,13 +262,25 @@ def content_line(path: str, sha256: str) -> bytes:
 def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Sequence[StoredSet] = ()) -> str:
     """Compute `Fingerprints.plan`. shard_lines: output of `plan_line` for all shards, in chunks of any size."""
     of_buckets = [f"bucket {bucket.id} {bucket.shape}\n".encode() for bucket in buckets]
-    of_draws = f"draws {json.dumps(list(map(asdict, draws)), sort_keys=True, separators=(',', ':'))}\n".encode()
-    return _digest(chain(of_buckets, shard_lines, [of_draws] if draws else []))
+    return _digest(chain(of_buckets, shard_lines, _field_line("draws", list(map(asdict, draws)))))
 
 
-def base_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo]) -> str:
+def base_digest(
+    shard_lines: Iterable[bytes],
+    sample_files: Iterable[FileInfo],
+    frame_rate: FrameRate = _EVERY_FRAME,
+    media: Mapping[str, MediaInfo] | None = None,
+) -> str:
     """Compute `Fingerprints.base`. shard_lines: output of `content_line` for all tars, in chunks of any size."""
-    return _digest(chain(shard_lines, (content_line(file.path, file.sha256) for file in sample_files)))
+    file_lines = (content_line(file.path, file.sha256) for file in sample_files)
+    rate_line = _field_line("frame_rate", {} if frame_rate.rule == "native" else frame_rate.to_json())
+    media_line = _field_line("media", {name: asdict(info) for name, info in (media or {}).items()})
+    return _digest(chain(shard_lines, file_lines, rate_line, media_line))
+
+
+def _field_line(name: str, value: Any) -> list[bytes]:
+    """Return the line that a field of the manifest contributes to a fingerprint. An empty field contributes none."""
+    return [f"{name} {json.dumps(value, sort_keys=True, separators=(',', ':'))}\n".encode()] if value else []
 
 
 def content_digest(base: str, groups: Sequence[ColumnGroup]) -> str:

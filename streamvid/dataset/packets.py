@@ -99,7 +99,9 @@ class PacketTables:
             table = pa.ipc.open_stream(unpack_stream(data, num_clips)).read_all().combine_chunks()
             table.validate(full=True)
             if table.schema != _schema() or table.num_rows != num_clips:
-                raise ValueError(f"it has {table.num_rows} rows with the columns {table.schema.names}")
+                raise ValueError(
+                    f"it has {table.num_rows} rows of {table.schema.names}, not {num_clips} rows of format 1"
+                )
             self._take({name: chunk_of(table, name) for name in table.column_names})
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error

@@ -76,7 +76,11 @@ class Dataset:
         self._check_count("num_bytes", exact_sum(shards.num_bytes), "the shard table")
         for name, said, found in (
             ("plan", stored.plan, plan_digest(manifest.buckets, shards.plan_lines(), manifest.draws)),
-            ("base", stored.base, base_digest(shards.content_lines(), manifest.files.samples)),
+            (
+                "base",
+                stored.base,
+                base_digest(shards.content_lines(), manifest.files.samples, manifest.frame_rate, manifest.media),
+            ),
         ):
             if said != found:
                 raise IntegrityError(
@@ -133,7 +137,7 @@ class Dataset:
         return table
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
-        """Return the paths of the files that hold columns added later to this shard."""
+        """Return the paths of the files with the columns that were added to this shard later."""
         place = self._groups.places[shard.index_path]
         return [group.files[place].path for group in self.manifest.columns]
 
@@ -154,7 +158,9 @@ class Dataset:
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
-            raise self._no_place(shard, f"offset={offset}, bytes={num_bytes}, or the checksum or the file is missing")
+            raise self._no_place(
+                shard, f"a value is missing: the file, its checksum, offset={offset} or bytes={num_bytes}"
+            )
         if not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
             raise self._no_place(
                 shard, f"{num_bytes} bytes at offset {offset} of {file.path}, which has {file.num_bytes} bytes"

@@ -1,4 +1,4 @@
-"""Findings of an interrupted run, appended to a local file as they arrive, so that the next run repeats no work."""
+"""Journal file to which a run appends its findings, so that the next run after an interruption repeats no work."""
 
 from __future__ import annotations
 
@@ -38,15 +38,10 @@ class Journal:
             self._read(path.read_bytes())
 
     def _read(self, data: bytes) -> None:
-        num_bytes = data.rfind(b"\n") + 1
-        lines = data[:num_bytes].splitlines()
-        if not lines or _parse(lines[0]) != self._header:
-            return
-        self._num_valid_bytes = num_bytes
-        for line in lines[1:]:
-            match _parse(line):
-                case [*key, finding]:
-                    self.findings[tuple(key)] = finding
+        lines = _lines(data)
+        if lines and _parse(lines[0]) == self._header:
+            self._num_valid_bytes = data.rfind(b"\n") + 1
+            self.findings.update(_findings(lines))
 
     def __enter__(self) -> Journal:
         if self._writable:
@@ -79,6 +74,25 @@ class Journal:
             if self._file is not None:
                 self._file.write(_digest(payload) + b" " + payload + b"\n")
                 self._file.flush()
+
+
+def stored_findings(path: Path) -> dict[Key, Any]:
+    """Return the findings in a journal with any header. Another process may be appending to the file."""
+    return _findings(_lines(path.read_bytes()))
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Return the complete lines of a journal; the first one is its header."""
+    return data[: data.rfind(b"\n") + 1].splitlines()
+
+
+def _findings(lines: list[bytes]) -> dict[Key, Any]:
+    found: dict[Key, Any] = {}
+    for line in lines[1:]:
+        match _parse(line):
+            case [*key, finding]:
+                found[tuple(key)] = finding
+    return found
 
 
 def _parse(line: bytes) -> Any:

@@ -21,7 +21,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.2
 
 
 class FileLock:
-    """Lock held until `release` or the end of a `with` block. descriptor: file descriptor of the locked file."""
+    """Lock that is held until `release` is called or a `with` block ends. descriptor: descriptor of the locked file."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -38,11 +38,15 @@ class FileLock:
 
     def release(self) -> None:
         """Release the lock. Further calls have no effect."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            # Closing is not enough: a process that was forked outside Python may hold a copy of the descriptor.
+        if self.descriptor < 0:
+            return
+        try:
+            # Closing is not enough: a process that was forked outside Python may hold a copy of the descriptor. And an
+            # interrupt may lose the descriptor between the next two steps, but not the lock, which is released here.
             with contextlib.suppress(OSError):
-                _flock(descriptor, wanted=False)
+                _flock(self.descriptor, wanted=False)
+        finally:
+            descriptor, self.descriptor = self.descriptor, -1
             os.close(descriptor)
 
     def is_at(self, path: str | Path) -> bool:
@@ -75,8 +79,9 @@ def wait_for_lock(
 ) -> FileLock:
     """Lock a file, creating it if necessary. Symbolic links are not followed.
 
-    on_wait: function that is called before each pause. Raise TimeoutError if another process still holds the lock
-    after `wait_seconds`, and OSError if the file cannot be opened or locked.
+    on_wait: function that is called before each pause.
+    Raises TimeoutError if another process still holds the lock after `wait_seconds`, and OSError if the file cannot be
+    opened or locked.
     """
     since, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
     while True:
@@ -86,7 +91,10 @@ def wait_for_lock(
                 waited = time.monotonic() - since
                 if waited >= wait_seconds:
                     raise TimeoutError(
-                        errno.ETIMEDOUT, f"another process still holds the lock after {wait_seconds:.0f} s", str(path)
+                        errno.ETIMEDOUT,
+                        f"another process still holds the lock after {wait_seconds:.0f} s; wait "
+                        "until that process ends, or end it",
+                        str(path),
                     )
                 if on_wait is not None:
                     on_wait()

@@ -1,4 +1,4 @@
-"""Start and shutdown of worker processes, without leftover processes.
+"""Start and shutdown of worker processes that never outlive their parent.
 
 A worker is a new interpreter, never a fork, so it inherits no threads, locks, CUDA state or unguarded `__main__`. It
 watches its parent and its socket (host/worker.py), so it ends whenever the parent ends.
@@ -25,6 +25,12 @@ _START = (
 )
 # The workers provide the parallelism; library threads inside them would only compete.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+# All that a worker without stores needs. Any other variable may be a credential.
+_PASSED = {
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "XDG_CACHE_HOME"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "GLIBC_TUNABLES"),
+}
+_PASSED_PREFIXES = ("LC_", "PYTHON", "STREAMVID_", "MALLOC_", "OMP_", "COVERAGE_", "ASAN_", "UBSAN_", "SVT_")
 
 
 def start_worker(
@@ -32,18 +38,22 @@ def start_worker(
     descriptors: Sequence[int],
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    *,
+    opens_stores: bool,
 ) -> subprocess.Popen[bytes]:
-    """Start a worker that calls `entry` ("module:function") with the numbers of `descriptors`, then `arguments`.
+    """Start a worker that calls `entry` ("module:function") with the numbers of `descriptors`, followed by `arguments`.
 
     All arguments are passed as text. The first descriptor is a socket; closing its other end ends the worker.
     environment: defaults for environment variables that this process does not set.
+    opens_stores: True if the worker opens object stores. Only then does it receive variables that may be credentials:
+        a hostile file that takes over a decoder must not find any (SAFE-1).
 
-    Raise OSError if the process cannot be started, and ConfigError if no Python interpreter is available.
+    Raises OSError if the process cannot be started, and ConfigError if no Python interpreter is available.
     """
     if not sys.executable or getattr(sys, "frozen", False):
         raise ConfigError(
-            f"sys.executable={sys.executable!r} is not a Python interpreter, which workers need; set it to one, or "
-            "use no workers (num_workers=0)"
+            f"sys.executable={sys.executable!r} is not a Python interpreter, but worker processes need one; run the "
+            "program with a Python interpreter, or use no workers (num_workers=0)"
         )
     with contextlib.ExitStack() as opened:
         mine = list(descriptors)
@@ -61,9 +71,17 @@ def start_worker(
             [sys.executable, "-c", _START, json.dumps(_search_path()), entry, *numbers, *arguments],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
-            env={**(environment or {}), **os.environ, **_ENVIRONMENT},
+            env={**(environment or {}), **_inherited(opens_stores), **_ENVIRONMENT},
             process_group=0,  # the caller handles Ctrl-C in the terminal
         )
+
+
+def _inherited(opens_stores: bool) -> dict[str, str]:
+    """Return this process's environment, without credentials unless the worker opens stores."""
+    if opens_stores:
+        return dict(os.environ)
+    names = (name for name in os.environ if name in _PASSED or name.startswith(_PASSED_PREFIXES))
+    return {name: os.environ[name] for name in names}
 
 
 def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float = 0.0) -> None:

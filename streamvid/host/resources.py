@@ -12,7 +12,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return the memory limit of the machine or its tightest control group, in bytes and including shared memory."""
+    """Return the memory limit of the machine or its tightest control group, in bytes. It includes shared memory."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for controllers, path in _groups(groups):
         if not controllers:

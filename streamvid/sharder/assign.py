@@ -20,6 +20,7 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Probe, Probes, file_state
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
+from streamvid.sharder.source.time_ranges import TimeRange
 from streamvid.sharder.windows import TEXT_EXTENSION, Clip, Timing, Window, cut_windows
 
 MAX_STEM_CHARS = 40
@@ -105,7 +106,7 @@ def assign(records: Sequence[Record], probes: Probes, options: ShardOptions) -> 
         try:
             _check_rate(probe, options)
             extra = fit_media(record, probe, probes, options.source.media_columns, stills)
-            windows = list(_windows(probe, options))
+            windows = list(_windows(record.time_range, probe, options))
         except Rejected as error:
             reason = _with_rate(str(error), probe, options) if isinstance(error, NoBucketError) else str(error)
             rejected.append(Rejection(record.row, record.source, reason, error.kind))
@@ -173,14 +174,20 @@ def _drawn(
         yield window, bucket, "" if bucket else choices.reason
 
 
-def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """Yield each window of a source with its bucket choices. Raises NoBucketError if no bucket accepts a window."""
+def _windows(time_range: TimeRange | None, probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
+    """Yield each window of a source with its bucket choices. time_range: part of the source to use; None for all of it.
+
+    Raises NoBucketError if no bucket accepts a window, and Rejected if the source does not have the time range.
+    """
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
+    if time_range is not None and probe.is_image:
+        raise Rejected(f"it is an image, so it has no time range {time_range.text}", kind="time-range")
     if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
-        windows = [timing.window(0, probe.num_frames, options.rate)]
-        least = _least_frames(windows[0].num_clip_frames, probe, options)
-        windows = cut_windows(timing, options.clips.max_clip_seconds, options.rate, least)
+        frames = range(probe.num_frames) if time_range is None else timing.frames_in(time_range)
+        whole = timing.window(frames.start, frames.stop, options.rate)
+        least = _least_frames(whole.num_clip_frames, probe, options)
+        windows = cut_windows(timing, frames, options.clips.max_clip_seconds, options.rate, least)
     for window in windows:
         choices = options.config.fit(window.num_clip_frames, probe.height, probe.width, probe.is_image)
         if not choices.options:

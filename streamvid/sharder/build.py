@@ -22,6 +22,7 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
 from streamvid.sharder.source.extra_media import MediaFile
+from streamvid.sharder.source.media import is_remote
 from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Clip
 from streamvid.sharder.work.pool import Crash, Pool
@@ -145,7 +146,8 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     uses = Counter(path for shard in todo for path in _clip_paths(shard))
     progress("build", done, len(shards))
     dest, storage = staging.store.url, options.worker_storage
-    with Pool(f"{__name__}:build_shard", options.work.workers, staging.lock_fd) as pool:
+    opens_stores = not staging.store.is_local or any(map(is_remote, uses))
+    with Pool(f"{__name__}:build_shard", options.work.workers, staging.lock_fd, opens_stores=opens_stores) as pool:
         for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, todo[index])):
             if isinstance(answer, Crash):
                 raise StorageError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 
 ENCODE_VERSION = 5
 
+_ENOUGH_CLIPS = 100
+_logger = logging.getLogger(__name__)
+
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
     """Encode the clips that are not encoded yet. Return an assignment in which failures have become rejections."""
@@ -53,11 +57,14 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
     todo = [key for key in wanted if not _holds(journal.findings.get(key), options)]
     done = len(wanted) - len(todo)
     progress("encode", done, len(wanted))
+    growth = _Growth()
     with journal:
         for key, finding in _run([wanted[key] for key in todo], options, staging):
             note(journal, key, finding)
+            growth.add(wanted[key], finding)
             done += 1
             progress("encode", done, len(wanted))
+    growth.warn()
     samples: list[PlannedSample] = []
     rejections = list(assignment.rejections)
     for sample in assignment.samples:
@@ -100,6 +107,7 @@ class Job:
     """Job that encodes one file: the file of a sample's clip or of one of its conditioning inputs.
 
     clip: facts known before encoding. follows: for a conditioning video, the Timing of the sample's source as text.
+    source_bytes: bytes of a source video, times the fraction of its frames in the window; 0 for all other files.
     """
 
     file: Record | MediaFile
@@ -110,6 +118,7 @@ class Job:
     is_still: bool = False
     is_mask: bool = False
     label: str = ""
+    source_bytes: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -123,7 +132,9 @@ class Job:
 
 def jobs_of(sample: PlannedSample) -> list[Job]:
     """Return the encoding jobs of a sample: one for its clip, then one per file of its conditioning inputs."""
-    jobs = [Job(sample.record, sample.clip, sample.window, sample.bucket)]
+    probe = sample.probe
+    share = 0.0 if probe.is_image else sample.record.num_bytes * sample.window.num_frames / probe.num_frames
+    jobs = [Job(sample.record, sample.clip, sample.window, sample.bucket, source_bytes=share)]
     for medium in sample.media:
         window = Window(0, 1, 1) if medium.is_still else sample.window
         follows = "" if medium.is_still else sample.probe.timing
@@ -134,14 +145,15 @@ def jobs_of(sample: PlannedSample) -> list[Job]:
 
 def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, Finding]]:
     """Yield the key and the finding of each job as it finishes."""
-    handler, limit = f"{__name__}:encode_sample", "encode_timeout_seconds"
+    handler, limit, paths = f"{__name__}:encode_sample", "encode_timeout_seconds", [job.file.path for job in jobs]
 
     def task(number: int) -> EncodeTask:
         job = jobs[number]
         path = staging.clips / _name(job.key)
-        return EncodeTask(job, options.worker_storage, options.clips.encoding, options.rate, options.limits, path)
+        most = _max_bytes(job, options)
+        return EncodeTask(job, options.worker_storage, options.clips.encoding, options.rate, most, options.limits, path)
 
-    for number, finding in run_tasks("encoding", handler, len(jobs), task, options, limit, staging.lock_fd):
+    for number, finding in run_tasks("encoding", handler, paths, task, options, limit, staging.lock_fd):
         if "rejected" in finding:
             finding["worker_limits"] = _worker_limits(options)
         yield jobs[number].key, finding
@@ -155,6 +167,7 @@ class EncodeTask:
     storage: StorageOptions
     encoding: Encoding
     fps: Fraction | None
+    max_bytes: float | None
     limits: Limits
     path: Path
 
@@ -189,6 +202,7 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
         fps=task.fps,
         timeline=_timeline(task) if task.job.follows else None,
         is_mask=task.job.is_mask,
+        max_bytes=task.max_bytes,
         limits=task.limits,
     )
     LocalStore(task.path.parent).put(task.path.name, encoded.data)
@@ -225,7 +239,7 @@ def read_encoded(path: Path, source: str, sha256: str) -> bytes:
 def journal_header(options: ShardOptions) -> dict[str, object]:
     """Return the journal's header, which contains the settings that determine the findings."""
     rules = {"encoding": options.encoding_json(), "limits": asdict(options.limits)}
-    return {"encode_version": ENCODE_VERSION, **rules}
+    return {"encode_version": ENCODE_VERSION, **rules, "max_growth": options.clips.max_growth}
 
 
 def _holds(finding: Finding | None, options: ShardOptions) -> bool:
@@ -253,7 +267,46 @@ def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
         reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"
         raise Rejected(f"{reason}; use a lower crf for better quality", kind="min-psnr")
+    most = _max_bytes(job, options)
+    if most is not None and clip.num_bytes > most:
+        reason = f"its clip has {clip.num_bytes} bytes even at the highest crf, more than the {most:.0f} that"
+        raise Rejected(f"{reason} max_growth={options.clips.max_growth:g} allows", kind="max-growth")
     return clip
+
+
+def _max_bytes(job: Job, options: ShardOptions) -> float | None:
+    """Return the size limit of a video clip in bytes; None if there is none."""
+    growth = options.clips.max_growth
+    return growth * job.source_bytes if growth is not None and job.source_bytes else None
+
+
+@dataclass
+class _Growth:
+    """Comparison of encoded clips with their sources. If the clips are larger, a warning is logged once, early."""
+
+    num_clips: int = 0
+    clip_bytes: int = 0
+    source_bytes: float = 0.0
+    has_warned: bool = False
+
+    def add(self, job: Job, finding: Finding) -> None:
+        if job.source_bytes and "rejected" not in finding:
+            self.num_clips += 1
+            self.clip_bytes += int(finding["num_bytes"])
+            self.source_bytes += job.source_bytes
+            if self.num_clips >= _ENOUGH_CLIPS:
+                self.warn()
+
+    def warn(self) -> None:
+        """Log a warning if the clips are larger than their sources and no warning was logged before."""
+        if self.clip_bytes > self.source_bytes and not self.has_warned:
+            self.has_warned = True
+            _logger.warning(
+                "%d native clips have %.2f times the size of their sources: to store fewer bytes, raise --crf, choose "
+                "--codec av1, or limit the size of each clip with --max-growth",
+                self.num_clips,
+                self.clip_bytes / self.source_bytes,
+            )
 
 
 def _wanted(samples: Iterable[PlannedSample], folder: Path) -> dict[Key, Job]:

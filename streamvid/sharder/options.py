@@ -55,6 +55,11 @@ class CaptionOptions:
         flag="--caption-weight-column",
     )
     lines: bool = option(False, help="Read the .txt file of a video as one caption per line.", flag="--caption-lines")
+    too_long: Literal["reject", "truncate"] = option(
+        "reject",
+        help="Reject rows with a caption of more than 64 KiB, or truncate the caption.",
+        flag="--long-captions",
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.column, list):
@@ -98,6 +103,12 @@ class SourceOptions:
         metavar="C",
         shown_default="path, video, file_name, …",
     )
+    time_columns: tuple[str, ...] = option(
+        (),
+        help="Metadata columns with the start and end of each clip in seconds, or one column with both. Requires "
+        "--clips native.",
+        metavar="LIST",
+    )
     whole_files: bool = option(
         False, help="Use the whole file for each row, even if rows share a file or have time ranges."
     )
@@ -124,6 +135,15 @@ class SourceOptions:
         check_options(self)
         if self.where is not None and not self.where.strip():
             raise ConfigError(f"where={self.where!r}: must be a condition, such as 'aesthetic > 5 and motion > 0.2'")
+        if len(self.time_columns) > 2 or len(set(self.time_columns)) < len(self.time_columns):
+            raise ConfigError(
+                f"time_columns={self.time_columns!r}: must be two different columns, for starts and for ends, or one "
+                "column that holds both"
+            )
+        if self.time_columns and self.whole_files:
+            raise ConfigError(
+                f"time_columns={self.time_columns!r}: cannot be combined with whole_files=True; omit one of the two"
+            )
         _ = self.media_columns
 
     @cached_property
@@ -142,7 +162,7 @@ class ClipOptions:
         time), "cap" (every n-th frame, up to fps) or "fix_frame_rate" (by frame number, as DiffSynth does). With
         fps=None, every frame is read, or the buckets set the rate. Copies keep all frames, and readers select from
         them. Native clips contain only the selected frames, and allow only "resample".
-    codec, crf, gop, max_clip_seconds, min_psnr: options for native clips only.
+    codec, crf, gop, max_clip_seconds, min_psnr, max_growth: options for native clips only.
     """
 
     kind: Literal["copy", "native", "text"] = option(
@@ -175,14 +195,26 @@ class ClipOptions:
         None, help="Minimum PSNR-Y of native clips; clips below it are rejected.", metavar="DB", above=0, maximum=100
     )
 
+    max_growth: float | None = option(
+        None,
+        help="Maximum size of a native clip relative to its source; a larger clip is encoded again with a higher crf.",
+        metavar="RATIO",
+        above=0,
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
         if self.fps_rule is not None and self.fps is None:
             raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set fps, such as fps=16")
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
+            if self.max_growth is not None and self.encoding.crf is None:
+                raise ConfigError(
+                    f"max_growth={self.max_growth!r}: {self.codec} is lossless, so its clips cannot be smaller; omit "
+                    "max_growth, or choose another codec"
+                )
             return
-        for name in ("codec", "crf", "gop", "max_clip_seconds", "min_psnr"):
+        for name in ("codec", "crf", "gop", "max_clip_seconds", "min_psnr", "max_growth"):
             value = getattr(self, name)
             if value is not None:
                 stores = "stores files unchanged" if self.kind == "copy" else "has no files"
@@ -233,11 +265,16 @@ class WorkOptions:
         None, help="Local folder for unfinished work if DEST is in an object store.", metavar="FOLDER"
     )
     probe_timeout_seconds: float = option(
-        60.0, help="Time limit for probing a file.", metavar="S", flag="--probe-timeout", above=0, maximum=_WEEK_SECONDS
+        60.0,
+        help="Seconds allowed to probe a file.",
+        metavar="S",
+        flag="--probe-timeout",
+        above=0,
+        maximum=_WEEK_SECONDS,
     )
     encode_timeout_seconds: float = option(
         4 * 3600.0,
-        help="Time limit for encoding or fully decoding one clip.",
+        help="Seconds allowed to encode or fully decode one clip.",
         metavar="S",
         flag="--encode-timeout",
         above=0,
@@ -296,6 +333,11 @@ class ShardOptions:
             self._check_text()
         if self.clips.is_native:
             self._check_native()
+        elif self.source.time_columns:
+            raise ConfigError(
+                f"time_columns={self.source.time_columns!r}: cannot be combined with clips={self.clips.kind!r}: "
+                "only native clips can be a part of a file; use ClipOptions(kind='native') (--clips native)"
+            )
 
     def _bucket_config(self) -> BucketConfig:
         if self.clips.is_text:
@@ -357,7 +399,7 @@ class ShardOptions:
     @property
     def needs_timing(self) -> bool:
         """True if probing must return the time of each frame."""
-        is_timed = self.rate is not None or self.clips.max_clip_seconds is not None
+        is_timed = self.rate is not None or self.clips.max_clip_seconds is not None or bool(self.source.time_columns)
         return (self.clips.is_native and is_timed) or bool(self.source.media)
 
     @property
@@ -399,13 +441,15 @@ class ShardOptions:
             value["hdr"] = self.hdr
         if self.source.where is not None:
             value["where"] = self.source.where
+        if self.source.time_columns:
+            value["time_columns"] = list(self.source.time_columns)
         if self.source.min_fps is not None:
             value["min_fps"] = float(self.source.min_fps)
         if self.source.media:
             value["media"] = [str(medium) for medium in self.source.media_columns]
         if not self.clips.is_native:
             return {**value, "verify": "decode"} if self.verify == "decode" else value
-        own = {"max_clip_seconds": self.clips.max_clip_seconds, "min_psnr": self.clips.min_psnr}
+        own = {name: getattr(self.clips, name) for name in ("max_clip_seconds", "min_psnr", "max_growth")}
         given = {name: limit for name, limit in own.items() if limit is not None}
         return {**value, "encoding": self.encoding_json(), **given}
 

@@ -122,7 +122,9 @@ def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection]
 
 
 def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes: int) -> Iterator[Sequence[_Item]]:
-    """Yield runs of items of about equal total size. Only a run of one item may exceed `shard_size_bytes`.
+    """Split the items into consecutive runs with about the same total size, and yield them.
+
+    Only a run of one item may exceed `shard_size_bytes`.
 
     sizes: size of each item in bytes.
     """

@@ -16,7 +16,7 @@ from streamvid.errors import DecodeError, ProbeError, Rejected, SourceError, Sto
 from streamvid.host.journal import FileState, Journal, Key
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.extra_media import MediaFile
-from streamvid.sharder.source.media import Media
+from streamvid.sharder.source.media import Media, is_remote
 from streamvid.sharder.source.records import Record
 from streamvid.sharder.source.spool import SpooledFile, opened
 from streamvid.sharder.windows import Clip, Timing, copied
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 7
+PROBE_VERSION = 8
 MAX_REASON_CHARS = 500
 _EXTENSIONS = {
     "mov": "mp4",
@@ -50,6 +50,7 @@ _EXTENSIONS = {
     "bmp_pipe": "bmp",
     "tiff_pipe": "tif",
 }
+_HEIF_EXTENSIONS = {"av1": "avif"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,11 @@ def _probe(task: ProbeTask, source: Source) -> Finding:
 
     info = probe(source, task.limits, verify=task.verify)
     timing = Timing.of(info).to_text() if task.timing and not info.is_image else ""
-    return asdict(copied(Probe, info, extension=clip_extension(info.container, task.media.source), timing=timing))
+    is_heif = info.is_image and info.container == "mov"
+    extension = (
+        _HEIF_EXTENSIONS.get(info.codec, "heic") if is_heif else clip_extension(info.container, task.media.source)
+    )
+    return asdict(copied(Probe, info, extension=extension, timing=timing))
 
 
 def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
@@ -150,7 +155,7 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
 
 
 def note(journal: Journal, key: Key, finding: Finding) -> None:
-    """Store a finding. After a bug or a lack of memory, keep it for this run only, because the next run may succeed."""
+    """Store a finding. One that reports a bug or a lack of memory is kept for this run only; the next may succeed."""
     if finding.get("kind") in ("fault", "memory"):
         journal.findings[key] = finding
     else:
@@ -171,15 +176,22 @@ def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
 
 
 def run_tasks(
-    what: str, handler: str, num_tasks: int, task: Callable[[int], Any], options: ShardOptions, limit: str, held_fd: int
+    what: str,
+    handler: str,
+    paths: Sequence[str],
+    task: Callable[[int], Any],
+    options: ShardOptions,
+    limit: str,
+    held_fd: int,
 ) -> Iterator[tuple[int, Finding]]:
-    """Run tasks in worker processes; yield (task index, finding) as they finish. A crash becomes a rejection.
+    """Run a task for each path in worker processes; yield (task index, finding) as they finish.
 
-    limit: name of the option that limits the time per task.
+    A crash becomes a rejection. limit: name of the option that limits the time per task.
     """
-    seconds = getattr(options.work, limit)
-    with Pool(handler, options.work.workers, held_fd, seconds, options.work.worker_memory_bytes) as pool:
-        for number, answer in pool.run(num_tasks, task):
+    seconds, work = getattr(options.work, limit), options.work
+    limits = {"timeout_seconds": seconds, "memory_bytes": work.worker_memory_bytes}
+    with Pool(handler, work.workers, held_fd, opens_stores=any(map(is_remote, paths)), **limits) as pool:
+        for number, answer in pool.run(len(paths), task):
             if not isinstance(answer, Crash):
                 yield number, answer
             elif timed_out(answer):
@@ -227,8 +239,8 @@ def probe_all(
         return ProbeTask(media, options.limits, is_verified, options.needs_timing, folder)
 
     with journal:
-        handler, limit = f"{__name__}:probe_file", _time_limit(options)
-        for number, finding in run_tasks("probing", handler, len(states), task, options, limit, held_fd):
+        handler, limit, paths = f"{__name__}:probe_file", _time_limit(options), [state[0] for state in states]
+        for number, finding in run_tasks("probing", handler, paths, task, options, limit, held_fd):
             note(journal, states[number], finding)
             done += 1
             progress("probe", done, len(sources))

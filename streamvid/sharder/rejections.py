@@ -47,7 +47,10 @@ REMEDIES: Mapping[str, str] = {
     "max-upscale": "raise --max-upscale, or add a smaller size to the buckets",
     "max-crop": "raise --max-crop, or add aspect ratios: --num-ar-buckets N",
     "probability": "raise the probabilities in --bucket-config, or draw a new bucket in each epoch: --assign all",
+    "long-text": "shorten the text, or truncate captions: --long-captions truncate",
+    "time-range": "correct the times: seconds or H:MM:SS from the start of the video, within its duration",
     "min-psnr": "accept lower quality with a lower --min-psnr, or store more bytes with a lower --crf",
+    "max-growth": "allow larger clips with a higher --max-growth, or choose --codec av1",
 }
 
 

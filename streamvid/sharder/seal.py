@@ -228,6 +228,9 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
 def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo], files: ManifestFiles) -> Manifest:
     # Buckets without samples stay out, so that a warm-up over all shapes uses only shapes that occur.
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
+    # Readers use the rate at which native clips were encoded.
+    frame_rate = options.config.frame_rate if options.rate is None else FrameRate("resample", options.rate)
+    media = media_facts(plan.shards, options.source.media_columns)
     return Manifest(
         buckets=buckets,
         clips=options.clips.kind,
@@ -239,13 +242,12 @@ def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo
             num_bytes=sum(shard.num_bytes for shard in shards),
         ),
         files=files,
-        fingerprints=Fingerprints.of(buckets, shards, files.samples, plan.draws),
+        fingerprints=Fingerprints.of(buckets, shards, files.samples, plan.draws, frame_rate, media),
         build=plan.build,
-        # Readers use the rate at which native clips were encoded.
-        frame_rate=options.config.frame_rate if options.rate is None else FrameRate("resample", options.rate),
+        frame_rate=frame_rate,
         model=options.config.model,
         draws=tuple(plan.draws),
-        media=media_facts(plan.shards, options.source.media_columns),
+        media=media,
         native=NativeClips(options.encoding_json(), _quality(plan)) if options.clips.is_native else None,
     )
 

@@ -27,7 +27,8 @@ from streamvid.sharder.source.records import RecordSet, Rejection, read_records
 from streamvid.sharder.source.summary import InputSummary
 from streamvid.sharder.where import apply_where
 from streamvid.sharder.work.destination import find_destination
-from streamvid.sharder.work.staging import EMBEDDED, Staging, locked_staging
+from streamvid.sharder.work.staging import EMBEDDED, JOURNALS, Staging, locked_staging
+from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status
 from streamvid.storage import Store, open_store
 
 OnInput: TypeAlias = Callable[[InputSummary], None]
@@ -74,6 +75,7 @@ def shard(
             return _with_input(report, summarize(records, options), on_input)
         try:
             staging.announce(build)
+            progress = StatusFile(staging.folder, progress)
             if _lacks_embedded(records, embedded):
                 read_records(source, options, embedded, extracts=True)
             return _build(records, build, staging, options, progress, on_input)
@@ -112,6 +114,14 @@ def abandon(dest: str | Path, options: ShardOptions) -> bool:
     return True
 
 
+def status(dest: str | Path, options: ShardOptions) -> ShardStatus:
+    """Return the progress of the build at `dest`, which may be running in another process of this machine.
+
+    Raises DatasetError if there is no unfinished build.
+    """
+    return read_status(find_destination(dest, options))
+
+
 def dry_run(
     source: str | Path | Sequence[str | Path],
     dest: str | Path,
@@ -127,7 +137,7 @@ def dry_run(
     report lists the reasons for all rejections.
     """
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
-    journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
+    journal = Journal(place.folder / JOURNALS[0], journal_header(options), writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
         records = apply_where(read_records(source, options, Path(folder), extracts=True), options)
         progress("records", records.num_rows, records.num_rows)
@@ -210,9 +220,9 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
 
 
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
-    """Return the report of the dataset sealed in `store` if it is the requested one, else None.
+    """Return the report of the dataset sealed in `store` if it is the requested one, or None if none is sealed there.
 
-    If a different dataset is sealed there, return None if `overwrite` is True. Otherwise, raise SealedError, which
+    If a different dataset is sealed there, return None if `overwrite` is True, and otherwise raise SealedError, which
     names the difference.
     """
     if store.size(MANIFEST) is None:

@@ -12,13 +12,16 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from streamvid.errors import Rejected
 from streamvid.video.encode.timeline import end_ticks, num_frames_at
 
 if TYPE_CHECKING:
+    from streamvid.sharder.source.time_ranges import TimeRange
     from streamvid.video.info import VideoInfo
 
 
 _Made = TypeVar("_Made")
+_SPARE_SECONDS = Fraction(1, 2)
 TEXT_EXTENSION = "txt"
 """Extension of a text-only sample's clip, which is the member that holds the caption."""
 
@@ -98,6 +101,23 @@ class Timing:
         count = stop - start
         return Window(start, count, count if fps is None else num_frames_at(self.seconds(start, stop), fps))
 
+    def frames_in(self, time_range: TimeRange) -> range:
+        """Return the frames of a time range. Raises Rejected if it has none, or ends after the end of the video.
+
+        The end may exceed that of the video by `_SPARE_SECONDS`, because metadata is often rounded.
+        """
+        total = self.seconds(0, len(self.timestamps))
+        if time_range.start >= total or time_range.end > total + _SPARE_SECONDS:
+            reason = f"its time range {time_range.text} exceeds the video, which has {float(total):.3f} s"
+            raise Rejected(reason, kind="time-range")
+        first, stop = (
+            bisect_left(self.timestamps, self.timestamps[0] + seconds / self.time_base)
+            for seconds in (time_range.start, time_range.end)
+        )
+        if first == stop:
+            raise Rejected(f"no frame begins in its time range {time_range.text}", kind="time-range")
+        return range(first, stop)
+
     def seconds(self, start: int, stop: int) -> Fraction:
         """Return the time in seconds from the start of frame `start` to the end of frame `stop - 1`."""
         end = self.timestamps[stop] if stop < len(self.timestamps) else self.end
@@ -110,36 +130,38 @@ class Timing:
         return end_ticks(times, self.time_base, self.last_duration, len(times), self.usual_rate)
 
 
-def cut_windows(timing: Timing, max_seconds: float | None, fps: Fraction | None, least: int) -> list[Window]:
-    """Return consecutive windows of about equal length that together contain every frame once.
+def cut_windows(
+    timing: Timing, frames: range, max_seconds: float | None, fps: Fraction | None, least: int
+) -> list[Window]:
+    """Return consecutive windows of about equal length that together contain each of the `frames` once.
 
     A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer clip
     frames than `least`, the smallest count that a bucket accepts. Windows have about equal frame counts or,
     with `fps`, about equal durations.
     """
-    whole = timing.window(0, len(timing.timestamps), fps)
+    whole = timing.window(frames.start, frames.stop, fps)
     if max_seconds is None:
         return [whole]
     most = Fraction(max_seconds)
     limit = max(1, min(whole.num_frames, whole.num_clip_frames // least))
-    count = min(limit, max(1, -(-timing.seconds(0, whole.num_frames) // most)))
-    windows = _cut(timing, count, fps)
+    count = min(limit, max(1, -(-timing.seconds(frames.start, frames.stop) // most)))
+    windows = _cut(timing, frames, count, fps)
     # Variable frame rates make some windows longer than others. Steps of a sixteenth are few even for a long film.
     while count < limit and any(timing.seconds(w.start, w.start + w.num_frames) > most for w in windows):
         count = min(limit, count + max(1, count // 16))
-        windows = _cut(timing, count, fps)
+        windows = _cut(timing, frames, count, fps)
     while count > 1 and min(window.num_clip_frames for window in windows) < least:
         count -= max(1, count // 16)
-        windows = _cut(timing, count, fps)
+        windows = _cut(timing, frames, count, fps)
     return windows
 
 
-def _cut(timing: Timing, count: int, fps: Fraction | None) -> list[Window]:
-    times, total = timing.timestamps, len(timing.timestamps)
+def _cut(timing: Timing, frames: range, count: int, fps: Fraction | None) -> list[Window]:
+    times, first, last = timing.timestamps, frames.start, frames.stop
     if fps is None:
-        bounds = [number * total // count for number in range(count + 1)]
+        bounds = [first + number * len(frames) // count for number in range(count + 1)]
     else:
-        span = timing.end - times[0]
-        inner = {bisect_left(times, times[0] + -(-number * span // count)) for number in range(1, count)}
-        bounds = sorted({0, total, *inner})
+        span = (times[last] if last < len(times) else timing.end) - times[first]
+        inner = {bisect_left(times, times[first] + -(-number * span // count)) for number in range(1, count)}
+        bounds = sorted({first, last, *inner})
     return [timing.window(start, stop, fps) for start, stop in pairwise(bounds)]

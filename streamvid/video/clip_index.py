@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import DecodeError
-from streamvid.video.container import VideoFile, open_video
+from streamvid.video.container import open_video
 from streamvid.video.limits import LIMITS, Limits
-from streamvid.video.packets import PacketTable, each_packet, read_packets
+from streamvid.video.packets import PacketTable, read_packets
 from streamvid.video.probe import first_frame
 from streamvid.video.stream_info import MAX_EXTRADATA_BYTES, StreamInfo
 
@@ -78,7 +78,7 @@ def facts_of(
 ) -> list[Facts | None]:
     """Return the facts of several clips at once; clip i consists of packets edges[i] to edges[i + 1] (exclusive).
 
-    The result is None for a clip without packets or with impossible ones.
+    The result is None for a clip without packets or with invalid packets.
     """
     number, starts, counts = np.arange(len(flags)), edges[:-1], np.diff(edges)
     is_first = np.zeros(len(flags), np.bool_)
@@ -191,7 +191,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the indices of the first and last packets to decode, and those of the wanted ones minus the first."""
+        """Return the indices of the first and last packets to decode, and of wanted packets relative to the first."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])
@@ -225,8 +225,8 @@ def checksum(data: bytes | memoryview) -> bytes:
 def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
     """Return the packet index of a clip that `probe` accepts; None if it must be decoded through its container.
 
-    This is the case for images, for packets that are not stored whole and unchanged in the file (transport streams,
-    stripped headers) or may contain another packet's picture (AVI), and for decoders that need more information (such
+    The container is required for images, for packets that are not stored whole and unchanged in the file (transport
+    streams, stripped headers) or may contain another packet's picture (AVI), and for decoders that need more data (such
     as headers that change within the clip). Raises ProbeError if the file is not a video.
     """
     with open_video(data, limits) as video:
@@ -235,8 +235,9 @@ def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
         extradata = decoder.extradata or b""
         if video.is_image or video.codec_name not in CODECS or len(extradata) > MAX_EXTRADATA_BYTES:
             return None
-        table = read_packets(video)
-        offsets = _locate(video, table, memoryview(data))
+        places = _Places(memoryview(data))
+        table = read_packets(video, places.add if video.is_exact else None)
+        offsets = places.offsets(table)
         if offsets is None:
             return None
         frame, _ = first_frame(video, table)
@@ -276,19 +277,24 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
     return ClipIndex(info, *parts, np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES), facts)
 
 
-def _locate(video: VideoFile, table: PacketTable, data: memoryview) -> Int64s | None:
-    """Return each packet's file offset; None if any packet is not stored unchanged or has no unique timestamp."""
-    times = {row[0] for row in table.rows}
-    if None in times or len(times) < len(table.rows) or not video.is_exact:
-        return None
-    video.reopen()
-    offsets = np.empty(len(table.rows), np.int64)
-    for number, packet in enumerate(each_packet(video)):
-        offset = _offset(packet, data)
-        if offset < 0 or packet.has_sidedata("new_extradata"):
+class _Places:
+    """Offsets of the packets passed to `add` within the file `data`."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._offsets, self._are_stored = data, list[int](), True
+
+    def add(self, packet: Packet[VideoStream]) -> None:
+        """Find the next packet in the file. Do not search if an earlier packet is not stored unchanged."""
+        offset = _offset(packet, self._data) if self._are_stored else -1
+        self._are_stored = offset >= 0 and not packet.has_sidedata("new_extradata")
+        self._offsets.append(offset)
+
+    def offsets(self, table: PacketTable) -> Int64s | None:
+        """Return the file offset of each packet, or None unless each is stored unchanged and has a unique timestamp."""
+        times = {row[0] for row in table.rows}
+        if None in times or len(times) < len(table.rows) or not self._are_stored or not self._offsets:
             return None
-        offsets[number] = offset
-    return offsets
+        return np.array(self._offsets, np.int64)
 
 
 def _offset(packet: Packet[VideoStream], data: memoryview) -> int:

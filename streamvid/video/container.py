@@ -1,4 +1,4 @@
-"""Opening of untrusted media files. No other module opens them.
+"""Opening of untrusted media files. No other module opens media files.
 
 FFmpeg receives a reader without a name, never a path. It therefore cannot guess a format from the name, and no file can
 make it open another file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
@@ -19,7 +19,7 @@ from streamvid.errors import ProbeError
 from streamvid.host.range_file import RangeFile
 from streamvid.video.bitstream.entries import is_hidden
 from streamvid.video.cropping import NO_MARGINS, Margins, container_margins
-from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, Limits
+from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, SEQUENCE_BRANDS, STILL_BRANDS, Limits
 from streamvid.video.stream_info import set_up_decoder
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ class _Nameless:
 
 
 class VideoFile:
-    """Opened file with its video stream and the facts that need no packets. Created by `open_video`.
+    """Opened file with its video stream and the properties that are known before packets are read.
+
+    Created by `open_video`.
 
     Attributes: container, stream (both PyAV objects), container_name, codec_name, is_image, has_audio, num_bytes, head
     (the first bytes), is_exact (True if the container's packets are reliable and seekable).
@@ -84,6 +86,8 @@ class VideoFile:
         if self.container_name == "gif":
             self._is_still = self._has_one_packet()
             self.reopen()
+        elif self.container_name == "mov":
+            self.is_image = self._is_still = _is_heif_still(self.head)
 
     def reopen(self) -> None:
         """Restart from the first byte with a fresh decoder."""
@@ -131,7 +135,7 @@ class VideoFile:
             return sum(not is_hidden("gif", memoryview(packet)) for packet in islice(packets, 2)) < 2
 
     def _is_avi_in_matroska(self) -> bool:
-        """Return whether this is Matroska with an AVI-style codec header, which stores only decode times."""
+        """Return whether the file is Matroska with an AVI-style codec header and therefore stores only decode times."""
         try:
             return self.container_name == "matroska" and self.stream.codec_context.codec_tag != "\0\0\0\0"
         except UnicodeDecodeError:  # a tag that is not even text
@@ -139,10 +143,10 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Inside the block, read only the first bytes of a remote file's key frames; other packet data is zeros.
+        """Inside the block, read only the first bytes of a remote file's key frames; other packet data reads as 0.
 
         This applies if the container's index contains sizes, times and key frames, and the codec needs nothing else
-        from packets. Bytes between the packets are always real.
+        from packets. Bytes between packets are always read from the file.
         """
         far = self._far
         if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:
@@ -223,9 +227,16 @@ def _refuse_by_name(head: bytes) -> None:
         names.append("an animated WebP")
     if names:
         raise ProbeError(
-            f"the file is {names[0]}, which is not allowed: use a video (mp4, mkv, ...) or a still image",
+            f"the file is {names[0]}, which is not allowed; use a video (mp4, mkv, ...) or a still image",
             kind="not-media",
         )
+
+
+def _is_heif_still(head: bytes) -> bool:
+    """Return whether a file of the MP4 family is a still HEIF or AVIF picture. head: its first bytes."""
+    size = int.from_bytes(head[:4], "big") if head[4:8] == b"ftyp" else 0
+    brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))}
+    return head[8:12] in STILL_BRANDS and not brands & SEQUENCE_BRANDS
 
 
 def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputContainer:
@@ -265,7 +276,7 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
 
 
 def _metadata_errors() -> dict[str, Any]:
-    """Return the argument with which PyAV before 19 accepts metadata that is not UTF-8; later versions always do."""
+    """Return the arguments that make PyAV before 19 accept metadata that is not UTF-8; later versions need none."""
     import av
 
     return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}

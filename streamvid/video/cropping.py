@@ -1,7 +1,7 @@
 """Crop boxes that containers declare: `clap` in MOV, MP4 and HEIF (ISO/IEC 14496-12, 12.1.4) and PixelCrop in Matroska.
 
-FFmpeg reads them, and its program applies them, but PyAV does not show them. As in FFmpeg, an impossible box counts as
-none, and offsets are rounded down to whole pixels.
+FFmpeg's libraries read these boxes, and the ffmpeg program applies them, but PyAV does not expose them. As in
+FFmpeg, an impossible box is ignored, and offsets are rounded down to whole pixels.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _Box: TypeAlias = tuple[bytes, int, int]
 
 
 def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
-    """Return the margins of streams: by the ID of the stream in MOV, by the number of the video track in Matroska.
+    """Return the margins of all streams, by stream ID in MOV and by video track number in Matroska.
 
-    A file that nests so many boxes that more reads are needed than any real file needs has no margins.
+    If nested boxes require more reads than any real file does, no margins are returned.
     """
     read_at = _limited(read_at)
     try:
@@ -45,7 +45,7 @@ def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
 
 
 class _Excessive(Exception):
-    """More is read than any real file needs."""
+    """Error raised if finding the boxes requires more reads than any real file does."""
 
 
 def _limited(read_at: ReadAt) -> ReadAt:
@@ -115,7 +115,7 @@ def _links(data: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def _margins(clap: bytes, width: int, height: int) -> Margins:
-    """Return the margins of a `clap` box: the size of the aperture, and the offset of its center from the frame's."""
+    """Return the margins of a `clap` box, which stores the size and the center offset of the clean aperture."""
     numbers = struct.unpack_from(">IIIIiIiI", clap)
     if not all(numbers[1::2]):
         return NO_MARGINS

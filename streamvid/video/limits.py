@@ -17,6 +17,10 @@ EXACT_CONTAINERS = frozenset({"mov", "matroska"})
 #: Still images: FFmpeg's "pipe" demuxers, which look at the content and never open another file.
 IMAGE_CONTAINERS = frozenset({"jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe"})
 
+#: Brands of still pictures in containers of the MP4 family (HEIF, ISO/IEC 23008-12, and AVIF), and of sequences there.
+STILL_BRANDS = frozenset({b"avif", b"heic", b"heix", b"heim", b"heis", b"mif1"})
+SEQUENCE_BRANDS = frozenset({b"avis", b"hevc", b"hevx", b"hevm", b"hevs", b"msf1"})
+
 CONTAINERS = (
     *("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm"),
     *("avi", "mpegts", "mpeg", "mpegvideo", "flv", "asf", "ogg", "ivf", "gif"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -49,7 +49,7 @@ class PacketTable:
     - rows: (timestamp, byte position, size) of every packet in decode order, used to recognize packets.
     - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
     - last_duration: duration of the last displayed frame, in ticks; 0 if unknown.
-    - x264_core: version that wrote an H.264 stream which deviates from the standard; 0 for all other streams.
+    - x264_core: version of x264 that wrote a stream that deviates from the standard; 0 for all other streams.
     """
 
     timestamps: tuple[int, ...]
@@ -78,8 +78,11 @@ class PacketTable:
         return usable[:-3:-1]
 
 
-def read_packets(video: VideoFile) -> PacketTable:
-    """Read all packets once. Raises ProbeError if the file ends early, or if timestamps do not identify each frame."""
+def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | None = None) -> PacketTable:
+    """Read all packets once. Raises ProbeError if the file ends early, or if timestamps do not identify each frame.
+
+    see: function that is called with each packet; unread bytes in packets of remote files are 0.
+    """
     rows: list[tuple[int | None, int | None, int]] = []
     keys: list[tuple[int, int]] = []
     shown: list[tuple[int, int, int]] = []
@@ -93,6 +96,8 @@ def read_packets(video: VideoFile) -> PacketTable:
                 )
             if packet.is_corrupt:
                 raise ProbeError(_broken_off(video, ordinal), kind="damaged")
+            if see is not None:
+                see(packet)
             header = video.decoder.extradata or b""
             if not rows and video.codec_name == "h264":
                 core = h264.x264_core(memoryview(packet), header)
@@ -143,7 +148,7 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
 
 
 def _refuse_png_bomb(packet: memoryview) -> None:
-    """Raise ProbeError if texts and color profiles, which a PNG decoder inflates whole, are unreasonably large."""
+    """Raise ProbeError if the texts and color profiles of a PNG are unreasonably large when decompressed."""
     left, at = _MAX_UNPACKED_MIB << 20, 8
     while at + 8 <= len(packet):
         num_bytes, kind = int.from_bytes(packet[at : at + 4], "big"), bytes(packet[at + 4 : at + 8])
@@ -224,7 +229,7 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
     if video.container_name == "gif" and not _has_end_mark(video):
         raise ProbeError("the file ends early: the GIF has no trailer byte; copy or download it again", kind="damaged")
     if video.container_name == "ogg" and not _ends_with_page(video):
-        raise ProbeError("the file ends early: its last Ogg page is incomplete; copy it again", kind="damaged")
+        raise ProbeError("the file ends early: its last Ogg page is incomplete; copy the file again", kind="damaged")
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
@@ -234,7 +239,7 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes} bytes",
+            f"the file ends early: its header declares {promised} bytes, but the file has {video.num_bytes} bytes",
             kind="damaged",
         )
 
@@ -250,7 +255,7 @@ def _has_end_mark(video: VideoFile) -> bool:
 
 
 def _ends_with_page(video: VideoFile) -> bool:
-    """Return whether the last page of an Ogg file ends where the file ends (RFC 3533, 6)."""
+    """Return whether the last page of an Ogg file is complete and ends at the end of the file (RFC 3533, 6)."""
     video.reader.seek(max(0, video.num_bytes - _OGG_PAGE_BYTES))
     tail = video.reader.read(_OGG_PAGE_BYTES)
     at = tail.rfind(b"OggS")

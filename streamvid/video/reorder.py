@@ -1,8 +1,9 @@
 """Presentation times of pictures in AVI, which stores only the order of decoding.
 
-FFmpeg's program gets by without them, because decoders return pictures in display order. A window is found by the
-times of its packets, so they are assigned here: the pictures between two points where both orders coincide receive the
-times of their packets, sorted, in the order in which the codec's own headers display them.
+The ffmpeg program does not need these times, because decoders return pictures in display order. This package finds
+windows by the times of packets, so it assigns presentation times to them. Pictures between two points at which
+decode order and display order coincide form a group. The times of a group are sorted, and assigned in display order,
+which the codec's own headers determine.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def display_times(
 
 
 def _unpacked(packets: Iterable[Packet[VideoStream]], stream: VideoStream) -> Iterator[Packet[VideoStream]]:
-    """Move pictures that DivX and Xvid store behind another one into the empty packets that follow."""
+    """Move pictures that DivX and Xvid store in the packet of another picture to the empty packets that follow."""
     from av.bitstream import BitStreamFilterContext
 
     unpack = BitStreamFilterContext("mpeg4_unpack_bframes", stream)
@@ -70,12 +71,15 @@ def _timed(group: list[Packet[VideoStream]], order: list[int]) -> list[Packet[Vi
 
 
 def _mpeg4_order(group: list[Packet[VideoStream]], _stream: VideoStream) -> list[int]:
-    """Display a reference picture after the B-pictures that follow it."""
+    """Return the display order: the reference picture after the B-pictures that follow it in decode order."""
     return [*range(1, len(group)), 0][: len(group)]
 
 
 def _h264_order(group: list[Packet[VideoStream]], stream: VideoStream) -> list[int]:
-    """Display pictures by their order count, which FFmpeg's filter reads. It is right only for one coded sequence."""
+    """Return the display order, which follows the picture order counts that FFmpeg's filter reads.
+
+    Counts are comparable only within one coded sequence.
+    """
     from av.bitstream import BitStreamFilterContext
     from av.packet import Packet
 

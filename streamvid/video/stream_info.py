@@ -128,7 +128,7 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def declare_x264(decoder: VideoCodecContext, core: int) -> None:
-    """Tell an H.264 decoder which version of x264 wrote its stream, as only the first packet does. core: 0 for none."""
+    """Inform an H.264 decoder which version of x264 wrote its stream. core: that version; 0 changes nothing."""
     from av.packet import Packet
 
     if not core:
@@ -148,6 +148,9 @@ def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
 
 
 def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
-    """Set the number of frames that a decoder holds back for reordering. Otherwise, decoding mid-video loses frames."""
+    """Set the number of frames that a decoder holds back for reordering.
+
+    Without this setting, a decoder that starts mid-video loses frames.
+    """
     if codec == "h264":
         decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

@@ -1,4 +1,4 @@
-"""Geometry of the conversion from frame to picture: crop, scale to cover, rotate. Integers only.
+"""Geometry of the conversion from frame to picture: crop, scale to cover, and rotate, all computed with integers.
 
 The crop comes first (it only shifts pointers, which costs nothing), then one scaling pass, then the rotation while the
 small picture is copied. The crop box is centered, as large as the frame allows, and has the shape of the target in
@@ -50,10 +50,11 @@ class Transform:
     """Conversion of decoded frames of one size and color format to RGB pictures. Created by `cover`.
 
     - source_width, source_height: size of the decoded frame. crop_left, crop_top, crop_width, crop_height: crop box.
-    - scale_width, scale_height: size of the scaled box before the rotation: (width, height), or swapped for a quarter
-      turn. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
-    - limited_format: pixel format in which the exact conversion first brings frames of full range and more than 8 bits
-      to limited range; "" for other frames. swscale would divide by 2 ** bits where the largest value must be divided.
+    - scale_width, scale_height: size of the scaled box before the rotation. For a quarter turn, these are the picture's
+      height and width. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
+    - limited_format: pixel format of the limited-range frames to which the exact conversion first converts full-range
+      frames with more than 8 bits, because swscale divides their values by 2 ** bits instead of the largest value; ""
+      for other frames.
     """
 
     source_width: int

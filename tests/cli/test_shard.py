@@ -16,11 +16,15 @@ from typing import Any
 import pytest
 
 import streamvid
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
+from streamvid.errors import DatasetError
+from streamvid.sharder.sharder import status
 from tests.cli.conftest import OPTIONS, Call, Tiny
 from tests.clips import ROOT, encode, frames_of
 from tests.conftest import run_streamvid
 from tests.files import tree_of
+from tests.shard_options import shard_options
 
 # Control characters that are no line break: bars, colours, cursor moves.
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -54,6 +58,34 @@ def test_a_broken_installation_rejects_no_file(tiny: Tiny, tmp_path: Path, fault
     assert "rejected" not in done.stdout and not (tmp_path / "ds" / "manifest.json").exists()
     run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
     assert tree_of(tmp_path / "ds") == tree_of(tiny.dataset)
+
+
+def test_status_of_a_build_that_runs_has_stopped_and_is_sealed(tiny: Tiny, tmp_path: Path) -> None:
+    """Read by another process; the build writes the same bytes as without it, and leaves nothing behind."""
+    dest = tmp_path / "ds"
+    options = {"buckets": parse_buckets(OPTIONS[1]), "workers": 1}
+    with pytest.raises(DatasetError, match="neither a dataset at .* nor an unfinished build"):
+        status(dest, shard_options(**options))
+    order = {"source": str(tiny.videos), "dest": str(dest), "kill": ["build", 1, 0]}
+    command = [sys.executable, "-m", "tests.sharder.run_shard"]
+    order["options"] = {**options, "buckets": OPTIONS[1]}
+    with subprocess.Popen([*command, json.dumps(order)], cwd=ROOT, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stdout.readline().startswith(b"records")
+        run.stdout.readline()
+        run.send_signal(signal.SIGSTOP)
+        running = status(dest, shard_options(**options))
+        run.send_signal(signal.SIGCONT)
+        run.stdout.read()
+    assert (running.state, running.pid, run.returncode) == ("running", run.pid, -signal.SIGKILL)
+    stopped = json.loads(run_streamvid("shard", "--status", dest, "--json").stdout)
+    assert stopped["state"] == "stopped" and stopped["rejections"] == {"not-media": 1}
+    phases = [(phase["name"], phase["done"], phase["total"]) for phase in stopped["phases"]]
+    assert phases == [("probe", 3, 3), ("build", 1, 2)]
+    text = run_streamvid("shard", "--status", dest).stdout
+    assert re.search(r"^build +1 +2\b", text, re.MULTILINE) and "run the same command again" in text
+    assert "rejected so far: 1 as not-media" in text
+    run_streamvid("shard", tiny.videos, dest, *OPTIONS)
+    assert status(dest, shard_options(**options)).state == "sealed" and tree_of(dest) == tree_of(tiny.dataset)
 
 
 def test_progress_goes_to_the_error_stream_without_control_characters(tiny: Tiny, tmp_path: Path) -> None:

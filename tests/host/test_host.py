@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -10,11 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from streamvid.host.journal import Journal
-from streamvid.host.lock import try_lock, wait_for_lock
+from streamvid.host.lock import FileLock, try_lock, wait_for_lock
 from streamvid.host.processes import describe_exit, end_workers, start_worker
 
 
@@ -100,7 +102,9 @@ def test_a_worker_ends_with_its_socket_and_ignores_what_its_parent_is_sent(how: 
     (tmp_path / "file").write_bytes(b"12345")
     ours, theirs = socket.socketpair()
     with (tmp_path / "file").open("rb") as file, ours:
-        worker = start_worker("tests.host.test_host:serve", (theirs.fileno(), file.fileno()), ("word",))
+        worker = start_worker(
+            "tests.host.test_host:serve", (theirs.fileno(), file.fileno()), ("word",), opens_stores=False
+        )
         theirs.close()
         assert ours.recv(100) == b"word 5"
         if how == "signals":
@@ -112,3 +116,35 @@ def test_a_worker_ends_with_its_socket_and_ignores_what_its_parent_is_sent(how: 
             assert describe_exit(worker.returncode) == "was killed by SIGKILL"
     end_workers([worker], grace_seconds=20.0)
     assert how != "socket" or describe_exit(worker.returncode) == "ended with exit code 1"
+
+
+def test_an_interrupt_anywhere_in_a_release_loses_no_lock(tmp_path: Path) -> None:
+    """STOP-1: Ctrl-C comes between any two lines; once the lock is forgotten, the file is free."""
+    path, num_interrupted = tmp_path / "lock", 0
+    for place in range(1, 100):
+        lock = wait_for_lock(path)
+        lines_left = place
+
+        def count(frame: FrameType, event: str, _: object) -> object:
+            nonlocal lines_left
+            if event == "line" and frame.f_code.co_filename == FileLock.release.__code__.co_filename:
+                lines_left -= 1
+                if not lines_left:
+                    raise KeyboardInterrupt
+            return count
+
+        sys.settrace(count)  # type: ignore[arg-type]
+        try:
+            lock.release()
+        except KeyboardInterrupt:
+            num_interrupted += 1
+        finally:
+            sys.settrace(None)
+        del lock
+        gc.collect()
+        free = try_lock(path)
+        assert free is not None, f"interrupted at line {place} of the release"
+        free.release()
+        if lines_left:
+            break
+    assert num_interrupted > 3

@@ -113,7 +113,7 @@ REJECTED: list[tuple[Any, str]] = [
     ([{"text": "x", "score": 1}], "a caption has type dict; it must be text"),
     ([{"text": "x", "weight": -1}], "a caption has weight -1; it must be a number from 0"),
     ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all captions have weight 0"),
-    (["x", "y" * 70_000], "has 70000 bytes"),
+    (["x", "y" * 70_000], "has more than 65536 bytes"),
     (["\ud800", "y"], "not valid UTF-8"),
     ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes in total; at most 262144 are allowed"),
 ]
@@ -129,6 +129,29 @@ def test_captions_that_cannot_be_are_rejected(clips: Path, tmp_path: Path) -> No
     assert [row["row"] for row in rejected] == list(range(1, 9))
     for row, (_, reason) in zip(rejected, REJECTED, strict=True):
         assert reason in row["reason"]
+
+
+@pytest.mark.parametrize("lines", [False, True])
+@pytest.mark.parametrize("truncates", [False, True])
+def test_long_captions_are_rejected_or_truncated(clips: Path, tmp_path: Path, truncates: bool, lines: bool) -> None:
+    """SHARD-3, from a column and from .txt files, also if the limit is inside a character."""
+    source = tmp_path / "in"
+    source.mkdir()
+    texts = {"a": "x" + "é" * 40_000, "b": "é" * 40_000 + "x", "c": "y" * 65_536, "d": "z" * 65_537}
+    for number, (name, text) in enumerate(texts.items()):
+        (source / f"{name}.mp4").write_bytes((clips / f"{number}.mp4").read_bytes())
+        (source / f"{name}.txt").write_text(text)
+    if not lines:
+        write_rows(source / "metadata.csv", [{"video": f"{name}.mp4", "caption": text} for name, text in texts.items()])
+    chosen = {"long_captions": "truncate"} if truncates else {}
+    found = built(source, tmp_path / "out", caption_lines=lines and not truncates, **chosen)
+    if truncates:
+        cut = [texts["a"][: 1 + 32_767], texts["b"][:32_768], texts["c"], texts["d"][:-1]]
+        assert [row["text"] for row in found] == cut
+    else:
+        assert [row["text"] for row in found] == [texts["c"]]
+        reasons = [row["reason"] for row in open_dataset(tmp_path / "out").rejections_table().to_pylist()]
+        assert len(reasons) == 3 and all("has more than 65536 bytes" in reason for reason in reasons)
 
 
 def test_weights_that_do_not_fit_are_rejected(clips: Path, tmp_path: Path) -> None:
@@ -264,7 +287,7 @@ def test_what_is_of_pictures_alone_is_refused_for_texts(options: dict[str, Any],
 def test_metadata_without_videos_names_the_way(tmp_path: Path) -> None:
     """A misspelt column of videos is no dataset of texts unasked."""
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}])
-    with pytest.raises(SourceError, match="clips='text' .--clips text. for a dataset of captions without videos"):
+    with pytest.raises(SourceError, match="for a dataset of captions without videos, use clips='text' .--clips text."):
         built(path, tmp_path / "ds")
     (tmp_path / "folder").mkdir()
     with pytest.raises(SourceError, match="has no metadata"):

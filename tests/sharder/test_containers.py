@@ -12,6 +12,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 import streamvid
 from streamvid.errors import ProbeError
@@ -36,7 +37,7 @@ CONTAINERS = {
     "gif": ("gif", "gif"),
 }
 _STORED = ("mp4", "avi", "wmv", "mkv", "flv", "webm", "ivf", "m2v", "mpg")
-PICTURES = {"jpg": "mjpeg", "png": "png", "bmp": "bmp", "tif": "tiff", "webp": "libwebp", "gif": "gif"}
+PICTURES = {"jpg": "mjpeg", "png": "png", "bmp": "bmp", "tif": "tiff", "webp": "libwebp", "gif": "gif", "avif": "avif"}
 MARKS = {1: (0, False), 3: (2, False), 6: (3, False), 8: (1, False), 2: (0, True)}
 """EXIF's orientation → (quarter turns against the clock, mirrored) that make the picture upright."""
 
@@ -60,6 +61,10 @@ def picture(codec: str, pixels: Pixels) -> bytes:
     """A still, as FFmpeg's encoder of that name writes it."""
     if codec == "gif":
         return gif(pixels[None], [0])
+    if codec == "avif":
+        sink = io.BytesIO()
+        Image.fromarray(pixels).save(sink, "AVIF", quality=90)
+        return sink.getvalue()
     context: Any = av.CodecContext.create(codec, "w")
     context.height, context.width = pixels.shape[:2]
     context.pix_fmt = {"mjpeg": "yuvj420p", "bmp": "bgr24", "libwebp": "bgra"}.get(codec, "rgb24")
@@ -111,6 +116,7 @@ def test_containers_and_pictures_become_one_dataset(tmp_path: Path) -> None:
     rows = streamvid.open_dataset(tmp_path / "ds").samples_table().to_pylist()
     found = {row["text"]: row["clip_extension"] for row in rows}
     assert {found[f"clip.{name.upper()}"] for name in CONTAINERS} == {*_STORED, "gif"}
+    assert {found[f"still_{name}.{name.upper()}"] for name in PICTURES} == set(PICTURES)
     delivered = deliver(tmp_path / "ds")
     for name, data in files.items():
         shape = (9 if name.startswith("clip") else 1, 64, 96)

@@ -193,6 +193,56 @@ def test_what_is_below_min_psnr_is_rejected_with_the_figure(native: Built, tmp_p
     assert report.num_records == report.num_samples + report.num_rejected == 19
 
 
+def test_time_ranges_become_clips_of_exactly_their_frames(long_source: Path, tmp_path: Path) -> None:
+    """SAMPLE-2: a film with several captions: each clip has the frames of its range, and all share a split."""
+    film = long_source / "clip.mp4"
+    times = [(0, 0.5), (0.5, 1.0), (0.98, 1.667), (1.2, 1.9), (0.1, 9), (5, 6)]
+    lines = ["video,caption,start_seconds,end_seconds"]
+    lines += [f"clip.mp4,caption {number},{start},{end}" for number, (start, end) in enumerate(times)]
+    (long_source / "metadata.csv").write_text("\n".join(lines))
+    with pytest.raises(SourceError, match=r"look like time ranges.*--time-columns"):
+        shard(long_source, tmp_path / "no", options(buckets=WIDE))
+    chosen = {"buckets": WIDE, "time_columns": ("start_seconds", "end_seconds"), "val_fraction": 0.5}
+    report = shard(long_source, tmp_path / "out", options(**chosen))
+    assert (report.num_records, report.num_samples) == (6, 4)
+    reasons = [row["reason"] for row in open_dataset(tmp_path / "out").rejections_table().to_pylist()]
+    assert all("exceeds the video, which has 1.667 s" in reason for reason in reasons) and len(reasons) == 2
+    frames = rgb(film, (64, 96))
+    rows = sorted(rows_of(tmp_path / "out"), key=lambda row: row["text"])
+    assert len({row["split"] for row in rows}) == 1
+    assert [row["text"] for row in rows] == [f"caption {number}" for number in range(4)]
+    for row, (start, end) in zip(rows, times[:4], strict=True):
+        inside = [number for number in range(40) if start <= number / 24 < end]
+        assert nearest(rgb(clip_of(tmp_path / "out", row), (64, 96)), frames) == inside
+        assert (row["window_start"], row["window_num_frames"]) == (inside[0], len(inside))
+    assert shard(long_source, tmp_path / "out", options(**chosen)).state == "already sealed"
+    (long_source / "metadata.csv").write_text("\n".join(lines).replace("0.98", "0.9"))
+    with pytest.raises(SealedError, match="captions or columns differ"):
+        shard(long_source, tmp_path / "out", options(**chosen))
+
+
+def test_max_growth_limits_every_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A strongly compressed source grows at the default crf, with a warning; the limit counts for each window."""
+    source = tmp_path / "source"
+    source.mkdir()
+    data = encode(frames_of("bikes", 96, 64, 40), options={"crf": "40"})
+    (source / "clip.mp4").write_bytes(data)
+    size = len(data)
+    cut = {"buckets": WIDE, "max_clip_seconds": 0.6, "val_fraction": 0.0}
+    free = shard(source, tmp_path / "free", options(**cut))
+    assert free.source_bytes == size and sum(row["clip_bytes"] for row in rows_of(tmp_path / "free")) > 2 * size
+    (warning,) = (record for record in caplog.records if "the size of their sources" in record.message)
+    assert warning.levelname == "WARNING"
+    shard(source, tmp_path / "bound", options(max_growth=2, **cut))
+    before, after = rows_of(tmp_path / "free"), rows_of(tmp_path / "bound")
+    assert len(before) == len(after) == 3
+    for old, new in zip(before, after, strict=True):
+        assert new["key"] == old["key"] and new["psnr_y"] < old["psnr_y"]
+        assert new["clip_bytes"] <= 2 * size * new["window_num_frames"] / 40 < old["clip_bytes"]
+    with pytest.raises(SourceError, match="at the highest crf, more than the 13 that max_growth=0.01"):
+        shard(source, tmp_path / "none", options(max_growth=0.01, **cut))
+
+
 def test_long_sources_become_windows_that_share_a_record(long_source: Path, tmp_path: Path) -> None:
     """SHARD-3: every frame of the source is in exactly one window, and windows never part in splits."""
     report = shard(long_source, tmp_path / "out", options(buckets=WIDE, max_clip_seconds=0.6, val_fraction=0.5))

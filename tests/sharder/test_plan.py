@@ -33,7 +33,7 @@ def plan_with(records: RecordSet, probes: Probes, options: ShardOptions) -> Shar
 
 def plan_of(records: Sequence[Record], seed: int = 0) -> list[tuple[str, str, list[str]]]:
     options = replace(OPTIONS, seed=seed)
-    plan = plan_with(RecordSet(tuple(records), (), {}), {file_state(r): PROBE for r in records}, options)
+    plan = plan_with(RecordSet(tuple(records), (), {}, len(records)), {file_state(r): PROBE for r in records}, options)
     assert plan.num_samples == len(records)
     return [(shard.path, shard.split, [sample.key for sample in shard.samples]) for shard in plan.shards]
 
@@ -88,7 +88,7 @@ def test_what_no_bucket_takes_is_rejected_in_the_order_of_the_input() -> None:
         file_state(records[1]): PROBE,
         file_state(records[2]): replace(PROBE, num_frames=2),
     }
-    plan = plan_with(RecordSet(records, (Rejection(1, "x", "broken"),), {}), probes, OPTIONS)
+    plan = plan_with(RecordSet(records, (Rejection(1, "x", "broken"),), {}, 4), probes, OPTIONS)
     assert [rejection.row for rejection in plan.rejections] == [0, 1, 3]
     assert plan.num_samples == 1
 

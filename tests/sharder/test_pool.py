@@ -31,6 +31,16 @@ def test_every_task_has_its_own_answer(held_fd: int) -> None:
     assert run(tasks, held_fd, 3) == {number: task[1] for number, task in enumerate(tasks)}
 
 
+def test_only_workers_that_open_stores_receive_credentials(held_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SAFE-1: a file that takes over a decoder finds no keys in its environment."""
+    secrets = {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "HTTPS_PROXY"}
+    for name in secrets:
+        monkeypatch.setenv(name, "canary")
+    alone = set(run([["environment", None]], held_fd)[0])
+    assert "PATH" in alone and not alone & secrets
+    assert secrets <= set(run([["environment", None]], held_fd, opens_stores=True)[0])
+
+
 def test_a_poisonous_task_is_found_and_costs_no_other(held_fd: int) -> None:
     """SHARD-3: segmentation faults, kills, exits and tasks without end are named; their neighbours are answered."""
     tasks = [["echo", number] for number in range(20)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,10 @@ def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> Non
         ("a\0.mp4", "NUL"),
         ("a" * 5000, "5000 characters"),
         ("\ud800.mp4", "not valid UTF-8"),
-        ("https://user:secret@host/x.mp4?token=secret", "uses https://, but"),
+        ("https://user:secret@host/x.mp4?token=secret", "contains credentials"),
         ("gs://bucket/x.mp4", "uses gs://, but"),
         ("s3://bucket", "not a valid object URL"),
-        ("s3://user:secret@bucket/x.mp4", "not a valid object URL"),
+        ("s3://user:secret@bucket/x.mp4", "contains credentials"),
         ("s3://bucket/../x.mp4", "is not allowed"),
         ("file://host/x.mp4", "names a host"),
         ("file:///%00", "NUL"),
@@ -131,7 +132,7 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert found[2] == "is a str, not an object"
     assert found[3] == "the path is missing"
     assert found[5].startswith("a caption has type int; it must be text")
-    assert "70000 bytes" in found[6]
+    assert "more than 65536 bytes" in found[6]
 
 
 def test_broken_csv_rows(tmp_path: Path) -> None:
@@ -268,20 +269,100 @@ KOALA = "['0:00:25.525', '0:00:30.530']"
         *({"start": 1.0, "end": 2.5}, {"Start Time": "0:01", "End Time": "0:02"}, {"startFrame": 1, "endFrame": 9}),
         *({"start_sec": 1, "end_sec": 2}, {"clip_start": 0, "clip_end": 1}, {"start": 1, "duration": 2}),
         *({"timestamp": KOALA}, {"timestamp": f"[{KOALA}]"}, {"Segments": "[[0, 4], [7, 9]]"}),
+        *({"from": 0, "to": 1.5}, {"in": "0:01", "out": "0:02"}, {"t0": 0, "t1": 1}, {"begin": 0, "finish": 1}),
+        *({"time_range": "0:00-0:01"}, {"span": "12.5 - 20"}, {"clip_range": "00:00:01,000 --> 00:00:04,000"}),
+        *({"segment": '{"start": 0, "end": 20}'}, {"range": "[0, 20]"}, {"time": "(1, 2)"}),
     ],
 )
 def test_time_ranges_are_refused_unless_whole_files_are_wanted(tmp_path: Path, columns: dict[str, Any]) -> None:
     """Each row would be a sample of the whole film, with the caption of a part."""
     touch(tmp_path, "film.mp4")
     write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": "a dog", **columns}])
-    with pytest.raises(SourceError, match=rf"{next(iter(columns))}.* time ranges, but .*--whole-files"):
+    with pytest.raises(SourceError, match=rf"{next(iter(columns))}.* time ranges: .*--time-columns.*--whole-files"):
         read(tmp_path, whole_files=False)
     assert len(read(tmp_path, whole_files=True).records) == 1
 
 
+ONE, TWO = (Fraction("25.525"), Fraction("30.53")), (Fraction("61.5"), Fraction(3605))
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"timestamp": KOALA}, [ONE]),
+        ({"timestamp": f"[{KOALA}, ('1:01.5', '1:00:05,000')]"}, [ONE, TWO]),
+        ({"timestamp": "[[25.525, 30.53], [61.5, 3605]]"}, [ONE, TWO]),
+        ({"start": "25.525", "end": "0:30.53"}, [ONE]),
+        ({"start": "[25.525, 61.5]", "end": "[30.53, 3605.0]"}, [ONE, TWO]),
+        ({"start": "", "end": ""}, [None]),
+        ({"begin": "25.525", "clip duration": "5.005"}, [ONE]),
+        ({"span": "0:25.525-0:30.53"}, [ONE]),
+        ({"span": '["25.525 --> 30.53", "1:01.5 to 1:00:05"]'}, [ONE, TWO]),
+        ({"span": '{"start_time": 25.525, "end_time": 30.53}'}, [ONE]),
+        ({"span": '[{"from": 25.525, "to": 30.53}, {"t0": 61.5, "duration": 3543.5}]'}, [ONE, TWO]),
+    ],
+)
+def test_time_ranges_make_a_record_each(
+    tmp_path: Path, cells: dict[str, str], expected: list[tuple[Fraction, Fraction] | None]
+) -> None:
+    """Koala-36M has one list, Panda-70M a list of them with as many captions, others two columns."""
+    touch(tmp_path, "film.mp4")
+    captions = ["a dog", "a cat"][: len(expected)]
+    num_rows = 1 if expected == [None] else 2
+    rows = [{"video": "film.mp4", "caption": json.dumps(captions), **cells, "score": 1}] * num_rows
+    write_rows(tmp_path / "metadata.csv", rows)
+    found = read(tmp_path, clips="native", time_columns=tuple(cells), whole_files=False)
+    ranges = [record.time_range and (record.time_range.start, record.time_range.end) for record in found.records]
+    assert ranges == expected * num_rows and [record.caption for record in found.records] == captions * num_rows
+    assert (found.num_rows, found.rejections, set(found.user_types)) == (num_rows, (), {"score"})
+    assert [record.row for record in found.records] == sorted([*range(num_rows)] * len(expected))
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"timestamp": "[[1, 2], [3, 4], [5, 6]]"}, "3 time ranges, but 2 captions"),
+        ({"timestamp": "[[1, 2], [3, 4"}, "are not a list"),
+        ({"timestamp": "[" * 5000}, "are not a list"),
+        ({"timestamp": "[[1, 2, 3]]"}, "not a pair"),
+        ({"timestamp": "7"}, "'7' is not a pair"),
+        ({"timestamp": "[2, 1]"}, "2 to 1 s does not end after its start"),
+        *(
+            ({"start": text, "end": "9"}, "is not a number of seconds")
+            for text in ("-1", "nan", "1e400", "1:2:3:4", "x")
+        ),
+        ({"start": "1", "end": ""}, "one of its times is missing"),
+        ({"start": "[1, 2]", "end": "[3]"}, "2 start times, but 1 end"),
+    ],
+)
+def test_a_bad_time_range_is_a_rejection(tmp_path: Path, cells: dict[str, str], reason: str) -> None:
+    touch(tmp_path, "film.mp4")
+    write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": '["a", "b"]', **cells}])
+    (rejection,) = read(tmp_path, clips="native", time_columns=tuple(cells), whole_files=False).rejections
+    assert reason in rejection.reason and rejection.kind == "time-range"
+
+
+def test_time_columns_must_exist(tmp_path: Path) -> None:
+    touch(tmp_path, "film.mp4")
+    chosen = {"clips": "native", "whole_files": False, "time_columns": ("start", "end")}
+    with pytest.raises(SourceError, match="has no metadata, but time_columns"):
+        read(tmp_path, **chosen)
+    write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": "a", "begin": 1, "end": 2}])
+    with pytest.raises(SourceError, match="time_columns='start' is not a column"):
+        read(tmp_path, **chosen)
+
+
 @pytest.mark.parametrize(
     "columns",
-    [{"timestamp": "2024-05-01T12:00:00"}, {"timestamp": 1714564800}, {"start": 1}, {"backend": "a", "restart": 1}],
+    [
+        *(
+            {"timestamp": "2024-05-01T12:00:00"},
+            {"timestamp": 1714564800},
+            {"start": 1},
+            {"backend": "a", "restart": 1},
+        ),
+        *({"from": "Paris", "to": "Rome"}, {"in": 3, "out": 1}, {"span": 4}, {"range": "a-b"}, {"time": "2020-01-02"}),
+    ],
 )
 def test_other_columns_about_time_are_not_ranges(tmp_path: Path, columns: dict[str, Any]) -> None:
     touch(tmp_path, "film.mp4")

@@ -238,7 +238,7 @@ def test_hostile_tars_end_in_rejections(tmp_path: Path) -> None:
             "good.mp4: is in the tar twice",
             "both: the sample has several media members (mp4, webm)",
             "json.json: the file is not valid JSON",
-            "list.json: the file holds a list",
+            "list.json: the file holds a value of type list",
         ),
     ):
         assert part in reasons

@@ -5,9 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamvid.errors import Rejected
+from streamvid.sharder.source.time_ranges import TimeRange
 from streamvid.sharder.windows import Timing, cut_windows
 from streamvid.video.encode.timeline import make_timeline
 
@@ -24,16 +27,18 @@ def timing_of(steps: list[int], last: int = 40) -> Timing:
     return Timing([5, *accumulate(steps, initial=5)][1:], BASE, last, Fraction(25))
 
 
-@given(STEPS, SECONDS, RATES, st.integers(1, 40))
+@given(STEPS, SECONDS, RATES, st.integers(1, 40), st.data())
 def test_windows_hold_every_frame_once_and_only_wanted_lengths(
-    steps: list[int], most: float, rate: Fraction | None, least: int
+    steps: list[int], most: float, rate: Fraction | None, least: int, data: st.DataObject
 ) -> None:
     """SHARD-3: no rest is lost; a window is too long only where shorter ones would be too short for any bucket."""
     timing = timing_of(steps)
-    windows = cut_windows(timing, most, rate, least)
-    assert windows[0].start == 0 and windows[-1].start + windows[-1].num_frames == len(timing.timestamps)
+    first = data.draw(st.integers(0, len(timing.timestamps) - 1))
+    frames = range(first, data.draw(st.integers(first + 1, len(timing.timestamps))))
+    windows = cut_windows(timing, frames, most, rate, least)
+    assert windows[0].start == frames.start and windows[-1].start + windows[-1].num_frames == frames.stop
     assert all(a.start + a.num_frames == b.start for a, b in pairwise(windows))
-    whole = timing.window(0, len(timing.timestamps), rate)
+    whole = timing.window(frames.start, frames.stop, rate)
     if whole.num_clip_frames >= least:
         assert min(window.num_clip_frames for window in windows) >= least
     if rate is None:
@@ -46,7 +51,7 @@ def test_windows_hold_every_frame_once_and_only_wanted_lengths(
 @given(STEPS, st.integers(0, 100), RATES)
 def test_the_plan_foretells_what_the_encoder_makes(steps: list[int], last: int, rate: Fraction | None) -> None:
     timing = timing_of(steps, last)
-    for window in cut_windows(timing, 1.0, rate, 1):
+    for window in cut_windows(timing, range(len(timing.timestamps)), 1.0, rate, 1):
         line = make_timeline(
             tuple(timing.timestamps),
             BASE,
@@ -62,6 +67,22 @@ def test_the_plan_foretells_what_the_encoder_makes(steps: list[int], last: int, 
         )
 
 
+TIMES = st.decimals(0, 30, places=3).map(Fraction)
+
+
+@given(STEPS, TIMES, TIMES)
+def test_a_time_range_holds_the_frames_that_begin_in_it(steps: list[int], start: Fraction, end: Fraction) -> None:
+    timing = timing_of(steps)
+    seconds = [(ticks - timing.timestamps[0]) * BASE for ticks in timing.timestamps]
+    inside = [number for number, second in enumerate(seconds) if start <= second < end]
+    total = timing.seconds(0, len(seconds))
+    if inside and end <= total + Fraction(1, 2):
+        assert list(timing.frames_in(TimeRange(start, end))) == inside
+    elif start < end:
+        with pytest.raises(Rejected, match="exceeds the video" if end > total else "no frame begins|exceeds"):
+            timing.frames_in(TimeRange(start, end))
+
+
 @given(STEPS, st.integers(0, 100))
 def test_timing_comes_back_from_its_text(steps: list[int], last: int) -> None:
     timing = timing_of(steps, last)
@@ -73,7 +94,8 @@ def test_a_steady_rate_is_short_in_the_journal() -> None:
 
 
 def test_equal_windows_of_a_steady_source() -> None:
-    windows = cut_windows(timing_of([40] * 99), 1.0, None, 17)
+    windows = cut_windows(timing_of([40] * 99), range(100), 1.0, None, 17)
     assert [(w.start, w.num_frames) for w in windows] == [(0, 25), (25, 25), (50, 25), (75, 25)]
-    assert len(cut_windows(timing_of([40] * 99), 0.5, None, 17)) == 5, "windows of 12 frames would fill no bucket"
-    assert len(cut_windows(timing_of([40] * 99), None, None, 17)) == 1
+    halves = cut_windows(timing_of([40] * 99), range(100), 0.5, None, 17)
+    assert len(halves) == 5, "windows of 12 frames would fill no bucket"
+    assert len(cut_windows(timing_of([40] * 99), range(100), None, None, 17)) == 1

@@ -245,6 +245,19 @@ def test_an_avif_of_a_huge_picture_takes_no_memory(tmp_path: Path, bits: tuple[i
         assert "max_pixels" in said or "not a video or image" in said or (bits[0] != 9000 and not said)
 
 
+def test_stills_and_sequences_of_the_mp4_family_are_told_apart() -> None:
+    """By the brands in `ftyp`, whatever the codec; a still has no rate."""
+    pictures = [Image.effect_noise((64, 48), 40 + number).convert("RGB") for number in range(3)]
+    still, sequence = io.BytesIO(), io.BytesIO()
+    pictures[0].save(still, "AVIF")
+    pictures[0].save(sequence, "AVIF", save_all=True, append_images=pictures[1:], duration=100)
+    for brand in (b"avif", b"mif1", b"heic"):
+        info = probe(still.getvalue().replace(b"ftypavif", b"ftyp" + brand))
+        assert info.is_image and (info.num_frames, info.fps, info.duration_seconds) == (1, 0.0, 0.0)
+    assert not probe(still.getvalue().replace(b"ftypavif", b"ftypmp42")).is_image
+    assert not probe(sequence.getvalue()).is_image
+
+
 def test_damaged_avif_is_a_rejection_and_nothing_else() -> None:
     """SAFE-1: damage in each box, with a color profile, and with undefined color matrices."""
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()

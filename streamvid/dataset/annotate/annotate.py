@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from streamvid.credentials import hide_credentials
 from streamvid.dataset.annotate.file import read_annotation
 from streamvid.dataset.annotate.join import Join
 from streamvid.dataset.index import named_by_content
@@ -100,7 +101,7 @@ def annotate(
         num_annotated=join.num_annotated,
         num_rows=len(found.keys),
         num_unmatched=len(join.unmatched),
-        unmatched=tuple(str(key) for key in join.unmatched.slice(0, _SHOWN).to_pylist()),
+        unmatched=tuple(hide_credentials(str(key)) for key in join.unmatched.slice(0, _SHOWN).to_pylist()),
         columns=tuple(found.columns),
         has_captions=found.text is not None,
         num_bytes=0 if is_done else sum(file.num_bytes for file in new.columns[-1].files),

@@ -118,7 +118,7 @@ def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]
         body = view[_LENGTH_BYTES + size :]
         header.pop("__metadata__", None)
         if not 1 <= len(header) <= _MAX_TENSORS:
-            raise ValueError(f"it has an invalid number of tensors ({len(header)})")
+            raise ValueError(f"it has {len(header)} tensors; 1 to {_MAX_TENSORS} are allowed")
         return _cut(header, body)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IntegrityError(

@@ -184,7 +184,9 @@ class SidecarWriter:
 
     def _refuse_other(self, stored: Mapping[str, Any], what: str) -> None:
         if found := differences(stored, self._facts):
-            raise ConfigError(f"different {what}: {'; '.join(found)}; choose another destination, or remove them")
+            raise ConfigError(
+                f"different {what}: {'; '.join(found)}; choose another destination, or remove the features there"
+            )
 
     # Shards.
 

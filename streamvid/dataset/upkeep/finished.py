@@ -66,7 +66,7 @@ class FinishedFiles:
                 self._journal.clear()
 
     def is_done(self, path: str, *files: FileState) -> bool:
-        """Return whether `path` was finished with `files` in their current state, or False if a file has no version."""
+        """Return whether `path` was finished with `files` in their current state. Unknown versions count as changed."""
         if self._journal is None or not all(file.version for file in files):
             return False
         return bool(self._journal.findings.get((path,)) == _facts(files))

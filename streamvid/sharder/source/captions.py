@@ -17,7 +17,7 @@ from streamvid.dataset.captions import (
     listed_captions,
     parse_captions,
 )
-from streamvid.dataset.tabular.columns import check_text, find_column
+from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES, check_text, find_column
 from streamvid.dataset.tabular.reader import RowBlock
 from streamvid.errors import Rejected, SourceError
 
@@ -83,8 +83,13 @@ def caption_lines(text: str | None) -> Captions:
     return parse_captions([line.strip() for line in (text or "").splitlines() if line.strip()])
 
 
-def check_captions(captions: Captions) -> Captions:
-    """Return the captions unchanged. Raises Rejected if a caption is not valid text or the captions are too large."""
+def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
+    """Return the captions, truncated to MAX_TEXT_BYTES with `truncates`.
+
+    Raises Rejected if a caption is not valid text or the captions are too large.
+    """
+    if truncates:
+        captions = tuple((_truncated(text), weight) for text, weight in captions)
     for text, _ in captions:
         check_text(text, "the caption")
     if len(captions) > 1:
@@ -92,6 +97,13 @@ def check_captions(captions: Captions) -> Captions:
         if num_bytes > MAX_CAPTIONS_BYTES:
             raise Rejected(f"the captions have {num_bytes} bytes in total; at most {MAX_CAPTIONS_BYTES} are allowed")
     return captions
+
+
+def _truncated(text: str) -> str:
+    """Return the beginning of a text, without a part of a character at its end. Text that is not UTF-8 is unchanged."""
+    with suppress(UnicodeEncodeError):
+        return text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+    return text
 
 
 def _caption_column(names: Sequence[str], asked: str | None) -> str | None:

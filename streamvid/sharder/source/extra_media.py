@@ -119,7 +119,7 @@ def find_files(
 def _find_file(medium: MediaColumn, item: int | None, value: object, place: Place, max_clip_bytes: int) -> MediaFile:
     label = MediaFile(medium.name, item, "", "", 0, "").label
     try:
-        source, path = place.locate(value)
+        source, path = place.locate_typed(value)
         num_bytes, version = place.state(path)
     except Rejected as error:
         raise Rejected(f"{label}: {error}", kind="medium") from error

@@ -118,7 +118,7 @@ def is_object(text: str) -> bool:
     if match is None or match[1] not in OBJECT_SCHEMES:
         return False
     bucket, _, key = text[match.end() :].partition("/")
-    if not bucket or not key or "@" in bucket:
+    if not bucket or not key or "@" in bucket or ":" in bucket:
         raise Rejected(
             "the path is not a valid object URL; use a URL such as s3://bucket/clip.mp4, without credentials",
             kind="bad-path",
@@ -149,8 +149,4 @@ def _strip_scheme(text: str) -> str:
 def printable_source(value: object) -> str:
     """Return a source name for rejections: valid Unicode of limited length, without credentials (SAFE-1)."""
     text = value if isinstance(value, str) else ""
-    text = text.encode("utf-8", "backslashreplace").decode()[:MAX_PATH_CHARS]
-    try:
-        return redact(text)
-    except ValueError:  # not a valid URL: the part before the last @ may be a password
-        return text.rpartition("@")[2].partition("?")[0]
+    return redact(text.encode("utf-8", "backslashreplace").decode())[:MAX_PATH_CHARS]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import posixpath
 import stat
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from streamvid.credentials import hide_credentials
 from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES
 from streamvid.errors import Rejected
 from streamvid.sharder.source.folder import check_path, file_paths, folder_files, is_object, locate, relative_source
 from streamvid.sharder.source.media import Media, is_remote, split_url, store_of, version_of
 from streamvid.storage import FileState, StorageOptions, Store
 
+# A longer file is read so far that its text exceeds the limit even without an incomplete last character.
+MAX_CAPTION_BYTES = MAX_TEXT_BYTES + 4
 _CONCURRENT_READS = 32
 _MISSING = "cannot be read: No such file or directory"  # the same text as for a local file, so that datasets are equal
 _Item = TypeVar("_Item")
@@ -64,6 +68,16 @@ class Place:
     def locate(self, value: object) -> tuple[str, str]:
         """Return (source, path or URL) of the file that a row names."""
         raise NotImplementedError
+
+    def locate_typed(self, value: object) -> tuple[str, str]:
+        """Return what `locate` returns. Raises Rejected if the value contains credentials and names no file here."""
+        path = check_path(value)
+        if hide_credentials(path) != path and not self.is_file(path):
+            raise Rejected(
+                "the path contains credentials; use a URL such as s3://bucket/clip.mp4, without credentials",
+                kind="bad-path",
+            )
+        return self.locate(path)
 
     def state(self, path: str) -> tuple[int, str]:
         """Return (size in bytes, version) of a file that `locate` found."""
@@ -173,7 +187,7 @@ class LocalFolder(Place):
             if not path.is_file():
                 return None
             with path.open("rb") as opened:
-                return caption_text(opened.read(MAX_TEXT_BYTES + 1))
+                return caption_text(opened.read(MAX_CAPTION_BYTES))
         except OSError as error:
             raise Rejected(f"the caption file cannot be read: {error.strerror or error}", kind="bad-row") from error
 
@@ -257,7 +271,7 @@ class BucketFolder(Place):
 
     def _read_caption(self, path: str) -> str | None:
         state = self.files[path]
-        data = bytearray(min(state.num_bytes, MAX_TEXT_BYTES + 1))
+        data = bytearray(min(state.num_bytes, MAX_CAPTION_BYTES))
         self.store.read_ranges(path, [(0, memoryview(data))], state.version)
         return caption_text(bytes(data))
 
@@ -327,8 +341,10 @@ def _caption_path(path: str) -> str:
 
 
 def caption_text(data: bytes) -> str | None:
-    """Return the trimmed text of a caption file, or None if it is blank."""
-    return data.decode("utf-8-sig", "surrogateescape").strip() or None
+    """Return the trimmed text of a caption file, or None if it is blank. data: its first MAX_CAPTION_BYTES bytes."""
+    is_whole = len(data) < MAX_CAPTION_BYTES  # else its last character may be incomplete
+    decoder = getincrementaldecoder("utf-8-sig")("surrogateescape")
+    return decoder.decode(data, final=is_whole).strip() or None
 
 
 def concurrently(ask: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[tuple[_Item, _Found]]:

@@ -37,9 +37,14 @@ from streamvid.sharder.source.extra_media import (
 from streamvid.sharder.source.folder import is_media_name, printable_source
 from streamvid.sharder.source.layouts import SourceInput, find_input
 from streamvid.sharder.source.media import Media
-from streamvid.sharder.source.parts_of_files import check_own_files, check_time_ranges
 from streamvid.sharder.source.place import CaptionFile, Place, SealedOrigin
 from streamvid.sharder.source.summary import Counted, SourceSummary
+from streamvid.sharder.source.time_ranges import (
+    TimeColumns,
+    TimeRange,
+    check_own_files,
+    check_time_ranges,
+)
 from streamvid.storage import StorageOptions
 
 Value: TypeAlias = bool | int | float | str | None
@@ -47,12 +52,15 @@ Value: TypeAlias = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Input row whose file exists. `source` is the file's name in the dataset; `path` is a local path or a URL.
+    """Input row whose file exists, or one time range of it.
+
+    source: name of the file in the dataset. path: its local path or URL.
 
     version: modification time in nanoseconds, the store's version of the object, or a checksum.
     extra: files of the conditioning inputs.
     captions: all captions with their weights if there are several; `caption` is the first caption.
     origin: keys and split of the clip in the sealed dataset from which it comes; None for other clips.
+    time_range: the part of the video to use; None for the whole video.
     """
 
     row: int
@@ -65,6 +73,7 @@ class Record:
     extra: tuple[MediaFile, ...] = ()
     captions: Captions = ()
     origin: SealedOrigin | None = None
+    time_range: TimeRange | None = None
 
     def media(self, storage: StorageOptions) -> Media:
         """Return the file in the form that workers receive. storage: options that workers use to access its store."""
@@ -83,16 +92,16 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RecordSet:
-    """Complete input. Each row is in `records` or in `rejections`. user_types: metadata column → index type."""
+    """Complete input. Each row is in `records` or in `rejections`. user_types: metadata column → index type.
+
+    num_rows: number of input rows. A row with several time ranges becomes several records.
+    """
 
     records: tuple[Record, ...]
     rejections: tuple[Rejection, ...]
     user_types: dict[str, str]
+    num_rows: int
     sources: tuple[SourceSummary, ...] = ()
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.records) + len(self.rejections)
 
     def sha256(self) -> str:
         """Return a digest of all input that determines the dataset, except the contents of files."""
@@ -105,6 +114,8 @@ class RecordSet:
                 digest.update(_line(*(file.line for file in record.extra)))
             if record.origin is not None:
                 digest.update(_line(*astuple(record.origin)))
+            if record.time_range is not None:
+                digest.update(_line(str(record.time_range.start), str(record.time_range.end)))
         for rejection in self.rejections:
             digest.update(_line(rejection.row, rejection.source, rejection.reason))
         return digest.hexdigest()
@@ -147,6 +158,7 @@ class _Row:
     captions: CaptionCells | CaptionFile
     columns: Mapping[str, Value] = field(default_factory=dict)
     media: MediaCells = field(default_factory=dict)
+    times: tuple[object, ...] = ()
     problem: str = ""
 
 
@@ -157,6 +169,7 @@ class _Roles:
     video: str | None = None
     captions: CaptionColumns = field(default_factory=CaptionColumns)
     media: tuple[MediaColumn, ...] = ()
+    times: TimeColumns = field(default_factory=TimeColumns)
     user_types: dict[str, ColumnType] = field(default_factory=dict)
 
     @staticmethod
@@ -167,10 +180,17 @@ class _Roles:
         others = [name for name in table.names if name != video]
         asked = found.caption_column if options.source.captions.column is None else options.source.captions.column
         captions = find_caption_columns(others, asked, options.source.captions.weight_column)
+        times = TimeColumns.of(others, options.source.time_columns)
         of_layout = (found.video_column, found.caption_column)
-        taken = {video, *captions.all, *of_layout, *(medium.column for medium in options.source.media_columns)}
+        taken = {
+            video,
+            *captions.all,
+            *times.names,
+            *of_layout,
+            *(medium.column for medium in options.source.media_columns),
+        }
         kinds = {name: table.kind(name) for name in table.names if name not in taken}
-        return _Roles(video, captions, options.source.media_columns, kinds)
+        return _Roles(video, captions, options.source.media_columns, times, kinds)
 
     def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the columns by use, for a SourceSummary. Columns that the layout itself created are omitted."""
@@ -178,6 +198,7 @@ class _Roles:
             "video": () if self.video is None else (self.video,),
             "caption": self.captions.names,
             "caption weight": () if self.captions.weights is None else (self.captions.weights,),
+            "time range": self.times.names,
             **{medium.name: (medium.column,) for medium in self.media},
             "kept": tuple(self.user_types),
         }
@@ -192,10 +213,11 @@ class _Roles:
 
     def rows(self, block: RowBlock) -> Iterator[_Row]:
         typed = {name: block.column(name).as_kind(kind).to_pylist() for name, kind in self.user_types.items()}
-        cells = zip(self.paths(block), self.captions.cells(block), media_cells(block, self.media), strict=True)
-        for place, (path, captions, media) in enumerate(cells):
+        captions, media = self.captions.cells(block), media_cells(block, self.media)
+        cells = zip(self.paths(block), captions, media, self.times.cells(block), strict=True)
+        for place, (path, texts, files, times) in enumerate(cells):
             columns = {name: values[place] for name, values in typed.items()}
-            yield _Row(path, captions, columns, media, block.broken.get(place, ""))
+            yield _Row(path, texts, columns, files, times, block.broken.get(place, ""))
 
 
 def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> RecordSet:
@@ -205,6 +227,11 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
             f"{place.url} has no metadata, but clips='text' (--clips text) requires rows; add a metadata file"
         )
     check_columns(table, options.source.media_columns)
+    if table is None and options.source.time_columns:
+        raise SourceError(
+            f"{place.url} has no metadata, but time_columns={options.source.time_columns!r} requires columns; add a "
+            "metadata file, or omit time_columns"
+        )
     roles = _Roles()
     if table is None:
         paths = [path for path in place.paths() if is_media_name(path)]
@@ -213,7 +240,7 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
     else:
         roles = _Roles.of(found, table, options)
         if roles.video is not None and not options.source.whole_files:
-            check_time_ranges(table, roles.captions.all)
+            check_time_ranges(table, (*roles.captions.all, *roles.times.names))
         place.look_up([value for block in table.blocks for value in roles.paths(block)])
         place.look_up(
             [path for block in table.blocks for row in media_cells(block, roles.media) for path in paths_of(row)]
@@ -221,19 +248,21 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
         rows = (row for block in table.blocks for row in roles.rows(block))
     records: list[Record] = []
     rejections: list[Rejection] = []
+    num_rows = 0
     for number, row in enumerate(rows, first_row):
+        num_rows += 1
         try:
-            records.append(_record(number, row, place, options))
+            records += _with_ranges(_record(number, row, place, options), roles.times.ranges(row.times))
         except Rejected as error:
             rejections.append(Rejection(number, printable_source(row.path), str(error), error.kind or "bad-row"))
     if roles.video is not None and not options.source.whole_files:
-        check_own_files((record.row, record.source) for record in records)
-    summary = _summary(found, roles, records, rejections)
-    return RecordSet(tuple(records), tuple(rejections), dict(roles.user_types), (summary,))
+        check_own_files((record.row, record.source) for record in records if record.time_range is None)
+    summary = _summary(found, roles, records, rejections, num_rows)
+    return RecordSet(tuple(records), tuple(rejections), dict(roles.user_types), num_rows, (summary,))
 
 
 def _summary(
-    found: SourceInput, roles: _Roles, records: Sequence[Record], rejections: Sequence[Rejection]
+    found: SourceInput, roles: _Roles, records: Sequence[Record], rejections: Sequence[Rejection], num_rows: int
 ) -> SourceSummary:
     table, unnamed = found.table, None
     if found.layout not in ("folder", "tars", "dataset") and roles.video is not None:
@@ -245,7 +274,7 @@ def _summary(
     return SourceSummary(
         url=found.place.url,
         layout=found.layout,
-        num_rows=len(records) + len(rejections),
+        num_rows=num_rows,
         metadata=found.metadata,
         unread_metadata=Counted.of(found.unread_metadata),
         columns={} if table is None else roles.uses(table.names),
@@ -261,15 +290,16 @@ def _video_column(found: SourceInput, table: MetadataTable, options: ShardOption
         return find_column(table.names, asked, VIDEO_COLUMNS, "video_column")
     except SourceError as error:
         raise SourceError(
-            f"{error}, or use clips='text' (--clips text) for a dataset of captions without videos"
+            f"{error}; for a dataset of captions without videos, use clips='text' (--clips text)"
         ) from None
 
 
 def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Record:
     if row.problem:
         raise Rejected(row.problem)
-    source, path = ("", "") if options.clips.is_text else place.locate(row.path)
-    captions = check_captions(_captions(row.captions, place, options))
+    source, path = ("", "") if options.clips.is_text else place.locate_typed(row.path)
+    truncates = options.source.captions.too_long == "truncate"
+    captions = check_captions(_captions(row.captions, place, options), truncates=truncates)
     for name, value in row.columns.items():
         if isinstance(value, str):
             check_text(value, f"column {name!r}")
@@ -290,12 +320,24 @@ def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Reco
     return Record(number, source, path, num_bytes, version, caption, row.columns, extra, several, place.origin(path))
 
 
+def _with_ranges(record: Record, ranges: Sequence[TimeRange]) -> list[Record]:
+    """Return one record per time range, or the record itself if there is none. Listed captions belong to the ranges."""
+    if len(ranges) < 2:
+        return [replace(record, time_range=one) for one in ranges] or [record]
+    if not record.captions:
+        return [replace(record, time_range=one) for one in ranges]
+    if len(record.captions) != len(ranges):
+        raise Rejected(f"has {len(ranges)} time ranges, but {len(record.captions)} captions", kind="time-range")
+    pairs = zip(ranges, record.captions, strict=True)
+    return [replace(record, time_range=one, caption=text, captions=()) for one, (text, _) in pairs]
+
+
 def _captions(cells: CaptionCells | CaptionFile, place: Place, options: ShardOptions) -> Captions:
     if isinstance(cells, CaptionCells):
         return cells.captions()
     text = place.caption(cells)
     if options.source.captions.lines:
-        return caption_lines(text)
+        return caption_lines(None if text is None else check_text(text, "the caption file"))
     return () if text is None else ((text, 1.0),)
 
 
@@ -321,6 +363,7 @@ def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> Record
         tuple(_as_types(record, types, val) for record in records),
         tuple(rejection for part in parts for rejection in part.rejections),
         types,
+        sum(part.num_rows for part in parts),
         tuple(source for part in parts for source in part.sources),
     )
 

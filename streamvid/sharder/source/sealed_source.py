@@ -1,7 +1,8 @@
 """Reading of sealed datasets as sources, to assign their clips to other buckets or to merge several datasets.
 
 Captions, columns and record keys stay the same, and validation clips stay in the validation split. The bytes of each
-clip are verified against the checksum in the index. Only datasets of unmodified files and of text are accepted.
+clip are verified against the checksum in the index. Only text datasets and datasets that store
+the original files unmodified are accepted.
 """
 
 from __future__ import annotations

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamvid.dataset.captions import CAPTION_COLUMNS
-from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES
 from streamvid.dataset.tabular.reader import BrokenRow, InputRow, MetadataTable, blocks_of, read_table
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.source.folder import IMAGE_EXTENSIONS, is_media_name
 from streamvid.sharder.source.media import Media, part_path
-from streamvid.sharder.source.place import MemberFolder, Place, caption_text, concurrently
+from streamvid.sharder.source.place import MAX_CAPTION_BYTES, MemberFolder, Place, caption_text, concurrently
 from streamvid.sharder.source.spool import SpooledFile
 from streamvid.sharder.source.tar_members import Read, TarMember, tar_members
 
@@ -227,7 +226,7 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
         sample.media[extension] = member
     elif kind == "txt":
         # Read one byte more than allowed, so that a long text is rejected instead of truncated.
-        sample.texts[base] = caption_text(read(member.offset, min(member.num_bytes, MAX_TEXT_BYTES + 1)))
+        sample.texts[base] = caption_text(read(member.offset, min(member.num_bytes, MAX_CAPTION_BYTES)))
     else:
         try:
             sample.columns[base] = _object(member, read)
@@ -244,7 +243,7 @@ def _object(member: TarMember, read: Read) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         raise Rejected("the file is not valid JSON") from None
     if not isinstance(value, dict):
-        raise Rejected(f"the file holds a {type(value).__name__}, not a JSON object")
+        raise Rejected(f"the file holds a value of type {type(value).__name__}, not a JSON object")
     return value
 
 

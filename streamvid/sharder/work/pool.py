@@ -50,14 +50,23 @@ class Pool:
 
     handler: "module:function" of a function that workers call with a task and that returns a JSON value.
     held_fd: file descriptor that every worker keeps open, so that a lock on it lasts until the last worker has ended.
+    opens_stores: True if tasks read or write object stores; see `start_worker`.
     timeout_seconds: time limit per task. memory_bytes: memory limit per worker. 0 means no limit.
     """
 
     def __init__(
-        self, handler: str, num_workers: int, held_fd: int, timeout_seconds: float = 0.0, memory_bytes: int = 0
+        self,
+        handler: str,
+        num_workers: int,
+        held_fd: int,
+        *,
+        opens_stores: bool = False,
+        timeout_seconds: float = 0.0,
+        memory_bytes: int = 0,
     ) -> None:
         self._num_workers = num_workers
         self._held_fd = held_fd
+        self._opens_stores = opens_stores
         self._arguments = (handler, str(timeout_seconds), str(memory_bytes))
         self._workers: list[_Worker] = []
 
@@ -137,7 +146,7 @@ class Pool:
         ours, theirs = socket.socketpair()
         with theirs:
             fds = (theirs.fileno(), self._held_fd)
-            process = start_worker(_ENTRY, fds, self._arguments, _ENVIRONMENT)
+            process = start_worker(_ENTRY, fds, self._arguments, _ENVIRONMENT, opens_stores=self._opens_stores)
         return _Worker(process, Connection(ours.detach()))
 
 

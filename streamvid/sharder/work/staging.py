@@ -30,6 +30,9 @@ MAX_NOTE_BYTES = 2**30
 LOCK_WAIT_SECONDS = 5.0
 EMBEDDED = "embedded"
 """Folder of files from the cells of metadata files."""
+LOCK = "lock"
+JOURNALS = ("probes.jsonl", "encodes.jsonl")
+"""Journals of the findings of probing and encoding."""
 _OWNERS = "owners"
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
@@ -59,11 +62,11 @@ class Staging:
 
     @property
     def journal(self) -> Path:
-        return self.folder / "probes.jsonl"
+        return self.folder / JOURNALS[0]
 
     @property
     def encode_journal(self) -> Path:
-        return self.folder / "encodes.jsonl"
+        return self.folder / JOURNALS[1]
 
     @property
     def clips(self) -> Path:
@@ -205,7 +208,7 @@ def _lock(folder: Path) -> FileLock:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # a sharder that just ended removed the folder
-            return wait_for_lock(folder / "lock", LOCK_WAIT_SECONDS)
+            return wait_for_lock(folder / LOCK, LOCK_WAIT_SECONDS)
 
 
 def _read_names(store: Store, path: str) -> bytes:

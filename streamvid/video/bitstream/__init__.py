@@ -1,1 +1,1 @@
-"""Syntax of coded pictures: what their first bits declare. It needs no library."""
+"""Parsers for the headers of coded pictures and image files, without any library."""

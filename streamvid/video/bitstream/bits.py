@@ -8,7 +8,7 @@ _HEAD_BYTES = 32
 class Bits:
     """Reader of the first bits of `data`, most significant bit first.
 
-    Bits past the end are read as 1, which is never the header of an intra-coded picture.
+    Bits past the end are read as 1, so that truncated data never looks like the header of an intra-coded picture.
     """
 
     def __init__(self, data: bytes | memoryview, max_bytes: int = _HEAD_BYTES) -> None:
@@ -40,7 +40,7 @@ class Bits:
 
 
 def after(packet: memoryview, start_code: bytes) -> Bits:
-    """Return a reader of the bits after the first `start_code`. If there is none, it reads only ones."""
+    """Return a reader of the bits after the first `start_code`. If there is no start code, all bits are read as 1."""
     data = bytes(packet)
     at = data.find(start_code)
     return Bits(data[at + len(start_code) :] if at >= 0 else b"")

@@ -146,7 +146,7 @@ _READERS: dict[str, Callable[[memoryview, bytes], bool]] = {
 
 
 def is_hidden(codec: str, packet: memoryview) -> bool:
-    """Return whether a packet contains only a VP8 or VP9 reference frame that is not displayed, or a GIF's comment."""
+    """Return whether a packet contains only a VP8 or VP9 reference frame that is not displayed, or a GIF comment."""
     if codec == "gif":
         return all(block != GIF_IMAGE for block in gif_blocks(io.BytesIO(packet)))
     if codec == "vp8":

@@ -1,4 +1,4 @@
-"""Syntax of H.264 packets (ITU-T H.264): entry points, fields, and the version of x264 that wrote them."""
+"""Syntax of H.264 packets (ITU-T H.264): entry points, fields, and the version of x264 that wrote a stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Field:
     is_idr: bool
 
     def is_second_of(self, first: Field) -> bool:
-        """Return whether this field and the previous field `first` are one frame (3.30 and 3.31)."""
+        """Return whether this field and the previous field `first` form one frame (3.30 and 3.31)."""
         return (
             self.frame_num == first.frame_num
             and self.is_bottom != first.is_bottom
@@ -39,7 +39,7 @@ class Field:
 
 
 class FieldReader:
-    """Reader of the field headers of successive packets, which need the parameters that came before."""
+    """Reader of the field headers of successive packets. Headers depend on the parameter sets of earlier packets."""
 
     def __init__(self, header: bytes) -> None:
         self._header = header
@@ -92,7 +92,7 @@ class _Sequence:
 
 
 def _read_sequence(unit: memoryview) -> tuple[int, _Sequence]:
-    """Return the number of a sequence parameter set and the fields that slices depend on (7.3.2.1.1)."""
+    """Return the ID of a sequence parameter set and the fields needed to parse slice headers (7.3.2.1.1)."""
     bits = _bits(unit, _SEQUENCE_BYTES)
     profile, _, number = *bits.take(8, 16), bits.golomb()
     has_separate_planes = 0
@@ -120,7 +120,7 @@ def _read_sequence(unit: memoryview) -> tuple[int, _Sequence]:
 
 
 def _skip_scaling_list(bits: Bits, size: int) -> None:
-    """Skip a scaling list (7.3.2.1.1.1): it ends early with a step to 0."""
+    """Skip a scaling list (7.3.2.1.1.1). No further values are stored after a scale of 0."""
     (is_present,) = bits.take(1)
     last = following = 8
     for _ in range(size if is_present else 0):
@@ -130,19 +130,19 @@ def _skip_scaling_list(bits: Bits, size: int) -> None:
 
 
 def _bits(unit: memoryview, max_bytes: int = _SLICE_BYTES) -> Bits:
-    """Return a reader behind the first byte of a unit, without the bytes that prevent start codes (7.4.1)."""
+    """Return a reader of a NAL unit after its first byte, with emulation prevention bytes removed (7.4.1)."""
     return Bits(bytes(unit[1:max_bytes]).replace(b"\0\0\3", b"\0\0"), max_bytes)
 
 
 def is_idr(packet: memoryview, header: bytes) -> bool:
-    """Return whether a packet has an IDR picture: all pictures before it are displayed before it."""
+    """Return whether a packet contains an IDR picture. All pictures decoded before it are also displayed before it."""
     return any(unit[0] & 0b11111 == _IDR for unit in units(packet, header) if len(unit))
 
 
 def is_entry(packet: memoryview, header: bytes) -> bool:
     """Return whether decoding can start at a packet that is flagged as a key frame.
 
-    Decoding cannot start there if the packet declares that pictures are complete only some frames later.
+    Decoding cannot start there if a recovery point message declares that only later frames are complete.
     header: the decoder's extradata, which is an avcC box or data with start codes.
     """
     for unit in units(packet, header):
@@ -160,7 +160,7 @@ def is_entry(packet: memoryview, header: bytes) -> bool:
 def x264_core(packet: memoryview, header: bytes) -> int:
     """Return the version of x264 that the stream's first packet names; 0 if its pictures follow the standard.
 
-    A decoder must know an old version: its 4:4:4 and direct prediction deviate from the standard.
+    Old versions deviate from the standard in 4:4:4 and direct prediction, so the decoder must know the version.
     """
     for unit in units(packet, header):
         payload = _message(unit[1:], _USER_DATA) if len(unit) and unit[0] & 0b11111 == _SEI else None
@@ -172,7 +172,7 @@ def x264_core(packet: memoryview, header: bytes) -> int:
 
 
 def x264_message(core: int, header: bytes) -> bytes:
-    """Return a packet that only names the version of x264, in the form of a stream with this extradata."""
+    """Return a packet that contains only the version of x264. header: extradata, which determines the packet format."""
     text = _X264 + f"x264 - core {core}".encode() + b"\0"
     unit = bytes([_SEI, _USER_DATA, len(text)]) + text + b"\x80"
     size = _length_size(header)
@@ -185,7 +185,10 @@ def units(packet: memoryview, header: bytes) -> Iterator[memoryview]:
 
 
 def split_units(packet: memoryview, length_size: int) -> Iterator[memoryview]:
-    """Yield the NAL units of an H.264 or HEVC packet. length_size: bytes before each unit; 0 for start codes."""
+    """Yield the NAL units of an H.264 or HEVC packet.
+
+    length_size: number of bytes that store the length of each unit; 0 if start codes separate the units.
+    """
     if length_size:
         at = 0
         while at + length_size < len(packet):

@@ -24,7 +24,8 @@ class _Readable(Protocol):
 def gif_blocks(file: _Readable) -> Iterator[bytes]:
     """Yield the first byte of each block of a GIF, or of a part of one (GIF89a, appendix B).
 
-    The last is the trailer, or another byte that is neither an extension nor an image; it is empty at the file's end.
+    The last item is the trailer, another byte that starts neither an extension nor an image, or b"" at the end of the
+    file.
     """
 
     def skip_colors(flags: int) -> None:
@@ -46,7 +47,7 @@ def gif_blocks(file: _Readable) -> Iterator[bytes]:
 
 
 def tiff_compression(data: memoryview) -> int:
-    """Return the number of the compression of a TIFF's first picture (TIFF 6.0, sections 2 and 8); 0 if not found."""
+    """Return the compression number of a TIFF's first picture (TIFF 6.0, sections 2 and 8), or 0 if none is found."""
     order = {b"II": "<", b"MM": ">"}.get(bytes(data[:2]))
     if order is None:
         return 0

@@ -65,12 +65,12 @@ class MaskReader:
 
 
 def _nearest(first: int, size: int, num_values: int) -> NDArray[np.intp]:
-    """Return the pixels nearest to the centers of `num_values` equal parts of `size` pixels from `first` on."""
+    """Split `size` pixels from `first` on into `num_values` equal parts; return the pixel nearest to each center."""
     return first + (2 * np.arange(num_values) + 1) * size // (2 * num_values)
 
 
 def _value_plane(pixel_format: str, is_rgb: bool) -> tuple[Filters, int]:
-    """Return the filters that put the values into a plane of their own, and the number of that plane."""
+    """Return the filters that put the values into a separate plane, and the number of that plane."""
     if is_rgb:
         return [("format", "gbrp")], 2
     if pixel_format.startswith(("mono", "ya")):

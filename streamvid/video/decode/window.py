@@ -48,8 +48,9 @@ def decode_window(
 ) -> None:
     """Decode packets until all wanted frames are found, and call `take` with each.
 
-    packets: pairs of a packet and True if its picture is wanted. wanted: timestamp → slot. key_time: timestamp of the
-    key frame at which decoding starts. numbers: frame number of each slot in the clip, for messages; None if unknown.
+    packets: pairs of a packet and a bool, True if the picture is wanted. wanted: timestamp → slot. key_time: timestamp
+    of the key frame at which decoding starts. numbers: frame number of each slot in the clip, for messages; None if
+    unknown.
     Raises DecodeError if a wanted frame does not decode or is damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
@@ -73,6 +75,7 @@ def encode_clip(
     fps: float | Fraction | None = None,
     timeline: Timeline | None = None,
     is_mask: bool = False,
+    max_bytes: float | None = None,
     limits: Limits = LIMITS,
 ) -> EncodedClip:
     """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
@@ -82,6 +85,7 @@ def encode_clip(
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
 
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, whatever `encoding` is.
+    max_bytes: encode a larger video clip again with a higher crf, until it fits or has the codec's highest crf.
 
     Colors keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
     pictures (codec mjpeg, and still images) are always full-range BT.601. Still images stay images: high-quality JPEG,
@@ -112,11 +116,12 @@ def encode_clip(
             fps=None if fps is None else exact_rate(fps),
             usual_rate=video.stream.average_rate,
         )
-        data, psnr_y = from_key_frame(
-            table,
-            line.numbers,
-            lambda key: _encode_from(video, table, key, line, (height, width), encoding, is_mask, limits),
-        )
+
+        def encode(encoding: Encoding) -> tuple[bytes, float]:
+            make = partial(_encode_from, video, table, line, (height, width), encoding, is_mask, limits)
+            return from_key_frame(table, line.numbers, make)
+
+        data, psnr_y = _within(max_bytes, encode, encoding)
     return EncodedClip(
         data=data,
         extension="mp4",
@@ -131,6 +136,19 @@ def encode_clip(
     )
 
 
+def _within(
+    max_bytes: float | None, encode: Callable[[Encoding], tuple[bytes, float]], encoding: Encoding
+) -> tuple[bytes, float]:
+    """Encode with decreasing quality until the clip has at most `max_bytes`, or the quality cannot be lowered."""
+    while True:
+        data, psnr_y = encode(encoding)
+        if max_bytes is None or len(data) <= max_bytes:
+            return data, psnr_y
+        if (smaller := encoding.smaller(len(data) / max_bytes)) is None:
+            return data, psnr_y
+        encoding = smaller
+
+
 def _check_size(height: int, width: int) -> None:
     for name, value in (("height", height), ("width", width)):
         if not 16 <= value <= _MAX_SIDE or value % 2:
@@ -140,12 +158,12 @@ def _check_size(height: int, width: int) -> None:
 def _encode_from(
     video: VideoFile,
     table: PacketTable,
-    key: tuple[int, int],
     timeline: Timeline,
     size: tuple[int, int],
     encoding: Encoding,
     is_mask: bool,
     limits: Limits,
+    key: tuple[int, int],
 ) -> tuple[bytes, float]:
     """Decode the source from a key packet on; return the encoded clip and its PSNR in decibels."""
     numbers, written = timeline.numbers, 0

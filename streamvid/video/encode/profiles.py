@@ -7,8 +7,9 @@ training needs: without them, the same crf gives a higher PSNR and fewer bytes, 
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 
@@ -17,7 +18,10 @@ from streamvid.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """FFmpeg's names of a codec, its encoder and its decoder, and the allowed settings. `crf` is None if lossless."""
+    """FFmpeg's names of a codec, its encoder and its decoder, and the default and allowed settings.
+
+    crf: default quality; None for a lossless codec.
+    """
 
     codec: str
     encoder: str
@@ -77,6 +81,14 @@ class Encoding:
     @property
     def profile(self) -> Profile:
         return PROFILES[self.codec]
+
+    def smaller(self, times: float) -> Encoding | None:
+        """Return an encoding of lower quality with about `times` fewer bytes, or None if this is the lowest quality."""
+        highest = self.profile.crf_range[1]
+        if self.crf is None or self.crf >= highest:
+            return None
+        # x264's rate factor: plus 6 halves the bytes.
+        return replace(self, crf=min(highest, self.crf + max(1, int(6 * math.log2(times)))))
 
     def encoder_options(self) -> dict[str, str]:
         """Return the options for FFmpeg's encoder; threads and key frame distance are set on the encoder itself."""

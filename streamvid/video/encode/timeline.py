@@ -51,7 +51,7 @@ def make_timeline(
     """Return the timeline of frames `start` to `start + num_frames` (exclusive; None: to the end) of a source.
 
     timestamps: ascending times of the source's frames. last_duration: duration of the source's last frame in ticks; if
-    it is 0 (unknown), the duration of the frame before, or of a frame at `usual_rate`, is used. fps: None keeps each
+    it is 0 (unknown), the duration of the preceding frame, or of a frame at `usual_rate`, is used. fps: None keeps each
     frame and its time; a rate selects the frame nearest to each time 0, 1/fps, 2/fps ...; on a tie, the earlier one.
     Raises ConfigError for invalid arguments, and DecodeError if the source has fewer frames.
     """

@@ -1,0 +1,221 @@
+"""Time ranges: rows that describe a part of a file.
+
+With `time_columns`, each range becomes a clip. Without it, the sharder raises SourceError unless `whole_files` is set,
+because a caption may not fit the whole file.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from typing import Any
+
+from streamvid.dataset.tabular.columns import find_column
+from streamvid.dataset.tabular.reader import MetadataTable, RowBlock
+from streamvid.errors import Rejected, SourceError
+
+_UNITS = ("", "_time", "_sec", "_secs", "_second", "_seconds", "_s", "_ms", "_frame", "_frames", "_idx", "_index")
+_PREFIXES = ("", "clip_", "segment_", "scene_", "shot_", "time_", "frame_")
+_STARTS = ("start", "begin", "from", "in", "t0")
+_ENDS = ("end", "stop", "finish", "to", "out", "t1", "duration")
+_CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
+"""Pairs of names that mean a time range whatever the cells hold."""
+_RANGES = re.compile(r"(?:timestamp|time|time_range|range|clip_range|segment|interval|span|start_end)s?")
+#: A list of at least two items. Dates and single times are not ranges.
+_LIST = re.compile(r"^\s*[\[({].*,.*[\])}]\s*$", re.DOTALL)
+_CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{1,9})?)")
+_TEXT_RANGE = re.compile(r"\s*([\d:.,]+)\s*(?:-+>?|[–—~]|to)\s*([\d:.,]+)\s*")
+_MAX_LIST_CHARS = 2**20
+_NUM_CELLS = 1000  # cells that are read to recognize times
+_REMEDY = (
+    "the caption of each row may fit only a part of its file. To cut clips, name the columns with the times in seconds "
+    "or as H:MM:SS, such as time_columns=('start', 'end') (--time-columns start,end), with --clips native. To use the "
+    "whole file for each row, set whole_files=True (--whole-files)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Part of a video, in seconds after its first frame: the frames that begin at `start` or later and before `end`."""
+
+    start: Fraction
+    end: Fraction
+
+    @property
+    def text(self) -> str:
+        """The range for messages, in seconds."""
+        return f"{float(self.start):g} to {float(self.end):g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeColumns:
+    """Metadata columns with the time ranges of a row: one for starts and one for ends, or one that holds both."""
+
+    names: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(names: Sequence[str], asked: Sequence[str]) -> TimeColumns:
+        """Return the columns named in the options. Raises SourceError if one does not exist."""
+        return TimeColumns(tuple(find_column(names, name, (), "time_columns") for name in asked))
+
+    def cells(self, block: RowBlock) -> list[tuple[object, ...]]:
+        """Return the values of each row."""
+        if not self.names:
+            return [()] * block.num_rows
+        return list(zip(*(block.column(name).values() for name in self.names), strict=True))
+
+    def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
+        """Return the ranges of a row; see `parse_ranges`. A second column named "duration" holds durations."""
+        return parse_ranges(cells, has_duration=len(self.names) == 2 and _is_duration(_plain(self.names[1])))
+
+
+def parse_ranges(cells: Sequence[object], has_duration: bool = False) -> list[TimeRange]:
+    """Return the ranges of a row, or none if its cells are empty: then the row describes its whole file.
+
+    cells: start and end, each a time or a list of times; or one range or list of ranges, each a pair (start, end), a
+    mapping such as {"start": 0, "end": 2.5}, or text such as "0:00-0:02.5". Lists and mappings may be JSON or Python
+    text. Raises Rejected for anything else. has_duration: True if the second cell holds durations instead of ends.
+    """
+    values = [_opened(cell) for cell in cells]
+    if all(value is None for value in values):
+        return []
+    pairs: list[Any]
+    if len(values) == 2:
+        starts, ends = (value if isinstance(value, list | tuple) else [value] for value in values)
+        if len(starts) != len(ends):
+            raise Rejected(f"has {len(starts)} start times, but {len(ends)} end times", kind="time-range")
+        pairs = list(zip(starts, ends, strict=True))
+    else:
+        (value,) = values
+        is_list = isinstance(value, list | tuple)
+        is_pair = is_list and len(value) == 2 and not any(_is_range(item) for item in value)
+        pairs = [value] if is_pair or not is_list else list(value)
+    return [_range(pair, has_duration) for pair in pairs]
+
+
+def _opened(cell: object) -> Any:
+    if not isinstance(cell, str) or not cell.lstrip().startswith(("[", "(", "{")):
+        return cell
+    if len(cell) <= _MAX_LIST_CHARS:
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                return parse(cell.strip())
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+    raise Rejected(f"its time ranges {cell[:80]!r} are not a list", kind="time-range")
+
+
+def _is_range(value: object) -> bool:
+    """Return whether a value holds a start and an end, in whatever form."""
+    if isinstance(value, str):
+        return _LIST.match(value) is not None or _TEXT_RANGE.fullmatch(value) is not None
+    return isinstance(value, list | tuple | dict)
+
+
+def _range(pair: Any, has_duration: bool = False) -> TimeRange:
+    if isinstance(pair, dict):
+        cells = {_plain(str(name)): value for name, value in pair.items()}
+        for first, last, _ in _pairs_of(cells):
+            return _range([cells[first], cells[last]], _is_duration(last))
+    elif isinstance(pair, str) and (match := _TEXT_RANGE.fullmatch(pair)):
+        pair = match.groups()
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise Rejected(f"its time range {str(pair)[:80]!r} is not a pair of start and end", kind="time-range")
+    start, end = map(_seconds, pair)
+    found = TimeRange(start, start + end if has_duration else end)
+    if found.start >= found.end:
+        raise Rejected(f"its time range {found.text} does not end after its start", kind="time-range")
+    return found
+
+
+def _seconds(value: object) -> Fraction:
+    """Parse a time such as 12.5, "12.5", "0:12.5" or "0:00:12.5". Return the exact number of seconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value < 1e9:
+        return Fraction(str(value))
+    match = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        what = f"its time {str(value)[:40]!r} is" if value is not None else "one of its times is missing:"
+        raise Rejected(f"{what} not a number of seconds or a time such as 0:01:30.5", kind="time-range")
+    hours, minutes, seconds = match.groups()
+    return int(hours or 0) * 3600 + int(minutes or 0) * 60 + Fraction(seconds.replace(",", "."))
+
+
+def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
+    """Raise SourceError if columns look like the time ranges of clips. used: columns to ignore."""
+    names = {_plain(name): name for name in table.names if name not in used}
+    for first, last, is_certain in _pairs_of(names):
+        pair = (names[first], names[last])
+        if is_certain or _most_cells(table, pair, _are_times):
+            raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} look like time ranges: {_REMEDY}")
+    for plain, name in names.items():
+        if _RANGES.fullmatch(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0])):
+            raise SourceError(f"column {name!r} seems to hold time ranges: {_REMEDY}")
+
+
+def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield (start, end, is_certain) for pairs among plain names. A certain pair is a time range in any table."""
+    known = set(names)
+    return (pair for pair in _known_pairs() if pair[0] in known and pair[1] in known)
+
+
+@cache
+def _known_pairs() -> tuple[tuple[str, str, bool], ...]:
+    words = sorted(product(_STARTS, _ENDS), key=lambda pair: pair not in _CERTAIN)
+    return tuple(
+        (f"{prefix}{start}{unit}", f"{prefix}{end}{unit}", (start, end) in _CERTAIN)
+        for start, end in words
+        for prefix, unit in product(_PREFIXES, _UNITS)
+    )
+
+
+def _are_times(cells: Sequence[object]) -> bool:
+    try:
+        return bool(parse_ranges(cells))
+    except Rejected:
+        return False
+
+
+def _is_duration(plain: str) -> bool:
+    return "duration" in plain.split("_")
+
+
+def _plain(name: str) -> str:
+    """Return a column's name in lower case with underscores: "Start Time" and "startTime" become start_time."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
+    return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
+
+
+def _most_cells(table: MetadataTable, names: Sequence[str], test: Callable[[Sequence[object]], bool]) -> bool:
+    """Return whether `test` is true for the cells of these columns in most of the first rows that are not empty."""
+    num_left, surplus = _NUM_CELLS, 0
+    for block in table.blocks:
+        rows = zip(*(block.column(name).values()[:num_left] for name in names), strict=True)
+        for cells in rows:
+            if any(cell is not None and cell != "" for cell in cells):
+                surplus += 1 if test(cells) else -1
+        num_left -= block.num_rows
+        if num_left <= 0:
+            break
+    return surplus > 0
+
+
+def check_own_files(files: Iterable[tuple[int, str]]) -> None:
+    """Raise SourceError if rows share a file. files: (row number, file name) pairs."""
+    first_rows: dict[str, int] = {}
+    shared: list[tuple[int, int, str]] = []
+    for row, name in files:
+        if first_rows.setdefault(name, row) != row:
+            shared.append((first_rows[name], row, name))
+    if shared:
+        first, second, name = shared[0]
+        raise SourceError(
+            f"{len(shared)} row(s) use the same file as an earlier row; for example, rows {first} and {second} "
+            f"use {name}: {_REMEDY}"
+        )
