@@ -64,15 +64,15 @@ class ByShard:
         return self.source.url
 
     def view_facts(self) -> Mapping[str, Any]:
-        """Return all values that determine the tensors of a visit, as JSON; see `batch.features.view_facts`."""
+        """Return all values that determine the tensors of a visit, as JSON values; see `batch.features.view_facts`."""
         with self._loader(self.dataset.shards[0], 0, 1) as loader:
             return loader.view_facts[0]
 
     def batches(self, shard: ShardInfo, num_visits: int) -> Iterator[tuple[list[str], list[Batch | None]]]:
         """Yield (keys, batches): the keys of consecutive samples, and one batch of these samples per visit.
 
-        Samples with `is_repeat` replace bad samples (BAD-1). A batch is None if its samples and all later ones are bad.
-        Raises SampleError if a shard has more bad samples than max_bad_fraction allows.
+        Samples with `is_repeat` replace bad samples (BAD-1). A batch is None if its samples and all later samples of
+        the shard are bad. Raises SampleError if a shard has more bad samples than max_bad_fraction allows.
         """
         keys, first = self.dataset.samples(shard, ["key"]).column("key").to_pylist(), 0
         limits = options_of(LimitOptions, self.options.get("limits"), "limits")

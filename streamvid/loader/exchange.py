@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 
 
 def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGroups) -> None:
-    """Compare the plan identities of all processes in a collective. All processes raise ConfigError if they differ."""
+    """Compare the plans of all processes in a collective operation. If any differ, all processes raise ConfigError."""
     processes_per_rank = None if groups.process_group is not None else 1
     if groups.shared_group is not None:
         processes_per_rank = groups.shared_group.size()
@@ -49,9 +49,9 @@ def check_equal_on_all_ranks(
 ) -> None:
     """Compare `identity` across the processes of `group` (None: all processes), which must all call this function.
 
-    The values of `identity` are plain JSON. Also compares num_ranks, and verifies that each rank from 0 to
-    num_ranks - 1 has the same number of processes, which is `processes_per_rank` if that is given. Does nothing if
-    torch.distributed is not initialized.
+    The values of `identity` are plain JSON. The function also compares num_ranks, and verifies that each rank
+    from 0 to num_ranks - 1 has the same number of processes, which is `processes_per_rank` if that is given. It does
+    nothing if torch.distributed is not initialized.
 
     Raises the same ConfigError in every process, naming the components that differ, their values and their processes.
     Raises LoaderError if a process does not arrive within `timeout_seconds`; `group` is unusable after that.
@@ -134,7 +134,10 @@ class SharedBatchCheck:
         self._pending = self._start(epoch, step, digest, sample_keys)
 
     def end(self, epoch: int) -> None:
-        """Verify the last step of an epoch, and that all members end it here. Raises SharedBatchError otherwise."""
+        """Verify that all members had the same last batch and end the epoch at this step.
+
+        Raises SharedBatchError otherwise.
+        """
         self._examine()
         self._pending = self._start(epoch, _END_OF_EPOCH, 0, ())
         self._examine()

@@ -87,7 +87,8 @@ class VideoLoader:
     The loader is a plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching.
     `accelerator.prepare` leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader
     moves to the next epoch. Calling `iter()` after a `break` starts the epoch again, with a warning. If a caller stops
-    after the number of batches that `len()` returned for an earlier epoch, its next loop starts with the others.
+    after the number of batches that `len()` returned for an earlier epoch, its next loop
+    delivers the remaining batches first.
 
     Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
     delivered. Iteration raises SampleError, WorkerError or RingFullError.
@@ -207,7 +208,10 @@ class VideoLoader:
     # Remaining work.
 
     def __len__(self) -> int:
-        """Return the number of batches in the whole current epoch, equal on all ranks except with tail="uneven"."""
+        """Return the number of batches in the whole current epoch.
+
+        It is equal on all ranks, except with tail="uneven".
+        """
         if self.options.tail_rule.is_equal:
             length = self._plan.num_steps
         else:
@@ -217,7 +221,10 @@ class VideoLoader:
 
     @property
     def sampler(self) -> NoReturn:
-        """Not available. accelerate's `skip_first_batches` asks for it, for example in Hugging Face's Trainer."""
+        """Unsupported attribute that always raises AttributeError, which names the alternative.
+
+        accelerate's `skip_first_batches` accesses it, for example in Hugging Face's Trainer.
+        """
         raise AttributeError(
             "a VideoLoader has no sampler, and its batches cannot be skipped; resume with load_state_dict() instead "
             "(in Hugging Face's Trainer together with ignore_data_skip=True, see tools/examples/hf_trainer.py)"
@@ -238,7 +245,7 @@ class VideoLoader:
         return self._plan.num_steps_through(num_epochs)
 
     def plan_report(self) -> tuple[BucketReport, ...]:
-        """Return the numbers of remaining samples per bucket that are delivered, carried, dropped and repeated."""
+        """Return counts per bucket for the remainder of the epoch: delivered, carried, dropped and repeated samples."""
         return self._plan.report()
 
     @property
@@ -276,14 +283,14 @@ class VideoLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         pipeline = self._open_pipeline()
-        pipeline.stop()
+        run = pipeline.stop()
         counts = {self._num_in_loop, self._plan.cursor.step + self._num_done}  # of this loop; of the epoch
         is_stopped_by_count = self._num_done > 0 and self.num_steps_left > 0 and not counts.isdisjoint(self._lengths)
         self._move_to(self._next_start(is_stopped_by_count))
         self._compare()
         epoch, span = self._plan.cursor.epoch, self._setup.num_epochs
         end_epoch = None if span is None else (epoch // span + 1 + is_stopped_by_count) * span
-        run = pipeline.start(self._selection.requests(self._plan, end_epoch))
+        pipeline.start(run, self._selection.requests(self._plan, end_epoch))
         return self._iterate(pipeline, run, end_epoch)
 
     def _next_start(self, is_stopped_by_count: bool) -> Cursor:
@@ -354,7 +361,7 @@ class VideoLoader:
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Resume at the next `iter()`, after the batch at which `state` was saved. A loop in progress ends.
 
-        Raises StateError, and changes nothing, for a state of another dataset, split, filter, seed, shuffle or tail.
+        Raises StateError, and changes nothing, for a state from another dataset, split, filter, seed, shuffle or tail.
         With `force`, such a state is used as an approximate position: the same epoch, after about the same share of its
         steps. Some samples of that epoch may then be repeated or missing. From the next epoch on, each sample is
         delivered exactly once.
@@ -456,4 +463,7 @@ class VideoLoader:
         )
 
     def __reduce__(self) -> Any:
-        raise TypeError("VideoLoader cannot be pickled; create it in the process that uses it, and pass state_dict()")
+        raise TypeError(
+            "VideoLoader cannot be pickled; create a loader in the process that uses it, and restore its position with "
+            "load_state_dict()"
+        )

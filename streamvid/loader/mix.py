@@ -1,4 +1,4 @@
-"""The datasets of a loader, each with the samples that its plan uses, a filter and settings."""
+"""Datasets of a loader, each with its filter, its settings and the samples that the plan uses."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _KEPT_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class DatasetConfig:
-    """One dataset of a loader."""
+    """Configuration of one dataset of a loader."""
 
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
     num_repeats: float | str | Fraction = option(1, help="Deliveries per sample and epoch, such as 2, 0.5 or '3/2'.")
     weight: float | str | Fraction | None = option(
         None, help="Weight of this dataset in the mix, instead of num_repeats."
     )
-    where: str | None = option(None, help="Condition on columns of this dataset; other samples are left out.")
+    where: str | None = option(None, help="Filter for samples of this dataset: a condition on its columns.")
     name: str | None = option(
-        None, help="Name from which random choices are derived.", shown_default="its position in the list"
+        None, help="Name from which the dataset's random choices are derived.", shown_default="its position in the list"
     )
     captions: TextOptions = option(default_factory=TextOptions, help="Options for the texts of samples.")
 
@@ -248,8 +248,8 @@ class SampleRequest:
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
     """Yield (shard, place) of all possible substitutes for a bad sample, in the order in which they are tried (BAD-1).
 
-    The other samples of its shard come first, in the order that begins after the bad sample and wraps around. The
-    samples of the bucket's other shards follow, in the order that begins after its shard and wraps around.
+    The other samples of its shard come first, starting after the bad sample and wrapping around. The samples of the
+    bucket's other shards follow, starting with the next shard and wrapping around.
     """
     counts = sample.part.subset.counts[sample.bucket_id]
     for step in range(len(counts)):
@@ -275,7 +275,9 @@ def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
         raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig its own name")
     weighted = sum(config.weight is not None for config in configs)
     if weighted not in (0, len(configs)):
-        raise ConfigError(f"dataset: {weighted} of {len(configs)} datasets have a weight; give all a weight, or none")
+        raise ConfigError(
+            f"dataset: {weighted} of {len(configs)} datasets have a weight; give a weight to all datasets or to none"
+        )
     return [
         config if isinstance(config.url, Dataset) else replace(config, url=stores.open(config.url))
         for config in configs

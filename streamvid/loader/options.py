@@ -1,4 +1,4 @@
-"""Option objects of VideoLoader. Each groups related settings, and may be given as a mapping."""
+"""Option objects of VideoLoader. Each of them groups related options and may also be given as a mapping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class OutputOptions:
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Conversion to RGB. fast is swscale's default, 1 to 3 levels too dark. Cannot be combined with yuv420p.",
+        help="Conversion to RGB. fast is swscale's default, which is 1 to 3 levels too dark. "
+        "Cannot be combined with yuv420p.",
         shown_default="exact for clips that are scaled anyway, else fast; exact costs 1.4 to 1.6 times as much CPU",
     )
     decode: bool = option(
@@ -63,7 +64,7 @@ class OutputOptions:
 class ScheduleOptions:
     """Order of the delivered samples, and their number per epoch."""
 
-    window: int = option(16, help="Number of shards whose samples shuffle=window permutes together.")
+    window: int = option(16, help="Size of the shuffle window in shards, for shuffle=window.")
     order: Order = option(
         "mixed", help="Order of steps. largest-first begins with one step of each bucket, costliest first."
     )
@@ -104,12 +105,13 @@ class LimitOptions:
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(
-        60.0, help="Time limit for each read and each decode; None: no limit.", above=0.0
+        60.0, help="Time limit in seconds for each read and each decode; None: no limit.", above=0.0
     )
     max_bad_fraction: float = option(
         0.01,
-        help="Maximum share of substituted samples among the samples delivered to this rank (assuming at least 1000). "
-        "If it is exceeded, the run fails. A missing shard, or a bucket without a good sample, always ends the run.",
+        help="Maximum share of substituted samples among the samples delivered to this rank. The share is calculated "
+        "over at least 1000 samples. If it is exceeded, the run fails. A missing shard, or a bucket without a good "
+        "sample, always ends the run.",
         minimum=0.0,
         maximum=1.0,
     )
@@ -128,7 +130,7 @@ class ProcessGroups:
     process_group: Any = option(
         None,
         help="Processes that compare their plans at the start of each loop.",
-        shown_default="all processes if `world` is detected too, else none",
+        shown_default="all processes if `world` is that of torch.distributed, else none",
     )
     shared_group: Any = option(
         None,

@@ -60,7 +60,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
         )
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(
-            "epoch %d has no steps, so a loop over it ends at once. Its samples come in a later epoch (tail=%r). "
+            "epoch %d has no steps, so a loop over it ends at once. Its samples are delivered later (tail=%r). "
             "For steps in every epoch, lower batch_size or accumulate, or use fewer ranks",
             plan.cursor.epoch,
             plan.options.tail,
@@ -76,7 +76,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
 
 
 def _named(starved: Sequence[BucketReport], epoch: int) -> str:
-    """Name the first of the starved buckets, each with the epoch of its first step."""
+    """Return text with the first few starved buckets, each with the epoch of its first step."""
     names = []
     for row in starved[:_NUM_NAMED]:
         more = row.num_epochs_to_step

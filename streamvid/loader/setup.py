@@ -29,7 +29,7 @@ from streamvid.loader.stores import Stores
 from streamvid.loader.view.clip_part import TABLE_BYTES
 from streamvid.loader.view.media import Medium, PictureRoom
 from streamvid.loader.workers.arena import ALIGN_BYTES
-from streamvid.loader.world import default_num_workers, detect_world
+from streamvid.loader.world import default_num_workers, detect_world, is_initialised
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import default_costs
 from streamvid.plan.options import Shuffle, Sync
@@ -116,7 +116,7 @@ class Setup:
 
 
 def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments) -> Setup:
-    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if one is not usable."""
+    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if one of them is not usable."""
     world, options = _world(plan.world), plan.options(data.split)
     if plan.num_epochs is not None:
         require_integer("num_epochs", plan.num_epochs, 1)
@@ -186,7 +186,8 @@ def _compared_groups(given: World | None, groups: ProcessGroups) -> ProcessGroup
         raise ConfigError(
             "groups.shared_group: requires world; set world to the rank that the processes share (see world_from_mesh)"
         )
-    return groups if given is None or groups.process_group is not None else None
+    is_of_this_run = given is None or (is_initialised() and given == detect_world())
+    return groups if is_of_this_run or groups.process_group is not None else None
 
 
 def uses_costs(options: PlanOptions) -> bool:
@@ -240,7 +241,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
             f"output.decode=False: cannot be combined with {', '.join(names)}, because nothing is decoded; leave out "
-            "decode or the others"
+            "decode, or leave out all other options named here"
         )
 
 

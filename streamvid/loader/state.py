@@ -37,8 +37,8 @@ def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, An
 def _packed(positions: Mapping[str, int]) -> str:
     """Return positions in the order of their bucket ids, as base64 of big-endian integers of the same width.
 
-    With 10,000 buckets, it has 40 kB where ids and numbers as JSON have 200. Compression would need another library's
-    version to be equal on all ranks, and a limit when it is read.
+    For 10,000 buckets, the text has 40 kB; a JSON object of ids and numbers would have 200 kB. The text is not
+    compressed, because ranks would need the same version of a compression library, and reading would need a size limit.
     """
     width = max(1, -(-max(positions.values()).bit_length() // 8))
     return base64.b64encode(b"".join(value.to_bytes(width, "big") for value in positions.values())).decode()
@@ -55,7 +55,7 @@ def _unpacked(text: str, bucket_ids: Iterable[str], force: bool) -> dict[str, in
         return {}  # a forced load of other buckets does not use positions
     if rest or not width:
         raise StateError(
-            f"positions={text[:20]!r}… in the state: not those of {len(names)} buckets, which this loader has; load "
+            f"positions={text[:20]!r}… in the state: do not match the {len(names)} buckets of this loader; load "
             "the state with the dataset and filter that it was saved with, start without a state, or use it as an "
             "approximate position with load_state_dict(state, force=True)"
         )
@@ -63,7 +63,7 @@ def _unpacked(text: str, bucket_ids: Iterable[str], force: bool) -> dict[str, in
 
 
 def _checksum(state: Mapping[str, Any]) -> str:
-    """Return a digest of a state without its checksum. Only `make_state` produces states that have a valid one."""
+    """Return a digest of a state without its checksum. Only `make_state` adds valid checksums."""
     text = json.dumps(state, sort_keys=True, separators=(",", ":"), default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -82,7 +82,7 @@ def read_state(
 ) -> tuple[Cursor, float, Mapping[str, Any]]:
     """Return (cursor, progress, identity of the plan) of a state. Raises StateError if the state is not valid.
 
-    bucket_ids: buckets of the loader; a state of many buckets does not contain their ids.
+    bucket_ids: ids of the loader's buckets, because a state of many buckets does not contain them.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
@@ -99,11 +99,11 @@ def read_state(
     cursor = Cursor.from_json(place)
     progress = value.pop("progress", None)
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
-        raise StateError(f"progress={progress!r} in the state: must be from 0 to 1; use a state that is not damaged")
+        raise StateError(f"progress={progress!r} in the state: must be from 0 to 1; use an older, undamaged state")
     checksum = _checksum({name: state[name] for name in state if name != "checksum"})
     if state.get("checksum") != checksum:
         raise StateError(
-            f"checksum={state.get('checksum')!r} in the loader state: must be {checksum!r} for its values; the state "
+            f"checksum={state.get('checksum')!r} in the loader state: its values have checksum {checksum!r}; the state "
             "was damaged or edited after state_dict() returned it. Use an older state, or start without one"
         )
     return cursor, progress, value
@@ -114,9 +114,9 @@ def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) 
     differing = "; ".join(differences(found, expected))
     if differing and not force:
         raise StateError(
-            f"the state does not belong to this loader: {differing}. Its positions refer to other samples; open the "
-            "loader as it was when the state was saved, start without the state, or use it as an approximate position "
-            "with load_state_dict(state, force=True)"
+            f"the state does not belong to this loader: {differing}. Its positions refer to other samples; create "
+            "the loader with the arguments that it had when the state was saved, start without the state, or use the "
+            "state as an approximate position with load_state_dict(state, force=True)"
         )
     if differing:
         _log.warning("using a state that does not belong to this loader as an approximate position: %s", differing)
@@ -146,7 +146,7 @@ def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return all values that determine a plan, except for the rank, by name, for comparison between processes.
+    """Return the values that determine a plan, by name, so that processes can compare them. The rank is not included.
 
     Causes come before their effects, so that a comparison names them first. Values are plain JSON.
     """

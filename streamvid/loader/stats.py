@@ -11,7 +11,7 @@ from streamvid.storage import CacheStats, StoreStats
 
 @dataclass(slots=True)
 class BatchStats:
-    """Statistics of the work on the samples of one or more batches.
+    """Statistics of reading and decoding the samples of one or more batches.
 
     Seconds are summed over samples, which are read and decoded concurrently while the caller computes. They indicate
     why the caller waits, not how long a step takes.
@@ -38,11 +38,11 @@ class LoaderStats:
     seconds: time since the first batch was requested.
     wait_seconds: part of `seconds` during which the caller waited for batches.
     batch_seconds: part of `seconds` spent building batches and starting their copies to the device.
-    work: reading and decoding of the samples.
+    work: statistics of reading and decoding the samples.
     queue_depth: number of complete batches ready now. queue_depth_sum: sum of this number at each handover.
-    ring_batches: number of batches with memory in the ring now: being filled, ready, or held by the caller.
+    ring_batches: number of batches that now have memory in the ring (being filled, ready, or held by the caller).
     last: statistics of the last batch alone, when it was handed over; `seconds` counts from the previous handover.
-    store, cache: this process's requests to object stores, and its use of the cache; None if it uses none.
+    store, cache: this process's requests to object stores, and its use of the cache; each is None if unused.
     """
 
     num_steps: int = 0
@@ -103,7 +103,7 @@ _SUMS = ("num_steps", "num_samples", "seconds", "wait_seconds", "batch_seconds",
 
 
 class StatsMeter:
-    """Running sum of the statistics of batches as they are handed over. Not thread-safe."""
+    """Running totals of batch statistics, updated as batches are handed over. Not thread-safe."""
 
     def __init__(self) -> None:
         self._total = LoaderStats()

@@ -76,7 +76,7 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
 
 
 def default_num_workers() -> int:
-    """Return the number of decode workers per rank: its share of the usable cores, 1 to 8; 0 on non-Linux systems."""
+    """Return the number of decode workers per rank: its share of the usable cores, from 1 to 8; 0 except on Linux."""
     if sys.platform != "linux":
         return 0
     return max(1, min(8, len(os.sched_getaffinity(0)) // num_local_ranks()))

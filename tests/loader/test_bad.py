@@ -204,7 +204,8 @@ def run(
     try:
         pipeline.open()
         steps = range(0, len(samples), batch_size)
-        number = pipeline.start(BatchRequest(bucket, tuple(samples[i : i + batch_size]), i) for i in steps)
+        number = pipeline.stop()
+        pipeline.start(number, (BatchRequest(bucket, tuple(samples[i : i + batch_size]), i) for i in steps))
         batches = list(handed_over(pipeline, number))
         assert pipeline.queue_depth == 0
         return batches, pipeline
@@ -280,7 +281,8 @@ def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
         pipeline = Pipeline((part,), options)
         try:
             pipeline.open()
-            number = pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
+            number = pipeline.stop()
+            pipeline.start(number, (BatchRequest(bucket, (sample,), None) for sample in samples))
             keys = []
             says = (
                 rf"^{allowed + 1} of {3 * allowed + 2} samples were bad.*max_bad_fraction={fraction} .*rank00000.jsonl"
@@ -401,7 +403,8 @@ def test_substitutes_pass_the_filter(tmp_path: Path) -> None:
         try:
             pipeline.open()
             samples = [SampleRequest(mixed, bucket.id, *place, 0, False) for place in order]
-            number = pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
+            number = pipeline.stop()
+            pipeline.start(number, (BatchRequest(bucket, (sample,), None) for sample in samples))
             for batch in handed_over(pipeline, number):
                 yield batch.deliveries[0].key, batch.deliveries[0].row.columns["year"]
         finally:

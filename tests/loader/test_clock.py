@@ -46,7 +46,9 @@ def opened(
     try:
         pipeline.open()
         samples = [SampleRequest(part, bucket.id, *place, visit, False) for visit, place in enumerate(places)]
-        yield pipeline, pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
+        run = pipeline.stop()
+        pipeline.start(run, (BatchRequest(bucket, (sample,), None) for sample in samples))
+        yield pipeline, run
     finally:
         before = time.monotonic()
         pipeline.close()
@@ -62,9 +64,9 @@ def read_until(pipeline: Pipeline, run: int, error: type[StreamvidError], says: 
             batch.block.release()
     with pytest.raises(error, match=says):
         pipeline.next_batch(run)
-    pipeline.stop()
+    number = pipeline.stop()
     with pytest.raises(error, match=says):
-        pipeline.start(iter(()))
+        pipeline.start(number, iter(()))
     return keys
 
 
@@ -216,4 +218,4 @@ def test_a_killed_worker_is_named_with_its_sample_and_no_substitution(tmp_path: 
             while pipeline.next_batch(run) is not None:
                 pass
         with pytest.raises(LoaderError, match="was killed by SIGKILL"):
-            pipeline.start(iter(()))
+            pipeline.start(pipeline.stop(), iter(()))

@@ -60,7 +60,8 @@ class Driver:
                     yield BatchRequest(bucket, samples, next(numbers))
 
     def batches(self) -> Iterator[Batch]:
-        run = self.pipeline.start(self.requests())
+        run = self.pipeline.stop()
+        self.pipeline.start(run, self.requests())
         return self.stage.batches(
             partial(self.pipeline.next_batch, run), partial(self.pipeline.has_batch, run), self._make, self._hand_over
         )

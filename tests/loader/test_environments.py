@@ -26,6 +26,21 @@ def large_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_dataset(tmp_path_factory.mktemp("large"), {LARGE: [3, 2]}, variants=1)
 
 
+@pytest.mark.parametrize("decode", [True, False])
+def test_decode_workers_receive_no_credentials(
+    large_dataset: Path, monkeypatch: pytest.MonkeyPatch, decode: bool
+) -> None:
+    """SAFE-1: a hostile clip that takes over a decoder finds no keys. Stores that need them are read by the loader."""
+    secrets = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY")
+    for name in secrets:
+        monkeypatch.setenv(name, "canary")
+    with open_loader(large_dataset, batch_size=1, num_workers=2, output={"decode": decode}) as loader:
+        next(iter(loader))
+        environments = [Path(f"/proc/{pid}/environ").read_text() for pid in loader.worker_pids]
+    assert len(environments) == 2
+    assert all("PATH=" in text and "canary" not in text for text in environments)
+
+
 # ---------------------------------------------------------------------------------------------- notebooks
 
 SETUP = """

@@ -101,6 +101,8 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         "loop long": of_loop(config(one, where=f"place != {'x' * 300 + str(me)!r}")),
         "loop costs": of_loop(one, schedule={"costs": measured(1 + me % 2), "order": "largest-first"}),
         "loop seed": of_loop(one, seed=me, num_epochs=1 + me),
+        "loop own world": of_loop(one, seed=me, world=World(me, 3)),
+        "loop other worlds": of_loop(one, seed=me, world=World(0, 1)),
         "loop locality": of_loop(one, schedule={"shard_locality": 8 if me else 64}),
     }
     if me != 1:
@@ -135,7 +137,7 @@ def told(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
 
 def test_equal_loaders_pass_also_after_others_failed(told: list[dict[str, str | None]]) -> None:
     for mine in told:
-        assert mine["equal"] is mine["equal again"] is mine["shared by all"] is None
+        assert mine["equal"] is mine["equal again"] is mine["shared by all"] is mine["loop other worlds"] is None
     assert told[0]["part"] is told[2]["part"] is None
 
 
@@ -184,6 +186,7 @@ OF_SECOND = tuple(f"{name} of dataset 1" for name in ("samples_fingerprint", "wh
         ("long", "where of dataset 0 is \"(`user.place`) != ('xxx", ()),
         ("costs", "costs is {", ()),
         ("seed", "seed is 0 on process 0, 1 on process 1, 2 on process 2", ("num_epochs",)),
+        ("own world", "seed is 0 on process 0, 1 on process 1, 2 on process 2", ()),
         ("locality", "shard_locality is 8 on processes 1-2, 64 on process 0", ()),
     ],
 )

@@ -17,6 +17,7 @@ import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.errors import StateError
 from streamvid.plan.position import World
+from tests.files import write_rows
 from tests.loader.conftest import SMALL, TALL, build_dataset, in_legs, new_keys, open_loader, state_after
 from tests.processes import run_python
 from tests.shard_options import shard_options
@@ -113,11 +114,11 @@ def test_a_state_of_ten_thousand_buckets_is_small(tmp_path: Path) -> None:
         loader.set_epoch(0)
         loader.load_state_dict(json.loads(text))
         assert (loader.state_dict(), loader.num_steps_left) == (state, num_steps_left)
-        with pytest.raises(StateError, match="not those of 10000 buckets"):
+        with pytest.raises(StateError, match="do not match the 10000 buckets"):
             loader.load_state_dict({**state, "positions": "AAAA"})
     assert len(text) < 64 * 1024
     with streamvid.VideoLoader(tmp_path / "other", batch_size=2, num_workers=0) as loader:
-        with pytest.raises(StateError, match="not those of 1001 buckets"):
+        with pytest.raises(StateError, match="do not match the 1001 buckets"):
             loader.load_state_dict(state)
         loader.load_state_dict(state, force=True)
         assert loader.epoch == 3 and 0 < loader.num_steps_left < len(loader)
@@ -140,6 +141,28 @@ def test_a_state_of_other_samples_in_equal_numbers_is_refused(tmp_path: Path) ->
             pytest.raises(StateError, match="samples_fingerprint of dataset 0 is"),
         ):
             loader.load_state_dict(state)
+
+
+def test_a_state_of_the_same_clips_read_by_another_rule_is_refused(tmp_path: Path) -> None:
+    """PLAN-5: another frame rate, and an image that is a mask; the tars and the samples are equal."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(8):
+        Image.new("L", (96, 64), number).save(source / f"{number}.png")
+    write_rows(source / "rows.csv", [{"path": f"{n}.png", "text": str(n), "matte": f"{n}.png"} for n in range(8)])
+    for name, rules in (
+        ("media", [{"media": {"m": "matte"}}, {"media": {"mask:m": "matte"}}]),
+        ("rate", [{"fps": 6, "fps_rule": "cap"}, {"fps": 12, "fps_rule": "cap"}]),
+    ):
+        roots = [tmp_path / f"{name}{number}" for number in range(2)]
+        for root, rule in zip(roots, rules, strict=True):
+            options = shard_options(buckets=parse_buckets("96x64@1"), workers=1, **rule)
+            streamvid.shard(source / "rows.csv", root, options)
+        state = state_after(2, roots[0])
+        with open_loader(roots[1]) as loader, pytest.raises(StateError, match="samples_fingerprint of dataset 0 is"):
+            loader.load_state_dict(state)
+        tars = [[shard.sha256 for shard in streamvid.open_dataset(root).shards] for root in roots]
+        assert tars[0] == tars[1] or name == "media"
 
 
 def test_states_around_a_run(dataset: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -18,6 +23,8 @@ import pytest
 
 import streamvid
 from streamvid.errors import LoaderError, WorkerError
+from streamvid.loader.delivery.pipeline import Pipeline
+from streamvid.loader.loader import VideoLoader
 from streamvid.storage import LocalStore, Ranges
 from tests.loader.conftest import open_loader
 from tests.processes import run_command, run_python, streamvid_threads, wait_for_end, wait_for_threads
@@ -211,12 +218,53 @@ def test_what_another_thread_does_ends_a_loop_that_waits(dataset: Path, num_work
             "set_epoch": lambda: loader.set_epoch(1 << 20),
             "iter": lambda: iter(loader),
         }
+        iterator = iter(loader)
         timer = threading.Timer(0.3, actions[how])
         timer.start()
         with pytest.raises(LoaderError, match="this loader is closed" if how == "close" else "another iteration"):
-            for _ in loader:
+            for _ in iterator:
                 pass
         timer.join()
+
+
+@contextlib.contextmanager
+def between_lines(functions: Sequence[Any], place: int, action: Callable[[], None]) -> Iterator[threading.Thread]:
+    """Run `action` in a thread that is not started before line `place` of these functions, and wait for it there."""
+    thread = threading.Thread(target=action)
+    codes, lines = {function.__code__ for function in functions}, itertools.count(1)
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        if event == "line" and frame.f_code in codes and next(lines) == place:
+            thread.start()
+            thread.join()
+        return trace
+
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        yield thread
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.timeout(60)
+def test_set_epoch_in_another_thread_ends_or_moves_a_loop_that_begins(dataset: Path) -> None:
+    """It comes between any two lines of `iter`; the loop then ends or delivers the new epoch, and never waits."""
+    functions = (VideoLoader.__iter__, Pipeline.stop, Pipeline.start)
+    outcomes: list[int | None] = []
+    with open_loader(dataset, num_workers=0, num_epochs=None) as loader:
+        for place in range(1, 100):
+            loader.set_epoch(0)
+            try:
+                with between_lines(functions, place, partial(loader.set_epoch, 1)) as thread:
+                    iterator = iter(loader)
+                if thread.ident is None:  # `iter` has fewer lines
+                    break
+                next(iterator)
+                outcomes.append(loader.epoch)
+            except LoaderError as error:
+                assert "another iteration" in str(error)
+                outcomes.append(None)
+    assert set(outcomes) == {1, None} and len(outcomes) > 12
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -153,7 +153,7 @@ class Batch(Mapping[str, Any]):
     def digest(self) -> int:
         """Return a signed 64-bit hash of `sample_keys`, `bucket` and up to 4096 pixel values per sample.
 
-        For batches without video, it is a hash of keys, texts and some bytes of each tensor. The hash is cheap enough
+        For batches without video, the hash covers keys, texts and some bytes of each tensor. The hash is cheap enough
         to compare at every step between ranks that should have the same batch. Equal batches have the same digest in
         any layout and on any device. Batches with the same digest can differ in pixels that are not sampled.
         """
@@ -243,7 +243,7 @@ def _chunks(video: torch.Tensor, out: torch.Tensor, axes: Sequence[int]) -> Iter
 
 
 def column_values(values: list[Any], is_numeric: bool) -> Any:
-    """Return a user column of a batch: float64 (B,) if numeric, with NaN for missing values; else `values`."""
+    """Return a user column of a batch: numbers as float64 (B,) with NaN for missing values, other values unchanged."""
     import torch
 
     if not is_numeric:

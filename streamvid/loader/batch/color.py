@@ -1,7 +1,7 @@
 """Conversion of yuv420p planes to RGB in exact integer arithmetic, on the device that holds the planes.
 
-Integers give the same pixels on every device, in eager and compiled mode. float32 sums are contracted and ordered
-differently on each device, so that values near a half would be rounded differently between ranks.
+Integers give the same pixels on every device, in eager and compiled mode. In float32, each device would order and fuse
+operations differently, so that ranks could round values near a half differently.
 
     planes (B, T, H*W*3/2) ──┬─ Y ────────────────────────────┐
                              └─ U, V ── to full size, x 16 ───┴── x coefficients (B, 8) ── round, clamp ── RGB
@@ -60,7 +60,10 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
 
 
 def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
-    """Return [black, Y to RGB, V to R, U to G, V to G, U to B, siting x, siting y], with fixed-point coefficients."""
+    """Return one row of the color table, with fixed-point coefficients.
+
+    The row is [black, Y to RGB, V to R, U to G, V to G, U to B, siting x, siting y].
+    """
     for field, name, known in (
         ("matrix", matrix, LUMA_SHARES),
         ("range", color_range, RANGES),
@@ -68,7 +71,7 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
     ):
         if name not in known:
             raise ConfigError(
-                f"{field}={name!r}: not supported in the conversion of yuv420p to RGB; allowed: {', '.join(known)}"
+                f"{field}={name!r} is not supported in the conversion of yuv420p to RGB; allowed are {', '.join(known)}"
             )
     (red, blue), (black, luma, chroma) = LUMA_SHARES[matrix], RANGES[color_range]
     green = 1 - red - blue
@@ -135,7 +138,7 @@ def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int
 def _doubled(samples: torch.Tensor, siting: torch.Tensor, dim: int) -> torch.Tensor:
     """Double the size along `dim` by linear interpolation, and multiply values by 4.
 
-    siting: offset of the chroma samples along `dim`, from 0 to 2 half pixels.
+    siting: offset of the chroma samples along `dim`, in half pixels, from 0 to 2.
     """
     import torch
 

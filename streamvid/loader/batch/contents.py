@@ -67,7 +67,7 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, size and colors; None for a whole clip, whose container holds them."""
+        """Codec, headers, picture size and colors of the packets; None for a whole clip, whose container holds them."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:
@@ -78,7 +78,10 @@ class StoredClip:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MediaPictures:
-    """Pictures of a conditioning input, one row per item: (B x N, T, H, W, C) viewed in `layout`, or yuv420p planes."""
+    """Pictures of a conditioning input, with one row per item.
+
+    value: tensor (B x N, T, H, W, C) viewed in `layout`, or yuv420p planes.
+    """
 
     medium: Medium
     value: torch.Tensor | Planes

@@ -28,8 +28,8 @@ class DeviceStage:
     """Stage that moves a loader's batches to a device.
 
     device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the pinned ring.
-    Batches on a device do not use the memory of the ring. On CUDA, the stage needs memory for two batches in
-    addition to those that the caller keeps. Raises ConfigError for a device that is not available.
+    Batches on a device do not use the memory of the ring. On CUDA, the stage needs device memory for two
+    batches in addition to those that the caller keeps. Raises ConfigError for a device that is not available.
     """
 
     def __init__(self, device: torch.device | str | None) -> None:
@@ -45,12 +45,13 @@ class DeviceStage:
     ) -> Iterator[Batch]:
         """Yield the batches of one run, in order.
 
-        next_pending: waits for the next complete batch and returns it; returns None at the end.
-        is_ready: returns whether `next_pending` would return at once. Raises if the run is over, so that no batch
-            copied ahead is delivered.
-        make: returns the host batch for a pending batch.
-        hand_over: called just before a batch is handed to the caller, with (pending, seconds that the caller waited for
-            it, seconds spent building it). A batch that was only copied ahead does not count as handed over.
+        next_pending: function that waits for the next complete batch and returns it, or None at the end.
+        is_ready: function that returns whether `next_pending` would return at once. It raises an error if the run is
+            over, so that no batch copied ahead is delivered.
+        make: function that returns the host batch for a pending batch.
+        hand_over: function that is called just before a batch is handed to the caller, with (pending, seconds that the
+            caller waited for it, seconds spent building it). A batch that was only copied ahead does not count as
+            handed over.
         """
 
         def wait() -> P | None:
@@ -131,7 +132,7 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
         found = torch.device(device)
         if found.type == "cuda":
             if (found.index or 0) >= cuda.device_count():
-                raise RuntimeError("no such CUDA device, or torch was built without CUDA")
+                raise RuntimeError("there is no such CUDA device, or torch was built without CUDA")
         else:
             torch.empty(0, device=found)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
@@ -145,7 +146,7 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
 
 
 def torch_cuda() -> Any:
-    """Return torch.cuda."""
+    """Import torch and return the module `torch.cuda`."""
     import torch
 
     return torch.cuda  # untyped in torch's stubs

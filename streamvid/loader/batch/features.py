@@ -98,7 +98,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
 
 
 def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Return tensors stacked as (B, *shape), each padded with zeros at its end."""
+    """Return tensors stacked as (B, *shape). Zeros are appended to the first dimension of shorter tensors."""
     import numpy as np
     import torch
 
@@ -146,7 +146,7 @@ def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.
 def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
     """Return the values that determine the view and the texts of a visit, as JSON. Caption dropout is not included.
 
-    The encoder stores them with the features, in `made_with` under "view". The loader compares them with its own.
+    The encoder stores these values with the features, in `made_with` under "view". The loader verifies that they match.
     """
     view, options = part.view, part.text.options
     return {
@@ -189,7 +189,7 @@ def with_features(
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:
-        raise ConfigError("features has no entry for any dataset; leave features out")
+        raise ConfigError("features: all datasets hold texts, which have no features; leave features out")
     for other in found:
         _check_alike(found[0], other)
     _check_names(found[0], columns)

@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 def pin(ring: Arena, device: torch.device | None = None) -> bool:
-    """Page-lock the ring for copies to a CUDA device (None: the current one). Return whether this succeeded.
+    """Page-lock the ring for copies to CUDA devices. Return True if this succeeded.
 
-    Copies to every CUDA device are then direct and asynchronous. `device` only selects the device whose memory is used
-    for pinning.
+    Copies to every CUDA device are then direct and asynchronous. device: CUDA device through which the memory is
+    registered; None for the current device.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Conversion of a tokenizer's result for the texts of a batch to fields of the batch. Legend: B samples, L tokens."""
+"""Conversion of a tokenizer's result to fields of a batch. Legend: B samples, L tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = {"input_ids": TOKENS, "attention_mask": MASK}  # names in Hugging Face'
 
 
 def check_token_fields(columns: Sequence[str]) -> None:
-    """Raise ConfigError if a column has the name of a field for the tokenizer's result."""
+    """Raise ConfigError if a column has a name that is reserved for the tokenizer's result."""
     for name in columns:
         if name in (TOKENS, MASK):
             raise ConfigError(f"columns: {name!r} is reserved for the tokenizer's result; rename the column")
@@ -58,7 +58,8 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
         if len(named) < len(given):
             twice = next(name for name in (TOKENS, MASK) if name.removeprefix("text_") in given)
             raise ValueError(
-                f"the tokenizer returned {twice} under two names, in {', '.join(map(str, given))}; leave one out"
+                f"the tokenizer returned {twice} under two names (its result contains {', '.join(map(str, given))}); "
+                "return only one of them"
             )
     elif isinstance(result, list | tuple) and result and all(hasattr(one, "ids") for one in result):
         named = {TOKENS: [one.ids for one in result]}
@@ -87,7 +88,10 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
 
 
 def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, Any]:
-    """Return (values, mask). values: array or tensor, or list of B values. mask: False for padding; None for a list."""
+    """Return (values, mask).
+
+    The values are an array or tensor, or a list of B values. The mask is False for padding, or None for a list.
+    """
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not value.shape or value.shape[0] != num_samples:
             raise ValueError(

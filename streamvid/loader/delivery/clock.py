@@ -23,7 +23,7 @@ _STOPPED_SECONDS = 5.0  # if a waiting caller's checks are further apart, its pr
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Timeout: the error to raise, and the id of the stuck task (None for a read, -1 if no worker accepted it)."""
+    """Exceeded time limit: error to raise, and id of the stuck task (None for a read, -1 if no worker accepted it)."""
 
     error: StreamvidError
     task_id: int | None

@@ -1,4 +1,4 @@
-"""Delivery of one sample to a batch, the central data structure of the loader."""
+"""Central data structure of the loader: the delivery of one sample to a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots in flight: the work that all kinds of delivery share, from the start of a batch to its last sample."""
+"""Slots in flight, and the work on them that all kinds of delivery share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Kind(Protocol):
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
         """Return the part of a clip to read, or the whole clip if `is_whole`.
 
-        Raises IntegrityError if the index is damaged, ConfigError if the options do not fit the clip.
+        Raises IntegrityError if the index is damaged, and ConfigError if the options do not fit the clip.
         """
         ...
 
@@ -62,7 +62,7 @@ class Kind(Protocol):
         ...
 
     def read(self, slot: Slot) -> None:
-        """Read a slot's sample, again or as a replacement. Called in a fetch thread."""
+        """Read a slot's sample again, or read its substitute. Called in a fetch thread."""
         ...
 
     def hear(self, answer: Answer) -> None:
@@ -70,7 +70,7 @@ class Kind(Protocol):
         ...
 
     def open(self, flight: Flight, resources: contextlib.ExitStack) -> None:
-        """Attach to an opened flight, whose memory is released when `resources` is closed."""
+        """Attach to the open `flight`. Closing `resources` releases all references to the memory of `flight`."""
         ...
 
 
@@ -115,7 +115,7 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """Return True, and replace the sample, if it is already known to be bad. is_whole: see Repairs.reason."""
+        """If a sample is already known to be bad, replace it and return True. is_whole: see Repairs.reason."""
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False

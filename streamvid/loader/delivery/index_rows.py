@@ -69,7 +69,7 @@ class IndexRows:
         """Return the validated index row of a sample of this bucket (SAFE-1).
 
         If features are delivered, the row's clip is the features file. Raises IntegrityError if the row is invalid,
-        StorageError or DatasetError if the index cannot be read.
+        and StorageError or DatasetError if the index cannot be read.
         """
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
@@ -77,7 +77,7 @@ class IndexRows:
         if not isinstance(key, str) or not KEY.fullmatch(key) or len(key) > MAX_NAME_BYTES:
             shown = ascii(str(key)[:100])
             raise IntegrityError(
-                f"the index contains the key {shown}; keys match {KEY.pattern} and have at most {MAX_NAME_BYTES} "
+                f"the index contains the key {shown}; keys must match {KEY.pattern} and have at most {MAX_NAME_BYTES} "
                 "characters; copy the dataset again"
             )
         try:

@@ -31,8 +31,8 @@ TEXT_ROW_BYTES = 4096
 class ClipPlace:
     """Location of an undecoded clip: its packet table at `offset` in the batch, followed by its data.
 
-    numbers: indices of the wanted frames; None if not known yet. stream: StreamInfo as JSON. own: for a substitute, the
-    whole clip, in separate memory.
+    numbers: indices of the wanted frames; None if not known yet. stream: StreamInfo as JSON. own: whole
+    clip of a substitute, in separate memory; None for other clips.
     """
 
     numbers: Sequence[int] | None
@@ -98,9 +98,9 @@ class BadSample:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of a batch: the sample currently tried for it, and its progress.
+    """One slot of a batch: the sample that is currently being tried for it, and its progress.
 
-    sample: the sample currently tried; `delivery` is updated once the sample's index row is known.
+    sample: the sample that is being tried; `delivery` is updated once the sample's index row is known.
     clip: offset of the slot's own block in the clip arena; None if the slot has no block.
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
     colors: colors of the pictures decoded so far, by (name, item).
@@ -121,7 +121,7 @@ class Slot:
 
     @property
     def key(self) -> str | None:
-        """Key of the sample currently tried; None if it is not known yet."""
+        """Key of the sample that is currently being tried; None if the key is not known yet."""
         return self.delivery.key if self.delivery.sample is self.sample else None
 
     @property

@@ -1,4 +1,4 @@
-"""Pipeline from plan steps to complete batches, ahead of the caller.
+"""Pipeline that turns plan steps into complete batches, ahead of the caller.
 
     feeder thread    processes batches in plan order; allocates ring memory per batch, then clip memory per sample
     fetch threads    read and check clips, pass decode tasks to the workers, find substitutes (repair.py)
@@ -8,15 +8,16 @@
 
 The two arenas bound memory: a batch begins when the ring has room, and a clip is read when the clip arena has room.
 Substitution needs no further memory, because repairs use one block of the clip arena that is reserved at the start.
-The caller shares no lock with the threads, because a signal may end the caller anywhere, and a lock that it still held
-would block every thread. For the same reason, and because a destructor may run in any thread, the keeper opens and
-closes all resources.
+The caller shares no lock with the threads, because a signal may end the caller anywhere, and a lock held at that
+moment would block every thread. For the same reason, and because a destructor may run in any thread, the keeper opens
+and closes all resources.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import threading
@@ -44,7 +45,7 @@ from streamvid.loader.mix import MixPart
 from streamvid.loader.options import LimitOptions
 from streamvid.loader.workers.arena import ALIGN_BYTES, Arena, Block
 from streamvid.loader.workers.messages import GENERATION, Answer
-from streamvid.loader.workers.pool import DecodePool, InlineDecoder
+from streamvid.loader.workers.pool import DecodePool, Decoder, InlineDecoder
 from streamvid.storage import while_wanted
 from streamvid.video.picture import Accuracy, Pixels
 
@@ -59,7 +60,7 @@ RING_WAIT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """Resources and output of one pipeline.
+    """Options for the resources and the output of one pipeline.
 
     clip_bytes: bytes of memory for clips read ahead; the pipeline allocates `repair_bytes(parts)` in addition.
     frame_bytes: size of the ring in bytes.
@@ -81,8 +82,8 @@ class PipelineOptions:
 class Pipeline:
     """Workers, threads and memory of one loader, which exist from `open` to `close`.
 
-    It supports one run at a time: `start`, `next_batch` (repeatedly), `stop`. Raises ConfigError for invalid options,
-    LoaderError if workers or memory are not available.
+    It supports one run at a time. For each run, call `stop`, then `start`, then `next_batch` repeatedly. Raises
+    ConfigError for invalid options, and LoaderError if workers or memory are not available.
     """
 
     def __init__(self, parts: Sequence[MixPart], options: PipelineOptions) -> None:
@@ -96,6 +97,7 @@ class Pipeline:
         self._is_remote = any(part.is_remote for part in parts)
         self._repair_bytes = repair_bytes(parts)
         self.is_open = False
+        self._runs = itertools.count(1)
         self._ring_wait_since: float | None = None
         self._feeder: threading.Thread | None = None
         self._keeper = threading.Thread(target=self._keep, name="streamvid-keeper", daemon=True)
@@ -140,15 +142,14 @@ class Pipeline:
             self._check(self._signals.run)
             self._signals.wait(_POLL_SECONDS)
 
-    def start(self, requests: Iterator[BatchRequest]) -> int:
-        """End the current run and begin one over `requests`. Return its number for `next_batch` and `cancel`."""
-        self.stop()
-        self._check(self._signals.run)
-        self._feeder = threading.Thread(
-            target=self._feed, args=(requests, self._signals.run), name="streamvid-feeder", daemon=True
-        )
+    def start(self, run: int, requests: Iterator[BatchRequest]) -> None:
+        """Begin a run over `requests`. run: number that the preceding call of `stop` returned.
+
+        If another thread has called `stop` since then, `next_batch` raises LoaderError.
+        """
+        self._check(run)
+        self._feeder = threading.Thread(target=self._feed, args=(requests, run), name="streamvid-feeder", daemon=True)
         self._feeder.start()
-        return self._signals.run
 
     def next_batch(self, run: int) -> PendingBatch | None:
         """Return the next complete batch, or None at the end of the run. Raises the error that ended the run.
@@ -174,8 +175,8 @@ class Pipeline:
     def count(self, batch: PendingBatch) -> None:
         """Count, log and write a batch's substitutions once, when it is handed over or its error is raised.
 
-        Raises SampleError if max_bad_fraction is exceeded, StorageError if the quarantine file cannot be written. Both
-        end the run.
+        Raises SampleError if max_bad_fraction is exceeded, and StorageError if the quarantine file cannot be written.
+        Both errors end the run.
         """
         records = [record for _, record in sorted(batch.substituted.items())]
         batch.substituted.clear()
@@ -186,7 +187,10 @@ class Pipeline:
             raise fresh(error) from None
 
     def has_batch(self, run: int) -> bool:
-        """Return True if `next_batch` would not wait, even at the end of a run. Raises the error that ended the run."""
+        """Return True if `next_batch` would return at once, with a batch or, at the end of the run, with None.
+
+        Raises the error that ended the run.
+        """
         self._check(run)
         try:
             batch = self._ready[0]
@@ -196,19 +200,24 @@ class Pipeline:
 
     def cancel(self, run: int) -> None:
         """Request the end of `run` without waiting, if it is the current run. Safe in destructors and in any thread."""
-        if run != self._signals.run or not self.is_open or self._is_copy:
-            return
-        self._signals.run += 1
-        GENERATION.pack_into(self._flight.clips.view, 0, self._signals.run)  # harmless if the arena is being closed
+        if run == self._signals.run and self.is_open and not self._is_copy:
+            self._next_run()
+
+    def _next_run(self) -> int:
+        run = self._signals.run = next(self._runs)  # no two callers get the same number, not even in two threads
+        GENERATION.pack_into(self._flight.clips.view, 0, run)  # harmless if the arena is being closed
         self._wake_feeder()
         self._signals.tell()
+        return run
 
-    def stop(self) -> None:
-        """End the run: wait for all work in flight, and release the memory of batches that were not handed over."""
+    def stop(self) -> int:
+        """End the current run. Return the next run's number, to be passed to `start`, `next_batch` and `cancel`.
+
+        This waits for all work in flight, and releases the memory of batches that were not handed over.
+        """
         if not self.is_open or self._is_copy:
-            return
-        self.cancel(self._signals.run)
-        wait = Wait()
+            return self._signals.run
+        run, wait = self._next_run(), Wait()
         while self._feeder is not None and self._feeder.is_alive() and not self._signals.is_stuck:
             self._watch(wait)
             self._wake_feeder()
@@ -221,6 +230,7 @@ class Pipeline:
             batch = self._ready.popleft()
             if batch is not None:
                 batch.block.release()
+        return run
 
     def close(self, wait: bool = True) -> None:
         """Stop the workers and threads, and release the memory. Batches that the caller holds stay valid. Idempotent.
@@ -275,12 +285,18 @@ class Pipeline:
         self._warmers = FetchThreads(_NUM_WARMERS, fail)  # separate, so that required clips do not wait
         resources.callback(self._close_threads, self._warmers)
         workers = options.num_workers
-        flight.decoder = DecodePool(workers, clips, self.ring) if workers else InlineDecoder(clips, self.ring)
+        flight.decoder = self._decoder(workers, clips)
         answers = threading.Thread(target=self._serve_answers, name="streamvid-answers", daemon=True)
         resources.callback(self._end_decoding, answers)
         self._kind.open(flight, resources)
         answers.start()
         resources.callback(self.stop)
+
+    def _decoder(self, num_workers: int, clips: Arena) -> Decoder:
+        if not num_workers:
+            return InlineDecoder(clips, self.ring)
+        opens_stores = self._is_remote and not self._kind.reads_ahead
+        return DecodePool(num_workers, clips, self.ring, opens_stores=opens_stores)
 
     def _close_threads(self, threads: FetchThreads) -> None:
         threads.close(_STUCK_SECONDS if self._signals.is_stuck else None)
@@ -348,7 +364,7 @@ class Pipeline:
         return None
 
     def _deliveries(self, request: BatchRequest) -> tuple[list[Delivery], StreamvidError | None]:
-        """Return (deliveries, None) of a batch or, if a sample fails, (the deliveries before it, its error)."""
+        """Return (deliveries of a batch, None). If a sample fails, return (deliveries before it, its error)."""
         found: list[Delivery] = []
         for sample in request.samples:
             self._clock.index_read = (sample, time.monotonic())
@@ -397,7 +413,7 @@ class Pipeline:
             raise fresh(self._signals.failure)
 
     def _check_ring(self, since: float) -> None:
-        """Raise RingFullError if feeder and caller have both waited too long. since: start of the caller's wait."""
+        """Raise RingFullError if both feeder and caller have waited too long. since: start of the caller's wait."""
         feeder_since = self._ring_wait_since
         if feeder_since is None:
             return

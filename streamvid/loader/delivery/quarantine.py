@@ -1,4 +1,4 @@
-"""Reports of bad samples: a record and a line of the quarantine file for each, and a limit on their share."""
+"""Records of bad samples, the quarantine file that lists them, and the limit on their share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Substitution:
 
 
 class Quarantine:
-    """Counter of substitutions as batches are handed over, so that the count does not depend on prefetching.
+    """Counter of substitutions. It counts them as batches are handed over, independently of prefetching.
 
     If a quarantine folder is given, each substitution is appended as a line to its file `quarantine-rank00000.jsonl`,
     which is created on first use. Raises ConfigError if the folder is inside a dataset of the loader.
@@ -65,7 +65,7 @@ class Quarantine:
     def add(self, substitutions: Sequence[Substitution], num_samples: int) -> None:
         """Count a batch of `num_samples` samples that is handed over, and log and write its substitutions.
 
-        Raises SampleError if max_bad_fraction is exceeded, StorageError if the file cannot be written.
+        Raises SampleError if max_bad_fraction is exceeded, and StorageError if the file cannot be written.
         """
         self.num_delivered += num_samples
         for record in substitutions:
@@ -87,9 +87,9 @@ class Quarantine:
                 f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be substituted "
                 f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
                 f"max_bad_fraction={self._max_bad_fraction} allows (the share is calculated over at least "
-                f"{_LEAST_DELIVERED} samples). The last was {substitutions[-1].key} of {substitutions[-1].shard} in "
-                f"{substitutions[-1].dataset}. {self._where()} Verify the dataset or copy it again, "
-                "or raise max_bad_fraction"
+                f"{_LEAST_DELIVERED} samples). The last bad sample was {substitutions[-1].key} of "
+                f"{substitutions[-1].shard} in {substitutions[-1].dataset}. {self._where()} Verify the dataset "
+                "or copy it again, or raise max_bad_fraction"
             )
 
     def _where(self) -> str:

@@ -112,7 +112,7 @@ class StoredDelivery:
         self.hear(answer)
 
     def read(self, slot: Slot) -> None:
-        """Read the whole substitute of a bad clip into separate memory."""
+        """Read the whole clip of a substitute into separate memory."""
         flight, sample, part = self._flight, slot.sample, slot.delivery.part
         if slot.run != flight.signals.run:
             flight.finish(slot)
@@ -182,7 +182,10 @@ def _room(delivery: Delivery) -> int:
 
 
 def _clips_at_once(slots: Iterable[Slot]) -> int:
-    """Return the maximum number of clips per message. A path character takes at most twelve bytes in JSON."""
+    """Return the maximum number of clips per message, so that their paths fit into it.
+
+    A path character takes at most twelve bytes in JSON.
+    """
     longest = max((len(one.sample.part.source.url) + len(one.sample.shard_info.path) for one in slots), default=0)
     return max(1, min(_CLIPS_PER_TASK, MAX_MESSAGE_BYTES // (_SLOT_BYTES + 12 * longest)))
 

@@ -76,7 +76,10 @@ class TemplatePart:
     nodes: tuple[Node, ...]
 
     def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
-        """Return the formatted part; None if a value is missing. is_kept: True for the number of each part to keep."""
+        """Return the formatted part; None if a value is missing.
+
+        is_kept: function that returns True if the nested part with the given number is kept.
+        """
         texts: list[str] = []
         for node in self.nodes:
             if isinstance(node, TemplatePart):
@@ -154,15 +157,15 @@ class TextRule:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Index columns that `texts` of a row must contain."""
+        """Index columns that the `texts` of each index row must contain."""
         names = [name for name, _ in self.columns] + [name for _, name in self.template_columns]
         return tuple(dict.fromkeys([*names, _CAPTIONS] if _TEXT in dict(self.columns) else names))
 
     def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
         """Return the text of a delivery. Raises IntegrityError if the index contains invalid captions.
 
-        fps: rate of the delivered frames; 0.0 if unknown. dropout: choices for dropping the text, by default `choices`.
-        Precomputed features fix the other choices of a visit, but never the dropout.
+        fps: rate of the delivered frames; 0.0 if unknown. dropout: choices that decide whether the text is
+        dropped; by default, `choices`. Precomputed features fix the other choices of a visit, but never the dropout.
         """
         options = self.options
         if options.dropout > 0.0 and (dropout or choices).share(CAPTION_DROPOUT) < options.dropout:
@@ -254,7 +257,7 @@ def _is_weight(weight: object) -> bool:
 
 
 def _drawn(options: Sequence[tuple[str, float]], share: float) -> str:
-    """Return the option at `share` of the total weight. share: at least 0 and less than 1."""
+    """Draw an option with probability proportional to its weight. share: uniform random number in [0, 1)."""
     there = [(text, weight) for text, weight in options if weight > 0]
     ends = list(accumulate(weight for _, weight in there))
     place = bisect_right(ends, share * sum(weight for _, weight in there))

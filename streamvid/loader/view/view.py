@@ -59,7 +59,7 @@ class ViewOptions:
         "position (random_crop), or a random position and size (rand_size_crop).",
     )
     spatial_scale: tuple[float, float] | None = option(
-        None, help="Range of sides for spatial=rand_size_crop, as shares of the largest crop, such as (0.5, 1.0)."
+        None, help="Range of the crop's sides for rand_size_crop, as shares of the largest crop, such as (0.5, 1.0)."
     )
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ def _pick(options: ViewOptions, rate: FrameRate, row: IndexRow, there: int, coun
 
 
 def _first_place(temporal: Temporal, length: int, there: int, count: int, stride: int, choices: RandomChoices) -> int:
-    """Return the place of the first frame on a grid of `length` places."""
+    """Return the position (0 to `length` - 1) of the first delivered frame on a grid of `length` positions."""
     room = length - ((count - 1) * stride + 1)
     match temporal:
         case "random":

@@ -39,10 +39,11 @@ _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": 
 class DecodePool:
     """Pool of `num_workers` decode processes that read clips from one shared arena and write frames to another.
 
+    opens_stores: True if the workers read from object stores themselves.
     is_ready: True once a worker has started. Raises LoaderError if workers cannot be started.
     """
 
-    def __init__(self, num_workers: int, clips: Arena, ring: Arena) -> None:
+    def __init__(self, num_workers: int, clips: Arena, ring: Arena, *, opens_stores: bool = False) -> None:
         self._closed = self.is_ready = False
         self._current: dict[int, int] = {}  # worker's process id → its current task
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -51,7 +52,7 @@ class DecodePool:
         self._left: deque[bytes] = deque()  # tasks of the serving thread for which the socket had no room
         self._poller = select.poll()
         try:
-            self._start(num_workers, clips, ring)
+            self._start(num_workers, clips, ring, opens_stores)
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError):
@@ -61,7 +62,7 @@ class DecodePool:
                 "in a thread of this process"
             ) from error
 
-    def _start(self, num_workers: int, clips: Arena, ring: Arena) -> None:
+    def _start(self, num_workers: int, clips: Arena, ring: Arena, opens_stores: bool) -> None:
         with contextlib.ExitStack() as theirs:
             ends = []
             for _ in range(2):
@@ -71,7 +72,8 @@ class DecodePool:
             self._answers, self._tasks = self._sockets
             self._poller.register(self._answers, select.POLLIN)
             for _ in range(num_workers):
-                worker = start_worker(_ENTRY, (*ends, clips.fd, ring.fd), environment=_ENVIRONMENT)
+                descriptors = (*ends, clips.fd, ring.fd)
+                worker = start_worker(_ENTRY, descriptors, environment=_ENVIRONMENT, opens_stores=opens_stores)
                 self._workers.append(worker)
                 pidfd = os.pidfd_open(worker.pid)
                 self._pidfds[pidfd] = worker
@@ -99,7 +101,7 @@ class DecodePool:
                 self._left.popleft()
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
-        """Pass answers to `heard`, waiting at most `timeout_seconds` for one. Raises WorkerError if a worker died."""
+        """Pass answers to `heard`. Wait up to `timeout_seconds` for the first. Raises WorkerError if a worker died."""
         ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
         if self._answers.fileno() in ready:
             self._receive(heard)
@@ -132,7 +134,7 @@ class DecodePool:
     def kill(self, task_id: int) -> None:
         """Kill the stuck worker that runs a task, or all workers if none does. Acquires no lock and never raises.
 
-        First, workers that run a task print their stacks to standard error.
+        First, workers that run a task print their stack traces to standard error.
         """
         stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
         # A worker that has not started yet does not handle this signal, and would leave a core file.
