@@ -132,7 +132,7 @@ def apart(method: str, job: Job, workers: int) -> Run:
     command = [sys.executable, "-m", "tools.bench_loader", "--role"]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process,
-        watching(process.pid) as watch,
+        watching(process.pid, client.SAMPLE_SECONDS) as watch,
     ):
         output, _ = process.communicate(json.dumps(request))
     if process.returncode != 0:

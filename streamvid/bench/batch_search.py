@@ -93,13 +93,15 @@ def search_batch_sizes(
         the data itself, and its result is ignored. The search waits for work queued on a CUDA device.
     shapes: `loader.shapes`; the batch sizes in them are ignored.
     base: id of the base bucket; None for the bucket with the largest samples.
-    warmup: number of unmeasured steps before each measurement.   steps: number of measured steps; their median counts.
+    warmup: number of unmeasured steps before each measurement.
+    steps: number of measured steps; the median of their durations is used.
     tolerance: fraction of the base bucket's step time by which the steps of other buckets may exceed it.
     clock: function that returns the time in seconds.
     on_trial: called after each trial.
 
-    Running out of memory (torch.cuda.OutOfMemoryError, MemoryError) counts as too large; any other error in the step
-    is raised. Each process measures only itself: wrap the model as in training and run one process per rank.
+    A batch size is too large if its step runs out of memory (torch.cuda.OutOfMemoryError, MemoryError). Any other
+    error in the step is raised.
+    Each process measures only itself: wrap the model as in training and run one process per rank.
     Raises ConfigError for invalid arguments, or if the base bucket runs out of memory with one sample.
     """
     named = _named_shapes(shapes)
@@ -191,10 +193,10 @@ class _Search:
 
 
 def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest number from 1 to `most` that fits, or 0 if none fits.
+    """Return the largest number from 1 to `most` for which `fits` returns True, or 0 if there is none.
 
-    If a number fits, all smaller numbers must fit too. The search doubles or halves the guess and then bisects, so a
-    good guess needs few trials.
+    If `fits` accepts a number, it must accept all smaller numbers too. The search doubles or halves the guess and then
+    bisects, so a good guess needs few trials.
     """
     low, high = 0, most + 1
     number = min(max(1, guess), most)

@@ -1,4 +1,4 @@
-"""Benchmark of a loader on this machine and with this store, as in `streamvid bench`."""
+"""Benchmark of a loader on this machine and with this store, used by `streamvid bench`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def bench(
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if opened.manifest.clips == "text":
-        raise ConfigError(f"{opened.url} contains only texts and no clips; use a dataset of clips")
+        raise ConfigError(f"{opened.url} contains only texts; use a dataset that contains clips")
     num_cores = usable_cores()
     setup = _set_up(opened, options)
     sizes = setup.selection.batch_sizes

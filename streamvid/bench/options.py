@@ -39,4 +39,4 @@ class BenchOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if any(number < 0 for number in self.num_workers) or len(set(self.num_workers)) < len(self.num_workers):
-            raise ConfigError(f"num_workers={list(self.num_workers)}: must be distinct numbers, none of them below 0")
+            raise ConfigError(f"num_workers={list(self.num_workers)}: must be distinct integers of 0 or more")

@@ -60,7 +60,10 @@ class MeasureTimer:
 
 
 def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
-    """Measure two passes: an epoch's samples in plan order until the time is over, then the same samples repeatedly.
+    """Measure two passes over the store, and return both.
+
+    The first pass reads an epoch's samples in plan order until the time is over. The second reads the same samples
+    repeatedly.
 
     Samples with a checksum mismatch are counted as bad. Raises StorageError, DatasetError or SampleError if a sample
     cannot be read.
@@ -75,7 +78,7 @@ def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[Sto
 def _read_pass(
     setup: Setup, rows: IndexRows, samples: Iterator[SampleRequest], timer: MeasureTimer
 ) -> tuple[StoreRun, list[SampleRequest]]:
-    """Read at least one sample, and more until the time is over. Return the figures and the samples read."""
+    """Read samples until the time is over, but at least one. Return the measurements and the samples."""
     reads, taken = _Reads(setup, rows), list[SampleRequest]()
     before, since = _disk_bytes(), time.perf_counter()
     try:

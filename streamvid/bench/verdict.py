@@ -31,9 +31,9 @@ _STARVED = 0.7  # CPU seconds per second of decoding below which other processes
 class StoreRun:
     """One pass over ranges of clips. Each range is read and its checksum verified; nothing is decoded.
 
-    num_bytes: number of bytes read.   num_stored_bytes: size of the whole clips.
+    num_bytes: number of bytes read.   num_stored_bytes: total size of these clips.
     num_bad: number of samples with a checksum mismatch.
-    num_disk_bytes: number of bytes that the kernel read from disks during the pass; None if it does not report it.
+    num_disk_bytes: number of bytes that the kernel read from disks during the pass; None if unknown.
     """
 
     num_samples: int
@@ -293,7 +293,7 @@ def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
 
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
-    """Return decoder seconds per sample by bucket id, including time between samples if decoders are the limit."""
+    """Return decoder seconds per sample by bucket id, including time between samples if decoders limit the run."""
     # If decoders wait for the store or the ring, that time is not a cost of decoding.
     between = 1 / run.decoders_busy if limit in ("decoders", "cores") and run.decoders_busy else 1.0
     return {b.bucket_id: between * b.decode_seconds / b.num_samples for b in run.buckets if b.num_samples}
@@ -318,7 +318,7 @@ def need_of(
 ) -> Need:
     """Return the resources needed for a step time. Decoding costs are those of the run with the most workers.
 
-    Only runs with at least one core per worker count.
+    Only runs with at least one core per worker are considered.
 
     steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported, but
     left out of averages.

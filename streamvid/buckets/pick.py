@@ -1,4 +1,4 @@
-"""Selection of the frames to deliver from a clip, in exact integers and without decoding."""
+"""Selection of the frames to deliver from a clip, with exact integer arithmetic and without decoding."""
 
 from __future__ import annotations
 

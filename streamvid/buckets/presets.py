@@ -65,8 +65,8 @@ def load_preset(name: str | Path) -> BucketConfig:
 def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) -> tuple[BucketCost, ...]:
     """Return the cost of every bucket, in the order of the configuration.
 
-    Batch sizes come from max_tokens_per_batch, or from the configuration if that is None. Raise ConfigError if one
-    sample has more tokens than max_tokens_per_batch, or if the configuration's sizes follow the clips.
+    Batch sizes come from max_tokens_per_batch if it is given, otherwise from the configuration. Raise ConfigError if
+    one sample has more tokens than max_tokens_per_batch, or if the configuration's sizes follow the clips.
     """
     buckets = config.table.buckets
     sizes: Mapping[str, int] = config.batch_sizes

@@ -1,11 +1,11 @@
 """Local cache of sealed datasets: metadata and media are sharded on first use and only streamed afterwards.
 
     CACHE/KEY/         the dataset
-    CACHE/KEY.part/    the dataset while it is built; after a kill, the next run resumes there
+    CACHE/KEY.part/    the dataset while it is built; if a run is killed, the next one resumes there
     CACHE/KEY.lock     held by the building process; contains its progress, for waiting processes
 
 KEY depends on the options and the input: the rows of the metadata, and the name, size and modification time of each
-file (for an object, its version). A changed clip or caption creates another dataset, and so do new modification times.
+file (for an object, its version). A changed clip or caption, or a new modification time, leads to another dataset.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ def cache_folder() -> Path:
 def cached_dataset(
     source: str, options: ShardOptions, progress: ShardProgress, report: Callable[[str], None]
 ) -> tuple[Path, ShardReport | None]:
-    """Return the folder of the dataset for this input and these options, and a report if this process built it.
+    """Return the folder of the dataset for this input and these options, and the build report.
 
-    The first of several processes builds the dataset while the others wait. Raises the same errors as
-    `shard`, and SourceError if the input changes while it is sharded.
+    The report is None if the dataset already existed or another process built it. The first of several processes
+    builds the dataset while the others wait. Raises the same errors as `shard`, and
+    SourceError if the input changes while it is sharded.
     """
     key = content_key(source, options)
     folder = cache_folder() / key

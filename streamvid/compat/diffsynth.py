@@ -43,12 +43,12 @@ def _layers(value: str) -> object:
 
 
 def _child_prefix(value: str) -> str:
-    """Remove `pipe.`, because models are attributes of a pipe in DiffSynth-Studio and of the training module here."""
+    """Remove the prefix `pipe.`: DiffSynth-Studio's models are attributes of a pipe, ours of the training module."""
     return value.removeprefix("pipe.")
 
 
 def _paths(value: str) -> object:
-    """Parse JSON, or else YAML, which allows a trailing comma."""
+    """Parse a value as JSON or, if that fails, as YAML, which allows a trailing comma."""
     try:
         return json.loads(value)
     except ValueError:
@@ -56,7 +56,7 @@ def _paths(value: str) -> object:
 
 
 def _fp8(value: str) -> list[str]:
-    """Parse comma-separated names, or JSON in the form of --model_paths, which nests the shards of a model."""
+    """Parse comma-separated names, or JSON as in --model_paths, where the shards of a model form a nested list."""
     found = _paths(value) if value.lstrip().startswith("[") else _words(value)
     return [path for one in found for path in (one if isinstance(one, list) else [one])]  # type: ignore[attr-defined]
 
@@ -66,7 +66,7 @@ class DiffsynthFlag:
     """One flag of DiffSynth-Studio.
 
     option: option of TrainConfig that the flag sets, and whose type and help it shares; "" if it describes data.
-    help, kind: help text and type, if there is no option, or to replace those of the option. A bool flag is a switch.
+    help, kind: help text and type of the flag; if omitted, those of the option. A flag of type bool is a switch.
     theirs: DiffSynth-Studio's default, if it differs from ours; used only without --config.
     """
 
@@ -166,7 +166,9 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     "Gradients": (
         DiffsynthFlag("use_gradient_checkpointing", help="Recompute activations in the backward pass.", kind=bool),
         DiffsynthFlag(
-            "use_gradient_checkpointing_offload", help="Also store the inputs of blocks in host memory.", kind=bool
+            "use_gradient_checkpointing_offload",
+            help="Recompute activations, and keep block inputs in host memory.",
+            kind=bool,
         ),
         DiffsynthFlag("gradient_accumulation_steps", "data.accumulate"),
     ),
@@ -174,7 +176,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("height", help="Height of all clips; requires --width.", kind=int),
         DiffsynthFlag("width", help="Width of all clips; requires --height.", kind=int),
         DiffsynthFlag(
-            "max_pixels", help="Maximum pixels per frame, if sizes follow the clips.  [default: 1048576]", kind=int
+            "max_pixels", help="Maximum pixels per frame if --height is not given.  [default: 1048576]", kind=int
         ),
         DiffsynthFlag("num_frames", help="Maximum number of frames, of the form 4k+1.  [default: 81]", kind=int),
     ),
@@ -183,11 +185,11 @@ _ALL = tuple(flag for flags in FLAGS.values() for flag in flags)
 _OF_SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(
         ("tokenizer_path", "processor_path"),
-        "is for your factory to read; give it a parameter {name}, and set model.args.{name}",
+        "must be read by your factory; add a parameter {name} to the factory, and set model.args.{name}",
     ),
     **dict.fromkeys(
         ("min_timestep_boundary", "max_timestep_boundary"),
-        "belongs to the loss of one model; give your factory a parameter {name}, and set model.args.{name}",
+        "applies to the loss of one model only; add a parameter {name} to your factory, and set model.args.{name}",
     ),
     "offload_models": "is not available; store frozen models in 8 bits with --fp8_models, or encode once with "
     "--task sft:data_process, so that training needs no encoder",

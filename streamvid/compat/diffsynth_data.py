@@ -75,7 +75,7 @@ class DataFlags:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes that were given, by the field names of SizeRule."""
+        """Given sizes, keyed by the field names of SizeRule."""
         given = {field: getattr(self, name) for name, field in _SIZES.items()}
         if self.height is not None:
             del given["max_pixels"]  # it limits only derived sizes, but DiffSynth-Studio's scripts always set it
@@ -92,7 +92,7 @@ class DataFlags:
         if not present:
             raise ConfigError(
                 f"data_file_keys is {','.join(asked)!r}, but the metadata has none of these columns; available: "
-                f"{', '.join(columns or ()) or 'none'}. Name columns with file paths, such as --data_file_keys path"
+                f"{', '.join(columns or ()) or 'none'}. Name columns that contain paths, as in --data_file_keys path"
             )
         clip = next((name for name in ("video", "image") if name in present), present[0])
         return [clip, *(name for name in present if name != clip)]
@@ -265,7 +265,7 @@ def _noted_dataset(store: Store, url: str) -> DatasetValue:
 
 
 def note_dataset(config: TrainConfig) -> None:
-    """Record the dataset of new features in a file next to them, for `dataset_base_path`."""
+    """Write a file next to new features that names their dataset, so that `dataset_base_path` can find it."""
     if config.data.features.url is not None:
         data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
         open_store(config.data.features.url, config.data.storage).put(NOTE, data)

@@ -1,4 +1,4 @@
-"""Batches that a loader would deliver and the reads for them, computed from index rows and packet tables."""
+"""Batches that a loader would deliver, and the reads that they require, computed from index rows and packet tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUM_PLACES, _SAMPLES_PER_PLACE = 5, 64
 
 
 def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
-    """Return the setup of the VideoLoader of one rank of the run, without starting any part of it.
+    """Return the VideoLoader setup for one rank of the run, without starting the loader.
 
     Raises the same errors as VideoLoader.
     """

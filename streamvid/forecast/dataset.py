@@ -75,8 +75,8 @@ class BucketScan:
     """Index values of a bucket's samples that pass the filter.
 
     pixels: mean number of pixels per stored frame.   first: int64 (shards,), index of each shard's first sample in
-    `clip_bytes`.   clip_bytes: int64 (samples,), sizes of the stored clips. The last two are None if only some shards
-    were read.
+    `clip_bytes`.   clip_bytes: int64 (samples,), sizes of the stored clips. `first` and `clip_bytes` are None if only
+    some shards were read.
     """
 
     bucket: Bucket
@@ -86,7 +86,7 @@ class BucketScan:
     clip_bytes: Int64Array | None
 
     def sizes(self, shards: Int64Array, places: Int64Array) -> Int64Array:
-        """Return the clip sizes of samples in bytes, int64. If only some shards were read, each is the mean size."""
+        """Return the clip sizes of samples in bytes, int64. If only some shards were read, use the mean size."""
         if self.first is None or self.clip_bytes is None:
             return np.full(len(shards), round(self.shape.bytes_mean), np.int64)
         found: Int64Array = self.clip_bytes[self.first[shards] + places]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamvid.credentials import hide_credentials
 from streamvid.dataset.arrow import array_of, numbers_of
 from streamvid.dataset.captions import CAPTION_COLUMNS
 from streamvid.dataset.tabular.columns import VIDEO_COLUMNS, Column, find_column, usual_column
@@ -54,9 +55,9 @@ class FactsBlock:
     num_captions: int = 0
 
     def source(self, place: int) -> str:
-        """Return the file name for row `rows[place]`, or "" if it has no file name."""
+        """Return the file name for row `rows[place]`, without credentials, or "" if it has no file name."""
         value = None if self.sources is None else self.sources[place].as_py()
-        return "" if value is None else str(value)
+        return "" if value is None else hide_credentials(str(value))
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class FactsFile:
     """One metadata file, or several Parquet files with the same columns.
 
     columns: name in COLUMNS → column name in the file. source_column: column that holds paths, if any.
-    caption_column: the usual column of captions, if any. names: all columns.
+    caption_column: column with a usual name for captions, if any. names: all columns.
     """
 
     paths: tuple[Path, ...]
@@ -75,7 +76,7 @@ class FactsFile:
 
     @property
     def uses(self) -> dict[str, tuple[str, ...]]:
-        """Columns by use."""
+        """Columns for each use; "ignored" lists the columns without a use."""
         used = {"video": self.source_column, "caption": self.caption_column, **self.columns}
         found: dict[str, tuple[str, ...]] = {use: (column,) for use, column in used.items() if column is not None}
         ignored = tuple(name for name in self.names if name not in used.values())
@@ -111,7 +112,8 @@ def is_metadata(source: Path) -> bool:
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """Find the columns of a metadata file or of a folder of Parquet files.
 
-    Raises SourceError if columns for clip sizes are missing. The error names these columns and an alternative.
+    Raises SourceError if columns for clip sizes are missing. The error names these columns, and
+    a command that probes the files instead.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)

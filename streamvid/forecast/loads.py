@@ -74,7 +74,7 @@ class RankLoads:
         return float(self.costs.max(axis=1, initial=0).sum()) * self.scale
 
     def summary(self, sizes_are_exact: bool = True) -> LoadSummary:
-        """Return the loads of the whole epoch. sizes_are_exact: False if clip sizes are estimates."""
+        """Return the loads of the entire epoch. sizes_are_exact: False if clip sizes are estimates."""
         present = self.tokens[self.tokens > 0]
         return LoadSummary(
             num_steps_looked_at=len(self.tokens),
@@ -109,7 +109,7 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Return the loads of the plan's epoch. If all steps would take too long, only some are computed."""
+    """Return the loads of the plan's epoch. If computing all steps would take too long, compute only some."""
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

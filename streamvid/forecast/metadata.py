@@ -1,6 +1,6 @@
 """Forecast for metadata. Rows are assigned to buckets by the sizes in the metadata, and no media file is opened.
 
-Rows with the same frame size that can fill the same bucket lengths form a group. Only groups are assigned to buckets,
+Rows with the same frame size form a group if they reach the same frame counts of buckets. Buckets are chosen per group,
 so even ten million rows are processed quickly.
 """
 
@@ -152,7 +152,8 @@ def _why(found: AssignedRows) -> str:
 class AssignedBucket:
     """Rows of one bucket.
 
-    expected: sum of the rows' probabilities. drawn: number of drawn rows. The sums include only drawn rows.
+    expected: sum of the probabilities with which rows are assigned to this bucket.   drawn: number of rows that are
+    assigned to it. The other sums include only these rows.
     """
 
     bucket: Bucket
@@ -166,7 +167,7 @@ class AssignedBucket:
     seconds: float = 0.0
 
     def shape(self) -> BucketShape:
-        """Return the means over the drawn rows. Frames are counted at the requested frame rate."""
+        """Return the means over the rows assigned to this bucket. Frames are counted at the requested frame rate."""
         count = max(1, self.drawn)
         return BucketShape(
             num_samples=self.drawn,
@@ -206,7 +207,7 @@ class AssignedRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of drawn rows by bucket id, sorted, without empty buckets."""
+        """Number of assigned rows by bucket id, sorted, without empty buckets."""
         return {name: found.drawn for name, found in sorted(self.buckets.items()) if found.drawn}
 
 
@@ -388,7 +389,7 @@ def _count(found: AssignedRows, group: _RowGroup, rows: _SizedRows, members: Int
 
 
 def _draws(seed: int, block: FactsBlock, places: Int64Array) -> Float64Array:
-    """Return a number in [0, 1) per row, drawn by source as in the sharder or, without sources, by row number."""
+    """Return one number in [0, 1) per row, derived from its source, as in the sharder, or else from its row number."""
     if block.sources is None:
         return uniform_array(seed, block.rows[places])
     keys = (record_key(normpath(block.source(place))) for place in places.tolist())

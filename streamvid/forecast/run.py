@@ -1,4 +1,4 @@
-"""Input and result of `streamvid plan`, which are a planned run and its forecast."""
+"""Input and result of `streamvid plan`: a planned run and its forecast."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class PlannedRun:
 class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    crop_mean, crop_max: mean and maximum cropped share of the picture.   upscale_mean: mean upscaling factor. These are
-    None if the index does not record them.   frames_unused_share: share of the clips' frames that one pass does not
-    deliver.   bytes_mean: mean size of a stored clip or source file, in bytes.   expected: expected number of metadata
-    rows for the bucket.
+    crop_mean, crop_max: mean and maximum cropped share of the picture.   upscale_mean: mean upscaling factor. All three
+    are None if the index does not record them.   frames_unused_share: share of the clips' frames that one pass does
+    not deliver.   bytes_mean: mean size of a stored clip or source file, in bytes.   expected: expected number of
+    metadata rows for the bucket.
     """
 
     num_samples: int
@@ -101,7 +101,7 @@ class LeftOut:
 class MetadataFacts:
     """Facts about metadata.
 
-    columns: fact → column name.   num_groups: number of groups of rows with the same possible buckets.
+    columns: name of a fact → name of its column.   num_groups: number of groups of rows with equal bucket choices.
     left_out: rows that are not assigned to a bucket, by kind of reason, most frequent first.
     """
 
@@ -126,7 +126,7 @@ class RunDetails:
 class RunForecast:
     """Forecast of a run.
 
-    about: facts about the source.   input: what was understood of it.
+    about: facts about the source.   input: interpretation of the source.
     shapes: shape of each bucket, by id; empty for a dataset without `details`.
     details: None if they were not requested or the run has no step.
     failure: error that the run would raise before its first step; None if it has a step.

@@ -37,7 +37,9 @@ def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64
             f"{counts.shape}"
         )
     if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
-        raise ConfigError(f"num_samples[{bucket_id!r}]: must be 0 or more per shard, at most {MAX_POSITION} in all")
+        raise ConfigError(
+            f"num_samples[{bucket_id!r}]: must be 0 or more for each shard, with a sum of at most {MAX_POSITION}"
+        )
     return counts.astype(np.int64, copy=False)
 
 
@@ -122,6 +124,6 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """Return text with the first few names and the number of other names."""
+    """Return text with the first few names and, if there are others, their number."""
     more = len(names) - _NUM_NAMED
     return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

@@ -4,9 +4,10 @@ A batch of B samples of s tokens each takes
 
     constant + per_token * B * s + per_pair * B * s * s
 
-`per_pair` is the cost of attention, where each token attends to all tokens of its sample. Without measurements, the
-constant is 0, and attention costs as much as everything else at 12,288 tokens per sample. At a width of 2,048, this is
-where 24 * width**2 operations per token and layer equal 4 * s * width. Then only the ratios of costs are meaningful.
+`per_pair` is the cost of attention, where each token attends to all tokens of its sample. Without measurements,
+only the ratios of costs are meaningful: the constant is 0, and attention costs as much as everything else at 12,288
+tokens per sample. For a width of 2,048, this is the s at which 24 * width**2 operations per token and layer equal
+4 * s * width.
 
 All computations, including the fit, use exact arithmetic: the same measurements give the same table, and the same table
 gives the same classes, on every rank and machine.
@@ -49,8 +50,8 @@ _DEPENDENT = Fraction(1, 10**9)  # below this share of their length, columns cou
 class CostTable:
     """Table for predicting the nanoseconds of a training step from its bucket and batch size.
 
-    tokens: bucket id → number of tokens per sample. constant, per_token, per_pair: coefficients of the formula above,
-    in attoseconds. measured: (bucket id, batch size) → nanoseconds, which take precedence over the prediction.
+    tokens: bucket id → number of tokens per sample. constant, per_token, per_pair: coefficients of the cost formula
+    (see cost.py), in attoseconds. measured: (bucket id, batch size) → nanoseconds, which replace the prediction.
     Raises ConfigError for invalid values.
     """
 
@@ -134,10 +135,13 @@ def fit_costs(
 ) -> CostTable:
     """Fit a cost table to measured steps: (bucket id, batch size, seconds) in any order, including first steps.
 
-    The cost of a batch that was measured at least three times is the median. Other batches are predicted with three
-    non-negative coefficients. These are fitted to the medians of such batches, or of all batches if there are none, by
-    minimizing the squares of the relative errors. If all measurements have the same number of tokens per sample,
-    attention keeps its default share of the non-constant cost.   model: see `default_costs`.
+    The cost of a batch that was measured at least three times is its median. Other costs are predicted with three
+    non-negative coefficients, which are fitted to the medians of the batches measured at least three times, or of all
+    batches if there are none, by minimizing the sum of the squared relative errors. If all measurements have the same
+    number of tokens per sample, attention keeps its default share of the non-constant cost.
+
+    model: see `default_costs`.
+
     Numbers may be numpy scalars. Raises ConfigError if the list is empty, an entry is malformed, a bucket is unknown or
     seconds are not above 0 and at most 1,000,000.
     """
@@ -147,7 +151,7 @@ def fit_costs(
         _validate_batch(bucket_id, batch_size, tokens)
         groups.setdefault((str(bucket_id), batch_size), []).append(_nanoseconds(bucket_id, batch_size, seconds))
     if not groups:
-        raise ConfigError("measurements=[]: expected (bucket id, batch size, seconds) of at least one step")
+        raise ConfigError("measurements=[]: expected a (bucket id, batch size, seconds) tuple for at least one step")
     medians = {batch: int(statistics.median(values)) for batch, values in sorted(groups.items())}
     trusted = {batch: median for batch, median in medians.items() if len(groups[batch]) >= _ENOUGH}
     rows = [(_columns(tokens[name], size), median) for (name, size), median in (trusted or medians).items()]
@@ -196,7 +200,7 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 
 
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
-    """Return non-negative coefficients that minimize the squares of (prediction / value - 1), by trying all subsets.
+    """Return the non-negative coefficients that minimize the sum of (prediction / value - 1)**2, by trying all subsets.
 
     rows: (amounts, value) with value > 0. At most len(rows) coefficients are nonzero. The solution is exact,
     apart from the rounding of amounts / value.
@@ -283,5 +287,5 @@ def _nanoseconds(bucket_id: str, batch_size: int, seconds: object) -> int:
 def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, int]) -> None:
     if not isinstance(bucket_id, str) or bucket_id not in tokens:
         known = ", ".join(sorted(tokens)[:10])
-        raise ConfigError(f"bucket {bucket_id!r} is not in the cost table, which has {known}; fit with all buckets")
+        raise ConfigError(f"bucket {bucket_id!r} is not in the cost table, which has {known}; fit it with all buckets")
     require_integer(f"cost table batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

@@ -89,9 +89,9 @@ def draw_sets(
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Samples of a pass. Shard i has `sizes[i]` samples in it.
+    """Selection of the samples in a pass, which uses `sizes[i]` samples of shard i.
 
-    If the shard is drawn, these begin at position `firsts[i]` of its order permuted with `keys[i]`.
+    If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples from position `firsts[i]` on are used.
     """
 
     sizes: Int64Array
@@ -199,7 +199,7 @@ class DrawnStream(BucketStream):
 
 @lru_cache(maxsize=4096)
 def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the count of each label among the first `slots` slots of the line."""
+    """Return how often each label occurs in the first `slots` slots."""
     left, remaining, found = slots, UNIT, []
     for weight in weights:
         count = left * weight // remaining
@@ -211,14 +211,14 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Return the label counts in stretches of a pass that has `total` slots from `base`. Stretches wrap around."""
+    """Return the label counts in stretches of a pass, which has `total` slots from `base` on. Stretches wrap around."""
     direct = np.minimum(sizes, total - firsts)
     ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))
     return [end - start + wrapped for end, start, wrapped in zip(ends, starts, rest, strict=True)]
 
 
 def _labels_after(base: int, slots: Int64Array, weights: tuple[int, ...]) -> list[Int64Array]:
-    """Return the count of each label among the slots [base, base + slots). Large numbers remain Python integers."""
+    """Return how often each label occurs in the slots [base, base + slots). Counts above int64 stay Python integers."""
     left_before, left, remaining, found = base, slots, UNIT, []
     for weight in weights:
         before, rest = divmod(left_before * weight, remaining)

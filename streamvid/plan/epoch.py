@@ -1,7 +1,7 @@
 """Plan of one epoch: the bucket and samples of each step, and the run's position after the step.
 
 A plan is a pure function of the samples in each shard, the batch sizes, the options, the costs, the number of ranks and
-the cursor. It holds the prefix sums of the shards; steps are computed on request.
+the cursor. It holds the prefix sums of the shards' sample counts; steps are computed on request.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class EpochPlan:
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
 
     def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
-        """Count the steps from `positions` to the end of epoch `num_epochs - 1`, for a tail policy that carries."""
+        """Count the steps from `positions` to the end of epoch `num_epochs - 1`, if the tail policy carries samples."""
         total = 0
         for lane in (*self._lanes, *self._idle):
             units = 0
@@ -213,7 +213,7 @@ class EpochPlan:
         """Return steps [start, stop), counted from the cursor and limited to `num_steps_left`.
 
         Each call searches the order once, so request 256 steps or more at a time.
-        rank: rank whose part is returned; None for all ranks. With many ranks, a single part is much cheaper.
+        rank: rank whose part is returned; None for all ranks. With many ranks, computing one part is much cheaper.
         """
         ranks = range(self.num_ranks) if rank is None else range(rank, rank + 1)
         require_integer("start", start, 0)
@@ -301,7 +301,7 @@ class EpochPlan:
 
     @cached_property
     def _finals(self) -> tuple[FinalStep, ...]:
-        """Final steps, with the remainders of buckets and then repeats that complete a group of `accumulate` steps."""
+        """Final steps: first the remainders of buckets, then repeats that complete a group of `accumulate` steps."""
         finals, tail = [], self.options.tail_rule
         if tail.has_final_step:
             units, _ = self._taken(self._num_mixed)

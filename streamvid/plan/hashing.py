@@ -14,7 +14,7 @@ The whole algorithm, on 64-bit unsigned integers that wrap:
                         which is then rotated: (result + hash64(k, 8) % n) % n
 
 Every part may be a Python int or a numpy integer array. Arrays broadcast, and each element gives the same result as an
-equal int. tests/data/plan_golden.json pins values.
+equal int. tests/data/plan_golden.json contains reference values.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """Apply the network once over the smallest sufficient power of two. Less than half of the results are too large."""
+    """Apply the network once over the smallest sufficient power of 2. Fewer than half of the results are too large."""
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)

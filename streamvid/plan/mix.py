@@ -161,7 +161,7 @@ class MixedStream:
                 yield where, stream, int(self._firsts[member])
 
     def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Do the same as `split` for a flat array of positions in several datasets."""
+        """Return the result of `split` for a flat array of positions in several datasets."""
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
         starts = np.array([self._begins(epoch) for epoch in range(first, last + 2)], np.int64).T
         bounds = starts.sum(axis=0)

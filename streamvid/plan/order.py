@@ -30,7 +30,7 @@ _ROUNDING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One track (see above). first_key: special key of step 0, below all other keys; None for the usual key."""
+    """One track of steps (see order.py). first_key: key of step 0, below all other keys; None for the usual key."""
 
     hash: int
     num_steps: int
@@ -75,12 +75,12 @@ class EpochOrder:
         return tracks[inside], indices[inside]
 
     def counts(self, num_steps: int) -> Int64Array:
-        """Return the number of each track's steps among the first `num_steps` steps, (num_tracks,)."""
+        """Return the number of each track's steps among the first `num_steps` steps, with shape (num_tracks,)."""
         counts: Int64Array = self.counts_at(np.array([num_steps]))[0]
         return counts
 
     def counts_at(self, places: Int64Array) -> Int64Array:
-        """Return the result of `counts` for each place, (len(places), num_tracks)."""
+        """Return the result of `counts` for each place, with shape (len(places), num_tracks)."""
         lower, stretches, tracks, _ = self._around(places, places)
         is_before = _count_up(stretches, len(places)) < (places - lower.sum(axis=1))[stretches]
         cells = stretches[is_before] * lower.shape[1] + tracks[is_before]
@@ -88,9 +88,10 @@ class EpochOrder:
         return counts
 
     def _around(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """Return a lower bound on each track's steps before each stretch, and (stretch, track, index) of further steps.
+        """Return (lower bounds on each track's number of steps before each stretch, stretches, tracks, indices).
 
-        The further steps include the whole stretch, and all steps before it that the lower bounds do not count.
+        The last three arrays describe further steps. They include the whole stretch, and all steps before it that the
+        lower bounds do not count.
         """
         lower, upper = self._bounds(starts, -1), self._bounds(stops, 1)
         widths = (upper - lower).ravel()
@@ -133,8 +134,8 @@ def _linear_sums(
 ) -> tuple[Float64Array, Float64Array]:
     """Return the ascending keys at which a track begins or ends, and the sum of `_linear` over all tracks at each.
 
-    Between these keys the sum is linear. Its slope changes by that of the track, so memory and time do not grow with
-    the square of the number of tracks. Rounding errors are far below the margin of `_bounds`.
+    Between these keys, the sum is linear. At each key, its slope changes by that of one track, so memory and time do
+    not grow with the square of the number of tracks. Rounding errors are far below the margin of `_bounds`.
     """
     corners = np.concatenate([offsets, ends]) / np.tile(lengths, 2)
     changes = np.concatenate([lengths / strides, -lengths / strides])

@@ -53,7 +53,7 @@ class Cursor:
         object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cursor as plain JSON, for `from_json`. It is under 4 KB for 100 buckets."""
+        """Return the cursor as a JSON-serializable dict for `from_json`. As JSON, 100 buckets take less than 4 KB."""
         value = {"epoch": self.epoch, "positions": dict(self.positions), "step": self.step}
         return value | {"phase": self.phase} if self.phase else value
 
@@ -61,5 +61,8 @@ class Cursor:
     def from_json(cls, state: Mapping[str, Any]) -> Cursor:
         """Create a cursor from the JSON that `to_json` returns. Raises StateError if the JSON is invalid."""
         if not isinstance(state, Mapping) or set(state) - {"phase"} != {"epoch", "positions", "step"}:
-            raise StateError(f"cursor={state!r}: must have epoch, positions and step, and phase if it is not 0")
+            raise StateError(
+                f"cursor={state!r}: must have the keys epoch, positions and step, optionally phase, and no others; use "
+                "the result of Cursor.to_json"
+            )
         return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"])

@@ -46,9 +46,9 @@ class BucketReport:
 
     @property
     def num_epochs_to_step(self) -> int | None:
-        """Number of epochs, with this one, until carried samples fill a step; None if they never do.
+        """Number of epochs, including this one, until carried samples fill a step; None if they never do.
 
-        It assumes that every epoch brings all samples of the bucket once and that buckets do not share steps.
+        The number assumes that every epoch delivers all samples of the bucket once and that buckets do not share steps.
         """
         if not (self.num_carried and self.num_samples):
             return None

@@ -32,8 +32,8 @@ class Step:
 
     bucket_ids: bucket of each rank.
     bounds: int64 (num_ranks + 1,), boundaries between the ranks' samples in the arrays below, each of shape
-        (samples,). Every `PlanOptions.shard_locality` samples are sorted by shard and index; the positions that belong
-        to each dataset do not change.
+        (samples,). Each run of `PlanOptions.shard_locality` samples is sorted by shard and index, separately for each
+        dataset.
     sources: int64, index of the dataset.
     shards: int64, index of the shard within the dataset's bucket, in manifest order.
     indices: int64, index of the sample in the shard.
@@ -93,8 +93,8 @@ class FinalStep:
     def bound(self, rank: int) -> int:
         """Return the index of a rank's first sample. Samples are split as evenly as possible.
 
-        The ranks with one sample more are consecutive, from a rank that depends on the bucket: with many small buckets,
-        the lowest ranks would otherwise get most samples.
+        The ranks that get one more sample are consecutive, starting at a rank that depends on the bucket. Otherwise,
+        with many small buckets, the lowest ranks would get most samples.
         """
         num_ranks = self.span.num_ranks
         share, more = divmod(self.num_samples, num_ranks)
@@ -121,7 +121,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps whose samples are not looked up yet, with one entry per step in each field. draws: samples to look up."""
+    """Steps before their samples are looked up. Each field has one entry per step. draws: samples to look up."""
 
     bucket_ids: Sequence[tuple[str, ...]]
     bounds: Sequence[Int64Array]

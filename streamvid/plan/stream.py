@@ -1,8 +1,8 @@
 """Endless stream of a bucket's samples: pass 0, pass 1, …, each a shuffle of all samples.
 
-A position consists of a pass and a place in that pass. The place is permuted within its window of shards. The result
-counts the samples in the pass's order of shards. Each position is computed without earlier positions, in memory
-proportional to the number of shards in the bucket.
+A position consists of a pass and a place in that pass. The place is permuted within its window of shards. The permuted
+place is an index into the samples of the pass, in its order of shards. Each position is computed without earlier
+positions, in memory proportional to the number of shards in the bucket.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return the result of `BucketStream.ordinals` for each pair, with a single permutation call, which is faster."""
+    """Return `BucketStream.ordinals` for each (stream, positions). A single permutation call makes this faster."""
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
     moved = iter(_permuted(shuffled) if shuffled else [])

@@ -276,7 +276,7 @@ def test_factory_and_trackers(tiny: Tiny) -> None:
         (("--dataset_base_path", "{tiny}", "--dataset_metadata_path", "m.csv"), "is already sealed (dataset)"),
         (("--dataset_base_path", "{videos}"), "dataset_metadata_path"),
         (("--offload_models", "a"), "--offload_models is not available; store frozen models in 8 bits with --fp8_mo"),
-        (("--tokenizer_path", "a"), "--tokenizer_path is for your factory to read; give it a parameter tokenizer_path"),
+        (("--tokenizer_path", "a"), "--tokenizer_path must be read by your factory; add a parameter tokenizer_path"),
         (("--processor_path", "a"), "and set model.args.processor_path"),
         (("--max_timestep_boundary", "1"), "and set model.args.max_timestep_boundary"),
         (("--dataset_base_path", "{tiny}", "--task", "sft:train"), "data.features.url is null"),

@@ -202,7 +202,7 @@ def make_copy(folder: Path) -> None:
     streamvid_command(
         *("shard", write_rows(folder / "metadata.jsonl", rows), FROZEN / "copy", "--workers", 1),
         *("--bucket-config", folder / "form.yaml", "--assign", "all", "--fps", 12, "--shard-size", 14000),
-        *("--media", "control?=control", "--media", "mask:matte=matte", "--where", "aesthetic > 1"),
+        *("--media", "control?=control", "--media", "mask:matte=matte", "--where", "aesthetic > 1", "--whole-files"),
     )
     later = [
         {"source": "a.mp4", "motion": 1.5, "caption": "a later caption"},

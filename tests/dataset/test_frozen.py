@@ -45,7 +45,8 @@ def test_a_manifest_is_written_as_it_was(name: str) -> None:
     dataset = streamvid.open_dataset(FROZEN / name)
     manifest = dataset.manifest
     assert manifest_to_json(manifest) == (FROZEN / name / "manifest.json").read_bytes()
-    found = Fingerprints.of(manifest.buckets, dataset.shards, manifest.files.samples, manifest.draws)
+    rules = (manifest.frame_rate, manifest.media)
+    found = Fingerprints.of(manifest.buckets, dataset.shards, manifest.files.samples, manifest.draws, *rules)
     assert (found.plan, found.base) == (manifest.fingerprints.plan, manifest.fingerprints.base)
 
 

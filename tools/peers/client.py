@@ -19,6 +19,7 @@ from typing import Any
 from tools.bench_memory import watching
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+SAMPLE_SECONDS = 0.5  # often enough for peaks that last, and cheap beside what is measured
 PYTHON = ROOT / ".peers" / "bin" / "python"
 Answer = dict[str, Any]
 
@@ -121,7 +122,7 @@ def _run(command: list[str], line: str | None) -> Answer:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_environment(scratch)
         )
-        with process, watching(process.pid) as watch:
+        with process, watching(process.pid, SAMPLE_SECONDS) as watch:
             output, _ = process.communicate(line)
     if process.returncode != 0 or not output:
         raise PeerFailure(f"{' '.join(command)} ended with {process.returncode}")
