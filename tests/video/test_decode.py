@@ -169,21 +169,22 @@ def test_damage_is_an_error_or_touches_nothing_but_never_shifts(clip: ClipFolder
     path = clip(name)
     info = probe(path)
     whole = np.zeros((info.num_frames, HEIGHT, WIDTH, 3), np.uint8)
-    data = bytearray(path.read_bytes())
+    data = path.read_bytes()
     decode_into(data, 0, whole)
-    middle = len(data) * 6 // 10
-    data[middle : middle + 600] = bytes(600)
     failures = 0
-    for start in range(0, info.num_frames - 4, 3):
-        out = np.zeros((4, HEIGHT, WIDTH, 3), np.uint8)
-        try:
-            decode_into(data, start, out, num_frames=info.num_frames)
-        except DecodeError:
-            failures += 1
-            continue
-        for slot, frame in enumerate(out):
-            errors = mean_square_errors(whole, frame)
-            assert errors[start + slot] == errors.min(), f"frame {start + slot} looks like {errors.argmin()}"
+    for tenths in (5, 6, 7, 8):  # FFmpeg does not notice everything: a slice of zeros may decode to a wrong picture
+        middle = len(data) * tenths // 10
+        broken = data[:middle] + bytes(600) + data[middle + 600 :]
+        for start in range(0, info.num_frames - 4, 3):
+            out = np.zeros((4, HEIGHT, WIDTH, 3), np.uint8)
+            try:
+                decode_into(broken, start, out, num_frames=info.num_frames)
+            except DecodeError:
+                failures += 1
+                continue
+            for slot, frame in enumerate(out):
+                errors = mean_square_errors(whole, frame)
+                assert errors[start + slot] == errors.min(), f"frame {start + slot} looks like {errors.argmin()}"
     assert failures, "the damage was not noticed at all"
 
 
