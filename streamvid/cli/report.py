@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from streamvid.sharder.report import BucketRow, ShardReport
     from streamvid.sharder.source.summary import Counted, InputSummary, SourceSummary
     from streamvid.sharder.work.status import ShardStatus
+    from streamvid.sharder.work.tasks import Remaining
 
 MAX_REJECTIONS = 20
 """Maximum number of rejections that are printed one by one."""
@@ -97,6 +98,9 @@ def _note(what: str, found: Counted | None, remedy: str = "") -> None:
 
 def print_report(report: ShardReport, dest: str) -> None:
     """Print the bucket table, the rejections, the totals, and the next command."""
+    if report.state == "task ended":
+        _print_remaining(report.remaining)
+        return
     rows = [_row(report, row) for row in report.buckets]
     if rows:
         print_table(list(rows[0]), [tuple(row.values()) for row in rows])
@@ -123,6 +127,18 @@ def print_report(report: ShardReport, dest: str) -> None:
     else:
         done = "already sealed, unchanged" if report.state == "already sealed" else "sealed"
         click.echo(f"{done}: {dest}\nnext: streamvid stats {dest}")
+
+
+def _print_remaining(remaining: Remaining | None) -> None:
+    if remaining is None:
+        click.echo("all shards are built; next: run the same command without --task to seal the dataset")
+        return
+    units = {"probe": "files", "encode": "clips", "build": "shards"}[remaining.phase]
+    done = {"probe": "probed", "encode": "encoded", "build": "built"}[remaining.phase]
+    click.echo(
+        f"this task has done its share; {remaining.num_units} of {remaining.total} {units} are not {done} yet; next: "
+        "when all tasks have ended, run them again, or run the same command without --task to finish on this machine"
+    )
 
 
 def stored_line(stored_clips: tuple[int, int]) -> str:

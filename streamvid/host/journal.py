@@ -38,10 +38,16 @@ class Journal:
             self._read(path.read_bytes())
 
     def _read(self, data: bytes) -> None:
-        lines = _lines(data)
-        if lines and _parse(lines[0]) == self._header:
+        if self.include(data):
             self._num_valid_bytes = data.rfind(b"\n") + 1
-            self.findings.update(_findings(lines))
+
+    def include(self, data: bytes) -> bool:
+        """Add the findings of another journal for this run. Return False if its header differs from this one's."""
+        lines = _lines(data)
+        if not lines or _parse(lines[0]) != self._header:
+            return False
+        self.findings.update(_findings(lines))
+        return True
 
     def __enter__(self) -> Journal:
         if self._writable:
@@ -56,10 +62,11 @@ class Journal:
             self._file.close()
             self._file = None
 
-    def add(self, key: Key, finding: Any) -> None:
-        """Store a finding (a JSON value) for this run and later ones."""
+    def add(self, key: Key, finding: Any, is_final: bool = True) -> None:
+        """Store a finding (a JSON value) for this run and, if it `is_final`, for later ones."""
         self.findings[key] = finding
-        self._append([*key, finding])
+        if is_final:
+            self._append([*key, finding])
 
     def clear(self) -> None:
         """Delete all findings."""

@@ -17,7 +17,7 @@ from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import scan_tar, tar_index, write_shard
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
-from streamvid.sharder.encode import read_encoded, restore_clips
+from streamvid.sharder.encode import restore_clips
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
@@ -25,8 +25,10 @@ from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import is_remote
 from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Clip
+from streamvid.sharder.work.clips import ClipFolder
 from streamvid.sharder.work.pool import Crash, Pool
 from streamvid.sharder.work.staging import Staging, put_note
+from streamvid.sharder.work.tasks import Remaining
 from streamvid.storage import LocalStore, StorageOptions, Store, open_store
 from streamvid.storage.local import write_reason
 
@@ -36,11 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Task that builds one shard. folder: the plan's folder inside the staging folder."""
+    """Task that builds one shard. folder: the plan's folder inside the staging folder. clips: encoded clips."""
 
     dest: str
     storage: StorageOptions
     folder: Path
+    clips: ClipFolder
     shard: PlannedShard
 
 
@@ -131,15 +134,16 @@ def shard_sizes(store: Store) -> dict[str, int]:
 
 
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
-    """Build every shard that is not finished yet. Raises the same errors as `build_shard`.
+    """Build every shard of this task that is not finished yet. Raises the same errors as `build_shard`.
 
-    Encoded clips are removed as soon as no unfinished shard needs them.
+    Encoded clips are removed as soon as no unfinished shard needs them, unless other tasks may need them.
     """
-    folder, shards = staging.plan_folder(plan.sha256), plan.shards
+    folder, shards = staging.plan_folder(plan.sha256), staging.share.of(plan.shards)
     staging.fetch_markers(folder, [marker_path(folder, shard.path).stem for shard in shards])
     sizes = shard_sizes(staging.store)
     todo = [shard for shard in shards if not is_finished(shard, folder, sizes)]
     done = len(shards) - len(todo)
+    clips = staging.clips(options)
     _check_space(todo, staging, options)
     if options.clips.is_native:
         restore_clips([sample for shard in todo for sample in shard.samples], options, staging, progress)
@@ -148,16 +152,24 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     dest, storage = staging.store.url, options.worker_storage
     opens_stores = not staging.store.is_local or any(map(is_remote, uses))
     with Pool(f"{__name__}:build_shard", options.work.workers, staging.lock_fd, opens_stores=opens_stores) as pool:
-        for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, todo[index])):
+        for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, clips, todo[index])):
             if isinstance(answer, Crash):
                 raise StorageError(
                     f"cannot write {todo[number].path}: the worker process died twice ({answer}). Signal 9 (SIGKILL) "
                     "usually means that memory ran out; run the same command again with fewer workers"
                 )
             done += 1
-            if options.clips.is_native:
-                _drop_clips(todo[number], uses)
+            if options.clips.is_native and staging.share.is_whole:
+                _drop_clips(todo[number], clips, uses)
             progress("build", done, len(shards))
+
+
+def remaining_shards(plan: ShardPlan, staging: Staging) -> Remaining | None:
+    """Return the shards that tasks have not built yet; None if all are built."""
+    folder = staging.plan_folder(plan.sha256)
+    notes = staging.notes_of(folder)
+    num_missing = sum(marker_path(folder, shard.path).name not in notes for shard in plan.shards)
+    return Remaining("build", num_missing, len(plan.shards)) if num_missing else None
 
 
 def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardOptions) -> None:
@@ -174,12 +186,12 @@ def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardO
         )
 
 
-def _drop_clips(shard: PlannedShard, uses: Counter[str]) -> None:
+def _drop_clips(shard: PlannedShard, clips: ClipFolder, uses: Counter[str]) -> None:
     """Remove the encoded clips of a finished shard, except those that another shard still needs."""
     uses.subtract(_clip_paths(shard))
     for path in set(_clip_paths(shard)):
         if not uses[path]:
-            Path(path).unlink(missing_ok=True)
+            clips.drop(path)
 
 
 def _clip_paths(shard: PlannedShard) -> Iterator[str]:
@@ -246,16 +258,14 @@ def _members(task: ShardTask, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
     for sample in task.shard.samples:
         text, is_text = (sample.record.caption or "").encode(), sample.bucket.is_text
-        members = {
-            extension: text if is_text else _read(clip, file, task.storage) for extension, file, clip in sample.members
-        }
+        members = {extension: text if is_text else _read(clip, file, task) for extension, file, clip in sample.members}
         clips.sha256.append([hashlib.sha256(data).hexdigest() for data in members.values()])
         clips.indexes.append(None if is_text else index_clip(members[sample.clip.extension], STORED_LIMITS))
         yield sample.key, {**members, "txt": text, "json": sample_json(sample).encode()}
 
 
-def _read(clip: Clip, file: Record | MediaFile, storage: StorageOptions) -> bytes:
+def _read(clip: Clip, file: Record | MediaFile, task: ShardTask) -> bytes:
     """Read a clip. Raises SourceError if its source has changed, and StorageError if the encoded clip is damaged."""
     if clip.sha256:
-        return read_encoded(Path(clip.path), file.source, clip.sha256)
-    return file.media(storage).read()
+        return task.clips.read(clip.path, file.source, clip.sha256)
+    return file.media(task.storage).read()

@@ -12,12 +12,11 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import Rejected, StorageError
-from streamvid.host.journal import Journal, Key
+from streamvid.host.journal import Key
 from streamvid.sharder.assign import Assignment, PlannedSample, window_name
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import (
@@ -34,9 +33,10 @@ from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
 from streamvid.sharder.source.spool import opened
 from streamvid.sharder.windows import Clip, Timing, Window, copied
-from streamvid.sharder.work.staging import Staging
+from streamvid.sharder.work.clips import ClipFolder
+from streamvid.sharder.work.staging import ENCODES, Staging
+from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.sharder.work.worker import clock_paused
-from streamvid.storage import LocalStore, StorageOptions
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, make_timeline
 from streamvid.video.limits import Limits
@@ -51,27 +51,36 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode the clips that are not encoded yet. Return an assignment in which failures have become rejections."""
-    wanted = _wanted(assignment.samples, staging.clips)
-    journal = Journal(staging.encode_journal, journal_header(options))
-    todo = [key for key in wanted if not _holds(journal.findings.get(key), options)]
-    done = len(wanted) - len(todo)
-    progress("encode", done, len(wanted))
+    """Encode the clips that are not encoded yet. Return an assignment in which failures have become rejections.
+
+    Raises TasksUnfinished if clips are missing that other tasks have to encode.
+    """
+    wanted = _wanted(assignment.samples)
+    if staging.share.is_whole:
+        staging.clips(options).keep({_name(key) for key in wanted})
+    journal = staging.journal(ENCODES, journal_header(options))
+    share = staging.share.of(list(wanted))
+    todo = [key for key in share if not _holds(journal.findings.get(key), options)]
+    done = len(share) - len(todo)
+    progress("encode", done, len(share))
     growth = _Growth()
     with journal:
         for key, finding in _run([wanted[key] for key in todo], options, staging):
             note(journal, key, finding)
             growth.add(wanted[key], finding)
             done += 1
-            progress("encode", done, len(wanted))
+            progress("encode", done, len(share))
     growth.warn()
+    journal.refresh()
+    if num_missing := sum(key not in journal.findings for key in wanted):
+        raise TasksUnfinished(Remaining("encode", num_missing, len(wanted)))
     samples: list[PlannedSample] = []
     rejections = list(assignment.rejections)
     for sample in assignment.samples:
         clips = []
         for job in jobs_of(sample):
             try:
-                clips.append(_clip(journal.findings[job.key], staging.clips / _name(job.key), job, options))
+                clips.append(_clip(journal.findings[job.key], job, options))
             except Rejected as error:
                 reason = f"{window_name(sample.window, sample.probe)}{job.label}{error}"[:MAX_REASON_CHARS]
                 kind = "medium" if job.label else error.kind
@@ -86,13 +95,15 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
 def restore_clips(
     samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Re-encode the missing clips of these samples, and remove the clips of all other samples.
+    """Re-encode the missing clips of these samples. Unless other tasks may need them, remove all other clips.
 
     Raises StorageError if the bytes of a clip differ from those of its first encoding.
     """
-    wanted = _wanted(samples, staging.clips)
-    store = LocalStore(staging.clips)
-    missing = [job for key, job in wanted.items() if store.size(_name(key)) != job.clip.num_bytes]
+    wanted, clips = _wanted(samples), staging.clips(options)
+    if staging.share.is_whole:
+        clips.keep({_name(key) for key in wanted})
+    sizes = clips.sizes()
+    missing = [job for key, job in wanted.items() if sizes.get(_name(key)) != job.clip.num_bytes]
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
             raise StorageError(
@@ -147,13 +158,14 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
     """Yield the key and the finding of each job as it finishes."""
     handler, limit, paths = f"{__name__}:encode_sample", "encode_timeout_seconds", [job.file.path for job in jobs]
 
+    clips = staging.clips(options)
+
     def task(number: int) -> EncodeTask:
         job = jobs[number]
-        path = staging.clips / _name(job.key)
-        most = _max_bytes(job, options)
-        return EncodeTask(job, options.worker_storage, options.clips.encoding, options.rate, most, options.limits, path)
+        return EncodeTask(job, clips, options.clips.encoding, options.rate, _max_bytes(job, options), options.limits)
 
-    for number, finding in run_tasks("encoding", handler, paths, task, options, limit, staging.lock_fd):
+    uses = [*paths, clips.dest] if clips.is_shared else paths
+    for number, finding in run_tasks("encoding", handler, uses, len(jobs), task, options, limit, staging.lock_fd):
         if "rejected" in finding:
             finding["worker_limits"] = _worker_limits(options)
         yield jobs[number].key, finding
@@ -161,15 +173,14 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """Task that encodes one clip. path: output file. fps: output frame rate; None keeps all frames of the window."""
+    """Task that encodes one clip into `clips`. fps: output frame rate; None keeps all frames of the window."""
 
     job: Job
-    storage: StorageOptions
+    clips: ClipFolder
     encoding: Encoding
     fps: Fraction | None
     max_bytes: float | None
     limits: Limits
-    path: Path
 
 
 def encode_sample(task: EncodeTask) -> Finding:
@@ -177,13 +188,13 @@ def encode_sample(task: EncodeTask) -> Finding:
 
     Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
     """
-    media = task.job.file.media(task.storage)
+    media = task.job.file.media(task.clips.storage)
     media.check_unchanged()
     if media.has_checksum:
         data = media.read()
         finding = attempt("encoding", media.source, lambda: _encode(task, data))
     else:
-        with opened(media, task.path.parent.parent, clock_paused) as source:
+        with opened(media, task.clips.folder, clock_paused) as source:
             finding = attempt("encoding", media.source, lambda: _encode(task, source))
     media.check_unchanged()
     return finding
@@ -205,7 +216,7 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
         max_bytes=task.max_bytes,
         limits=task.limits,
     )
-    LocalStore(task.path.parent).put(task.path.name, encoded.data)
+    task.clips.put(_name(task.job.key), encoded.data)
     digest, psnr_y = hashlib.sha256(encoded.data).hexdigest(), round(encoded.psnr_y, 4)
     return asdict(copied(Clip, encoded, path="", num_bytes=len(encoded.data), sha256=digest, psnr_y=psnr_y))
 
@@ -222,18 +233,6 @@ def _timeline(task: EncodeTask) -> Timeline:
         fps=task.fps,
         usual_rate=timing.usual_rate,
     )
-
-
-def read_encoded(path: Path, source: str, sha256: str) -> bytes:
-    """Read an encoded clip. Raises StorageError if it cannot be read or its bytes have changed."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}; run the same command again") from error
-    if hashlib.sha256(data).hexdigest() != sha256:
-        path.unlink(missing_ok=True)
-        raise StorageError(f"the encoded clip of {source} was damaged on disk; run the same command again")
-    return data
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
@@ -255,11 +254,11 @@ def _name(key: Key) -> str:
     return f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:40]}.clip"
 
 
-def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip:
+def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
     """Return the encoded clip. Raises Rejected if encoding failed or the clip is too short or below min_psnr."""
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
-    clip = Clip(**{**finding, "path": str(path)})
+    clip = Clip(**{**finding, "path": _name(job.key)})
     if clip.num_frames < job.bucket.num_frames and not job.is_still:
         reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} takes {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
@@ -309,12 +308,6 @@ class _Growth:
             )
 
 
-def _wanted(samples: Iterable[PlannedSample], folder: Path) -> dict[Key, Job]:
-    """Return the jobs of these samples by key, and remove the clips of all other jobs from the folder."""
-    wanted = {job.key: job for sample in samples for job in jobs_of(sample)}
-    names = {_name(key) for key in wanted}
-    folder.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        if path.name not in names:
-            path.unlink()
-    return wanted
+def _wanted(samples: Iterable[PlannedSample]) -> dict[Key, Job]:
+    """Return the jobs of these samples by key."""
+    return {job.key: job for sample in samples for job in jobs_of(sample)}

@@ -25,6 +25,7 @@ from streamvid.buckets.table import BucketTable
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 from streamvid.host.resources import usable_cores
+from streamvid.host.share import Share, parse_share
 from streamvid.sharder.media_columns import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES
@@ -249,6 +250,8 @@ class WorkOptions:
 
     work_dir: local folder for unfinished work (encoded clips, tars, probing results) if the dataset is in an object
         store. None: a folder in the user's cache folder.
+    task: "I/N" to do only the share of task I (0 to N-1) of N tasks, for clusters; None to do all work and seal the
+        dataset. Tasks may run at the same time, on any machines.
     """
 
     workers: int = option(
@@ -263,6 +266,9 @@ class WorkOptions:
     overwrite: bool = option(False, help="Replace a different sealed dataset at DEST.", group="")
     work_dir: str | Path | None = option(
         None, help="Local folder for unfinished work if DEST is in an object store.", metavar="FOLDER"
+    )
+    task: str | None = option(
+        None, help="Do only share I (0 to N-1) of N shares of the work, on a cluster.", metavar="I/N", group=""
     )
     probe_timeout_seconds: float = option(
         60.0,
@@ -286,6 +292,16 @@ class WorkOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if not self.share.is_whole and self.overwrite:
+            raise ConfigError(
+                f"task={self.task!r}: cannot be combined with overwrite, because tasks never remove files; write to "
+                "another DEST, or build without tasks"
+            )
+
+    @property
+    def share(self) -> Share:
+        """Share of the work that `task` selects. Raises ConfigError if `task` is invalid."""
+        return parse_share(self.task, "task")
 
 
 @dataclass(frozen=True)

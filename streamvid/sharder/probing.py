@@ -21,6 +21,8 @@ from streamvid.sharder.source.records import Record
 from streamvid.sharder.source.spool import SpooledFile, opened
 from streamvid.sharder.windows import Clip, Timing, copied
 from streamvid.sharder.work.pool import Crash, Pool, timed_out
+from streamvid.sharder.work.shared_journal import SharedJournal
+from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.sharder.work.worker import clock_paused
 from streamvid.video.limits import LIMITS, Limits
 
@@ -155,11 +157,8 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
 
 
 def note(journal: Journal, key: Key, finding: Finding) -> None:
-    """Store a finding. One that reports a bug or a lack of memory is kept for this run only; the next may succeed."""
-    if finding.get("kind") in ("fault", "memory"):
-        journal.findings[key] = finding
-    else:
-        journal.add(key, finding)
+    """Store a finding. One that reports a bug or a lack of memory is not final, because the next run may succeed."""
+    journal.add(key, finding, is_final=finding.get("kind") not in ("fault", "memory"))
 
 
 def rejected(reason: str, kind: str) -> Finding:
@@ -178,20 +177,22 @@ def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
 def run_tasks(
     what: str,
     handler: str,
-    paths: Sequence[str],
+    uses: Sequence[str],
+    num_tasks: int,
     task: Callable[[int], Any],
     options: ShardOptions,
     limit: str,
     held_fd: int,
 ) -> Iterator[tuple[int, Finding]]:
-    """Run a task for each path in worker processes; yield (task index, finding) as they finish.
+    """Run tasks in worker processes; yield (task index, finding) as they finish.
 
-    A crash becomes a rejection. limit: name of the option that limits the time per task.
+    A crash becomes a rejection. uses: paths and URLs that the tasks read or write.
+    limit: name of the option that limits the time per task.
     """
     seconds, work = getattr(options.work, limit), options.work
     limits = {"timeout_seconds": seconds, "memory_bytes": work.worker_memory_bytes}
-    with Pool(handler, work.workers, held_fd, opens_stores=any(map(is_remote, paths)), **limits) as pool:
-        for number, answer in pool.run(len(paths), task):
+    with Pool(handler, work.workers, held_fd, opens_stores=any(map(is_remote, uses)), **limits) as pool:
+        for number, answer in pool.run(num_tasks, task):
             if not isinstance(answer, Crash):
                 yield number, answer
             elif timed_out(answer):
@@ -217,21 +218,24 @@ def clip_extension(container: str, source: str) -> str:
 def probe_all(
     records: Sequence[Record],
     options: ShardOptions,
-    journal: Journal,
+    journal: SharedJournal,
     held_fd: int,
     progress: Progress,
     folder: Path | None = None,
 ) -> Probes:
-    """Probe all files of the records. The result does not depend on the number of workers.
+    """Probe all files of the records. The result does not depend on the number of workers or tasks.
+
+    If `options.work.task` selects a share, raise TasksUnfinished unless the other tasks have probed the other files.
 
     folder: directory for temporary copies of remote files; None for the system's temporary directory. A file that
     crashes the decoder or exceeds the limits on time and memory is rejected.
     """
     files: list[Record | MediaFile] = [*records, *chain.from_iterable(record.extra for record in records)]
     sources = {file_state(file): file for file in files}
-    states = [state for state in sources if state not in journal.findings]
-    done = len(sources) - len(states)
-    progress("probe", done, len(sources))
+    share = options.work.share.of(list(sources))
+    states = [state for state in share if state not in journal.findings]
+    done = len(share) - len(states)
+    progress("probe", done, len(share))
     storage, is_verified = options.worker_storage, _is_verified(options)
 
     def task(number: int) -> ProbeTask:
@@ -240,11 +244,14 @@ def probe_all(
 
     with journal:
         handler, limit, paths = f"{__name__}:probe_file", _time_limit(options), [state[0] for state in states]
-        for number, finding in run_tasks("probing", handler, paths, task, options, limit, held_fd):
+        for number, finding in run_tasks("probing", handler, paths, len(paths), task, options, limit, held_fd):
             note(journal, states[number], finding)
             done += 1
-            progress("probe", done, len(sources))
-    return {state: _found(journal.findings[state], state[0], record.source) for state, record in sources.items()}
+            progress("probe", done, len(share))
+    journal.refresh()
+    if num_missing := sum(state not in journal.findings for state in sources):
+        raise TasksUnfinished(Remaining("probe", num_missing, len(sources)))
+    return {state: _found(journal.findings[state], state[0], file.source) for state, file in sources.items()}
 
 
 def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | None:

@@ -17,8 +17,9 @@ from streamvid.sharder.probing import Probe, Probes, file_state
 from streamvid.sharder.rejections import NO_BUCKET, RejectedKind, by_kind
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 from streamvid.sharder.source.summary import Counted, InputSummary, duplicates
+from streamvid.sharder.work.tasks import Remaining
 
-BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
+BUILT, ALREADY_SEALED, DRY_RUN, TASK_ENDED = "built", "already sealed", "dry run", "task ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class BucketRow:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report of a run. `state` is "built", "already sealed" or "dry run".
+    """Report of a run. `state` is "built", "already sealed", "dry run" or "task ended".
 
     num_records: number of input rows.
     num_windows: number of windows into which the rows were split, equal to num_records unless sources are longer than
@@ -58,6 +59,8 @@ class ShardReport:
     encode_seconds: CPU time for encoding, including earlier unfinished runs; None if nothing was encoded.
     probe_bytes_read: number of bytes read from remote files for probing; None if no remote file was probed.
     input: interpretation of the input. It lacks facts from probing if the dataset was already sealed.
+    remaining: after a task, the unfinished work of other tasks; None if only sealing remains. The report of a task
+        contains no buckets and no rejections.
     """
 
     state: str
@@ -69,6 +72,7 @@ class ShardReport:
     probe_bytes_read: int | None = None
     stored_clips: tuple[int, int] = (0, 0)
     input: InputSummary | None = field(default=None, compare=False)
+    remaining: Remaining | None = None
 
     @property
     def num_samples(self) -> int:
@@ -121,6 +125,11 @@ class ShardReport:
         if len(shown) < self.num_rejected:
             lines.append(f"  and {self.num_rejected - len(shown)} more rejections")
         return "\n".join(lines)
+
+
+def report_task(num_records: int, options: ShardOptions, remaining: Remaining | None) -> ShardReport:
+    """Return the report of a task that has done its share of the current phase."""
+    return ShardReport(TASK_ENDED, num_records, (), (), options.clips.kind, remaining=remaining)
 
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:

@@ -13,22 +13,32 @@ from typing import Any, NamedTuple, TypeAlias
 
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import DatasetError, SealedError, SourceError, StorageError, StreamvidError
-from streamvid.host.journal import Journal
+from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError, StreamvidError
+from streamvid.host.share import WHOLE
 from streamvid.sharder.assign import Assignment, assign, assign_texts
-from streamvid.sharder.build import build_all
+from streamvid.sharder.build import build_all, remaining_shards
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import Build, make_plan
 from streamvid.sharder.probing import Progress, journal_header, probe_all, probe_bytes_read
-from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan, summarize
+from streamvid.sharder.report import (
+    BUILT,
+    DRY_RUN,
+    ShardReport,
+    report_dataset,
+    report_plan,
+    report_task,
+    summarize,
+)
 from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.source.records import RecordSet, Rejection, read_records
 from streamvid.sharder.source.summary import InputSummary
 from streamvid.sharder.where import apply_where
 from streamvid.sharder.work.destination import find_destination
-from streamvid.sharder.work.staging import EMBEDDED, JOURNALS, Staging, locked_staging
+from streamvid.sharder.work.shared_journal import SharedJournal
+from streamvid.sharder.work.staging import EMBEDDED, PROBES, Staging, locked_staging
 from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status
+from streamvid.sharder.work.tasks import TasksUnfinished
 from streamvid.storage import Store, open_store
 
 OnInput: TypeAlias = Callable[[InputSummary], None]
@@ -49,6 +59,10 @@ def shard(
 
     Several sources are read one after the other. Sources and `dest` may be in object stores.
 
+    If `options.work.task` is given, only the share of that task is done: one phase, and the next ones if no other task
+    is behind. Run all tasks again until `report.remaining` is None, then call this function without a task, which does
+    any remaining work and seals the dataset.
+
     This function is idempotent. After an interruption at any point, the same call resumes and produces the same bytes
     (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged. `on_input` is called once, before
     clips are encoded or stored, with a summary of how the input was interpreted.
@@ -67,7 +81,7 @@ def shard(
     report = _sealed_report(place.store, build, options.work.overwrite)
     if report is not None and not place.is_begun:
         return _with_input(report, summarize(records, options), on_input)
-    with locked_staging(place) as staging:
+    with locked_staging(place, options.work.share) as staging:
         # Check again, now that the lock excludes others.
         report = _sealed_report(place.store, build, options.work.overwrite)
         if report is not None:
@@ -75,10 +89,11 @@ def shard(
             return _with_input(report, summarize(records, options), on_input)
         try:
             staging.announce(build)
-            progress = StatusFile(staging.folder, progress)
-            if _lacks_embedded(records, embedded):
-                read_records(source, options, embedded, extracts=True)
-            return _build(records, build, staging, options, progress, on_input)
+            progress = StatusFile(staging, progress)
+            with staging.exclusive():
+                if _lacks_embedded(records, embedded):
+                    read_records(source, options, embedded, extracts=True)
+            return _run(records, build, staging, options, progress, on_input)
         except StorageError as error:
             if staging.store.is_local:
                 raise
@@ -137,7 +152,11 @@ def dry_run(
     report lists the reasons for all rejections.
     """
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
-    journal = Journal(place.folder / JOURNALS[0], journal_header(options), writable=False)
+    if not options.work.share.is_whole:
+        raise ConfigError(
+            f"task={options.work.task!r}: cannot be combined with a dry run, which plans all work; omit it"
+        )
+    journal = SharedJournal(place.folder, PROBES, journal_header(options), place.store, WHOLE, writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
         records = apply_where(read_records(source, options, Path(folder), extracts=True), options)
         progress("records", records.num_rows, records.num_rows)
@@ -165,10 +184,22 @@ def _with_input(report: ShardReport, summary: InputSummary, on_input: OnInput) -
     return replace(report, input=summary)
 
 
+def _run(
+    records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress, on_input: OnInput
+) -> ShardReport:
+    """Build and seal the dataset, or do the share of one task."""
+    try:
+        report = _build(records, build, staging, options, progress, on_input)
+    except TasksUnfinished as unfinished:
+        report = report_task(records.num_rows, options, unfinished.remaining)
+    staging.leave()
+    return report
+
+
 def _build(
     records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress, on_input: OnInput
 ) -> ShardReport:
-    journal = Journal(staging.journal, journal_header(options))
+    journal = staging.journal(PROBES, journal_header(options))
     found = _assigned(records, options, journal, staging.lock_fd, progress, staging.folder)
     on_input(found.summary)
     assignment = found.assignment
@@ -178,9 +209,12 @@ def _build(
     if not plan.shards:
         raise SourceError(_nothing_accepted(plan.rejections))
     staging.announce(build, plan.sha256)
-    _condemn_old(staging)
+    if staging.share.is_whole:
+        _condemn_old(staging)
     staging.open_plan(plan.sha256, planned_paths(plan))
     build_all(plan, staging, options, progress)
+    if not staging.share.is_whole:
+        return report_task(records.num_rows, options, remaining_shards(plan, staging))
     seal(plan, staging, options, progress)
     return replace(report_plan(plan, BUILT), probe_bytes_read=found.bytes_read, input=found.summary)
 
@@ -200,7 +234,7 @@ class _Assigned(NamedTuple):
 def _assigned(
     records: RecordSet,
     options: ShardOptions,
-    journal: Journal,
+    journal: SharedJournal,
     held_fd: int,
     progress: Progress,
     folder: Path | None = None,

@@ -34,10 +34,11 @@ def on_a_terminal(
     monkeypatch.setenv("COLUMNS", str(width))
     with os.fdopen(terminal, "w") as stream, contextlib.redirect_stdout(stream):
         print_table(headers, rows)
-    try:
-        return os.read(controller, 1 << 16).decode().replace("\r\n", "\n")
-    finally:
-        os.close(controller)
+    shown = b""
+    with os.fdopen(controller, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # the end of a terminal
+        while part := screen.read(1 << 16):
+            shown += part
+    return shown.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

@@ -25,7 +25,7 @@ from tests.sharder.conftest import BUCKETS, OPTIONS, Built
 MARK = "STREAMVID_TEST_RUN"
 
 
-def command(built: Built, dest: Path, **order: Any) -> list[str]:
+def command(built: Built, dest: Path | str, **order: Any) -> list[str]:
     options = {**OPTIONS, "buckets": ",".join(bucket.size_at_frames for bucket in BUCKETS)} | order.pop("options", {})
     order |= {"source": str(built.source), "dest": str(dest), "options": options}
     return [sys.executable, "-m", "tests.sharder.run_shard", json.dumps(order)]

@@ -32,6 +32,7 @@ Examples:
   streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
   streamvid shard --status ds/
+  streamvid shard /data/videos /data/ds --task $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
 
 SOURCE is a folder of videos, a metadata file (CSV, JSONL, JSON or Parquet), a folder of Parquet
 files, a folder of tars (webdataset, video2dataset, cosmos-curate), or a sealed dataset. Captions of
@@ -60,6 +61,7 @@ _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.inde
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> int:
     """Turn SOURCE, such as a folder of videos, into a sealed dataset at DEST. Both may be s3:// URLs."""
+    from streamvid.sharder.report import TASK_ENDED
     from streamvid.sharder.sharder import dry_run, shard
 
     abandons, plans, shows_status = (given.pop(name) for name in ("abandon", "dry_run", "shows_status"))
@@ -83,7 +85,8 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
         return build_or_plan(source, dest, options, progress, tell)
 
     report = run_and_print(work, as_json, lambda done: print_report(done, dest))
-    return 0 if report.num_samples else 1  # a dry run that accepts nothing, as the run itself would fail
+    # A dry run that accepts nothing fails, as the run itself would.
+    return 0 if report.num_samples or report.state == TASK_ENDED else 1
 
 
 def _abandon(dest: str, options: ShardOptions) -> None:

@@ -7,13 +7,14 @@ and later runs need: the owners of the build, the names of each plan's files, an
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +23,13 @@ from typing import Any
 
 from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST
 from streamvid.errors import DatasetError, StorageError
-from streamvid.host.lock import FileLock, wait_for_lock
+from streamvid.host.lock import FileLock, try_lock, wait_for_lock
+from streamvid.host.share import WHOLE, Share
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.work.clips import ClipFolder
 from streamvid.sharder.work.destination import STAGING, Destination
+from streamvid.sharder.work.shared_journal import SharedJournal
+from streamvid.sharder.work.tasks import TASKS, task_folder
 from streamvid.storage import LocalStore, Store
 
 MAX_NOTE_BYTES = 2**30
@@ -31,8 +37,9 @@ LOCK_WAIT_SECONDS = 5.0
 EMBEDDED = "embedded"
 """Folder of files from the cells of metadata files."""
 LOCK = "lock"
-JOURNALS = ("probes.jsonl", "encodes.jsonl")
+JOURNALS = PROBES, ENCODES = ("probes.jsonl", "encodes.jsonl")
 """Journals of the findings of probing and encoding."""
+_TASKS_LOCK = "tasks.lock"
 _OWNERS = "owners"
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
@@ -54,39 +61,44 @@ def put_note(store: Store, file: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Staging:
-    """Unfinished work on the dataset in `store`. folder: staging folder on this machine, locked through `lock_fd`."""
+    """Unfinished work on the dataset in `store`.
+
+    folder: staging folder on this machine, which tasks share. lock_fd: descriptor of the lock on `own`.
+    """
 
     store: Store
     folder: Path
     lock_fd: int
+    share: Share = WHOLE
 
     @property
-    def journal(self) -> Path:
-        return self.folder / JOURNALS[0]
+    def own(self) -> Path:
+        """Folder of this task: `folder` itself, or a folder in it."""
+        return self.folder / task_folder(self.share)
 
-    @property
-    def encode_journal(self) -> Path:
-        return self.folder / JOURNALS[1]
+    def journal(self, name: str, header: Mapping[str, Any]) -> SharedJournal:
+        """Open the journal `name` of this task with the findings of all tasks."""
+        return SharedJournal(self.folder, name, header, self.store, self.share)
 
-    @property
-    def clips(self) -> Path:
-        """Folder of encoded clips that are not in a shard yet."""
-        return self.folder / "clips"
+    def clips(self, options: ShardOptions) -> ClipFolder:
+        """Return the encoded clips that are not in a shard yet."""
+        is_shared = not self.store.is_local and not self.share.is_whole
+        return ClipFolder(self.folder, self.store.url, options.worker_storage, is_shared)
 
     def plan_folder(self, plan_sha256: str) -> Path:
         """Return the folder of one plan's markers and temporary files."""
         return self.folder / plan_sha256[:32]
 
     def announce(self, build: Mapping[str, object], plan_sha256: str = "") -> None:
-        """Announce this machine's build in a remote store, then check the builds of other machines.
+        """Announce this build in a remote store, or that of a task in any store. Then check the builds of others.
 
-        Machines with the same build write the same bytes and need no lock between them. Raises DatasetError if another
-        machine has an unfinished build of a different dataset; a dead machine cannot be distinguished from a slow one.
+        Machines and tasks with the same build write the same bytes and need no lock between them. Raises DatasetError
+        if another one has an unfinished build of a different dataset; a dead machine looks like a slow one.
         Each machine writes before it reads, so at least one of two machines that start together is refused.
         """
-        if self.store.is_local:
+        if self.store.is_local and self.share.is_whole:
             return
-        own = self._owner_path()
+        own = self._owner_path(build)
         mine = {"build": json.dumps(build, sort_keys=True), "plan_sha256": plan_sha256, "host": socket.gethostname()}
         self.store.put(own, json.dumps(mine).encode())
         for path in [state.path for state in self.store.files(f"{STAGING}/{_OWNERS}")]:
@@ -100,8 +112,11 @@ class Staging:
                     "(streamvid.sharder.sharder.abandon) removes the unfinished work"
                 )
 
-    def _owner_path(self) -> str:
-        """Return the path of this folder's owner note, which stays the same when a build is resumed."""
+    def _owner_path(self, build: Mapping[str, object]) -> str:
+        """Return the path of the owner note of this folder, or of this task and build; a resumed build keeps it."""
+        if not self.share.is_whole:
+            digest = hashlib.sha256(json.dumps(build, sort_keys=True).encode()).hexdigest()
+            return f"{STAGING}/{_OWNERS}/{Path(task_folder(self.share)).name}-{digest[:16]}.json"
         file = self.folder / "owner"
         if not file.exists():
             LocalStore(self.folder).put(file.name, uuid.uuid4().hex.encode())
@@ -110,12 +125,31 @@ class Staging:
     def open_plan(self, plan_sha256: str, paths: Iterable[str]) -> Path:
         """Remove the files of other plans, then record the names of this plan's files. Return the plan's folder."""
         folder = self.plan_folder(plan_sha256)
-        for name in self._plan_names() - {folder.name}:
+        others = self._plan_names() - {folder.name}
+        if not self.share.is_whole:
+            self._join_plan(folder, paths, others)
+            return folder
+        for name in others:
             self._discard(name)
         for torn in folder.glob("*.tmp"):
             torn.unlink()
         self.name_files(folder, paths)
         return folder
+
+    def _join_plan(self, folder: Path, paths: Iterable[str], others: Collection[str]) -> None:
+        """Record the names of the plan's files, unless another task has done so. Tasks remove no files."""
+        if others:
+            raise DatasetError(
+                f"there is unfinished work on a different dataset at {self.store.url}; run the command with --abandon "
+                "(streamvid.sharder.sharder.abandon) to remove it, then run the tasks again"
+            )
+        with self.exclusive():
+            if not (folder / _NAMES).exists():
+                self.name_files(folder, paths)
+
+    def exclusive(self) -> FileLock:
+        """Return a lock that excludes the other tasks on this machine, and on all machines that share locks."""
+        return wait_for_lock(self.folder / _TASKS_LOCK)
 
     def _plan_names(self) -> set[str]:
         names = {entry.name for entry in self.folder.iterdir() if entry.is_dir()}
@@ -131,6 +165,10 @@ class Staging:
     def name_files(self, folder: Path, paths: Iterable[str]) -> None:
         """Record the paths of the dataset files that belong to `folder`. Call this before the first one is written."""
         put_note(self.store, folder / _NAMES, json.dumps(sorted(paths)).encode())
+
+    def notes_of(self, folder: Path) -> set[str]:
+        """Return the names of the notes in the plan's folder, those of other machines included."""
+        return {state.path.rpartition("/")[2] for state in self.store.files(f"{STAGING}/{folder.name}")}
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
         """Copy the markers of shards that other machines finished into the plan's folder."""
@@ -166,6 +204,18 @@ class Staging:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.folder / name)
 
+    def leave(self) -> None:
+        """Remove a task's files from this machine once its work is in a remote store."""
+        if self.store.is_local or self.share.is_whole:
+            return
+        shutil.rmtree(self.own)
+        lock = try_lock(self.folder / LOCK)
+        if lock is not None:
+            with lock:
+                is_last = not any((self.folder / TASKS).iterdir())
+                if is_last and not any((self.folder / name).exists() for name in JOURNALS):
+                    shutil.rmtree(self.folder)
+
     def abandon(self) -> None:
         """Remove all unfinished work; a sealed dataset is kept."""
         if self.store.size(MANIFEST) is None:
@@ -180,20 +230,30 @@ class Staging:
                 self.store.abort_uploads(folder)
             # The owners are removed last, because they show that remaining files belong to a dataset.
             _remove_all(self.store, sorted(self._notes(), key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))
-        shutil.rmtree(self.folder)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.folder)
 
 
 @contextmanager
-def locked_staging(dest: Destination) -> Iterator[Staging]:
+def locked_staging(dest: Destination, share: Share = WHOLE) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
 
+    A run without tasks excludes all others. Tasks exclude only each other's repetitions.
     Workers hold the lock too, so this function waits briefly for the workers of a sharder that was just killed.
     """
     try:
-        lock = _lock(dest.folder)
+        lock = _lock(dest.folder, LOCK_WAIT_SECONDS)
+        with contextlib.ExitStack() as held:
+            held.enter_context(lock)
+            if share.is_whole:
+                _check_tasks_ended(dest)
+                held.pop_all()
+            else:
+                lock = _lock(dest.folder / task_folder(share), LOCK_WAIT_SECONDS)
     except TimeoutError:
+        what = "another sharder" if share.is_whole else f"task {share}, or a run without tasks,"
         raise DatasetError(
-            f"another sharder is working on {dest.url}; wait until it ends, or choose another destination"
+            f"{what} is working on {dest.url}; wait until it ends, or choose another destination"
         ) from None
     except OSError as error:
         raise StorageError(
@@ -201,14 +261,26 @@ def locked_staging(dest: Destination) -> Iterator[Staging]:
             "you can write to"
         ) from error
     with lock:
-        yield Staging(dest.store, dest.folder, lock.descriptor)
+        yield Staging(dest.store, dest.folder, lock.descriptor, share)
 
 
-def _lock(folder: Path) -> FileLock:
+def _check_tasks_ended(dest: Destination) -> None:
+    """Raise DatasetError if a task of this machine is running at `dest`."""
+    for path in sorted(dest.folder.glob(f"{TASKS}/*/{LOCK}")):
+        lock = try_lock(path)
+        if lock is None:
+            raise DatasetError(
+                f"task {path.parent.name} is working on {dest.url}; wait until all tasks have ended, then run the "
+                "command without --task again"
+            )
+        lock.release()
+
+
+def _lock(folder: Path, wait_seconds: float) -> FileLock:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # a sharder that just ended removed the folder
-            return wait_for_lock(folder / LOCK, LOCK_WAIT_SECONDS)
+            return wait_for_lock(folder / LOCK, wait_seconds)
 
 
 def _read_names(store: Store, path: str) -> bytes:
@@ -237,8 +309,9 @@ def _remove_all(store: Store, paths: Sequence[str]) -> None:
     if isinstance(store, LocalStore):
         for path in paths:
             store.remove(path)
-            with contextlib.suppress(OSError):
-                store.path(path).parent.rmdir()
+            with contextlib.suppress(OSError):  # not empty
+                for folder in Path(path).parents[:-1]:
+                    store.path(folder.as_posix()).rmdir()
         return
     # In parallel, except for the last one.
     with ThreadPoolExecutor(_READS_AT_ONCE) as threads:

@@ -19,7 +19,7 @@ from streamvid.host.journal import stored_findings
 from streamvid.host.lock import try_lock
 from streamvid.sharder.rejections import OTHER
 from streamvid.sharder.work.destination import Destination
-from streamvid.sharder.work.staging import JOURNALS, LOCK
+from streamvid.sharder.work.staging import JOURNALS, LOCK, Staging
 from streamvid.storage import LocalStore
 
 State: TypeAlias = Literal["running", "stopped", "sealed"]
@@ -83,8 +83,8 @@ class ShardStatus:
 class StatusFile:
     """Progress callback that also writes the progress to a file in the staging folder, at most once per second."""
 
-    def __init__(self, folder: Path, progress: Callable[[str, int, int], None]) -> None:
-        self._folder, self._progress = folder, progress
+    def __init__(self, staging: Staging, progress: Callable[[str, int, int], None]) -> None:
+        self._folder, self._progress = staging.own, progress
         self._phases: dict[str, Phase] = {}
         self._since = self._written_at = 0.0
         self._current = ""

@@ -1,0 +1,210 @@
+"""Builds that are divided into tasks, as on a cluster: the bytes of one machine, whatever ends in between."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid.errors import ConfigError, DatasetError
+from streamvid.host.share import Share
+from streamvid.sharder.report import TASK_ENDED
+from streamvid.sharder.sharder import abandon, dry_run, shard
+from tests.clips import ROOT
+from tests.conftest import run_streamvid
+from tests.files import tree_of
+from tests.servers import S3Env, S3Server
+from tests.shard_options import shard_options
+from tests.sharder.conftest import OPTIONS, Built, Stop, noted, stop_at
+from tests.sharder.test_kill import command, finished_shards
+
+ROUNDS = 3
+"""Probing, encoding, building: how often an array of tasks is submitted."""
+
+
+@dataclass
+class Cluster:
+    """Processes that each do one task of a build; `folders` gives each its own disk for unfinished work."""
+
+    built: Built
+    dest: str
+    num_tasks: int
+    folders: Path | None = None
+    kills: dict[int, tuple[str, int, float]] = field(default_factory=dict)
+    """Task → when it is killed in its next run."""
+
+    def command(self, number: int | None) -> list[str]:
+        options = {"clips": self.built.options.get("clips", "copy")}
+        if number is not None:
+            options["task"] = f"{number}/{self.num_tasks}"
+        if self.folders is not None:
+            options["work_dir"] = str(self.folders / str(number))
+        kill = self.kills.pop(-1 if number is None else number, None)
+        return command(self.built, self.dest, kill=kill, options=options)
+
+    def run(self, *numbers: int | None) -> list[int]:
+        """Run tasks at the same time; their exit codes."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+        processes = [subprocess.Popen(self.command(number), **pipes) for number in numbers]
+        codes = []
+        for process in processes:
+            _, errors = process.communicate(timeout=200)
+            assert process.returncode in (0, -signal.SIGKILL), errors
+            codes.append(process.returncode)
+        return codes
+
+
+def do_task(built: Built, dest: Path | str, task: str | None, **changes: Any) -> Any:
+    return shard(built.source, dest, shard_options(**{**built.options, "task": task, **changes}))
+
+
+def test_shares_are_disjoint_and_complete() -> None:
+    units = list(range(23))
+    for num_shares in (1, 2, 5, 23, 40):
+        shares = [Share(number, num_shares).of(units) for number in range(num_shares)]
+        assert sorted(unit for share in shares for unit in share) == units
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_tasks_build_the_dataset_of_one_machine(either: Built, tmp_path: Path) -> None:
+    """SHARD-1: each task does its share and no more, says what the others still have to do, and seals nothing."""
+    dest = tmp_path / "dataset"
+    phases = []
+    for _ in range(ROUNDS):
+        for number in range(3):
+            report = do_task(either, dest, f"{number}/3")
+            assert report.state == TASK_ENDED and not (dest / "manifest.json").exists()
+            phases.append(report.remaining and report.remaining.phase)
+    in_order = ["probe", "encode", "build", None]
+    assert phases[0] == "probe" and phases[-1] is None
+    assert [in_order.index(phase) for phase in phases] == sorted(in_order.index(phase) for phase in phases)
+    finished = finished_shards(dest)
+    assert len(finished) == either.report.num_shards
+    counts: list[int] = []
+    report = shard(either.source, dest, shard_options(**either.options), noted("build", counts))
+    assert report.state == "built" and counts == [either.report.num_shards], "a finished shard was built again"
+    assert tree_of(dest) == either.tree
+    assert {path.name for path in dest.iterdir()} == {path.name for path in either.dest.iterdir()}
+    assert do_task(either, dest, "1/3").state == "already sealed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("native", 0),
+        pytest.param("built", 1, marks=pytest.mark.slow),
+        *(pytest.param("native", n, marks=pytest.mark.slow) for n in range(2, 12)),
+    ],
+)
+def test_tasks_that_run_together_and_die(kind: str, seed: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """SHARD-1, SHARD-2: tasks are killed in any phase or never run; run again, or finished without them: same bytes."""
+    rng = random.Random(seed)
+    cluster = Cluster(
+        request.getfixturevalue(kind), str(tmp_path / "dataset"), rng.choice([2, 3, 4] if seed > 1 else [2])
+    )
+    for _ in range(ROUNDS):
+        phase, lost = rng.choice(["records", "probe", "encode", "build"]), rng.randrange(cluster.num_tasks)
+        cluster.kills[lost] = (phase, rng.choice([0, 1, 2]), rng.choice([0.0, 0.01, 0.1]))
+        codes = cluster.run(*range(cluster.num_tasks))
+        assert all(code == 0 for number, code in enumerate(codes) if number != lost)
+        cluster.kills.clear()
+    assert cluster.run(None) == [0]
+    assert tree_of(tmp_path / "dataset") == cluster.built.tree
+    assert not (tmp_path / "dataset" / ".staging").exists()
+
+
+@pytest.mark.parametrize("kind", ["native", pytest.param("built", marks=pytest.mark.slow)])
+def test_machines_that_share_only_an_object_store(
+    kind: str, request: pytest.FixtureRequest, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
+) -> None:
+    """SHARD-1: no disk is shared, the disk of a killed task is lost, and another machine seals. Nothing is left."""
+    s3_env(moto_server)
+    bucket, built = moto_server.new_bucket(), request.getfixturevalue(kind)
+    moto_server.upload_folder(built.source, bucket, "videos/")
+    cluster = Cluster(built, f"s3://{bucket}/ds", 2, tmp_path / "disks")
+    for number in range(ROUNDS):
+        cluster.folders = tmp_path / f"disks {number}"  # what a killed task had not sent is gone
+        if number == 1:
+            cluster.kills[1] = ("encode", 1, 0.0)
+            cluster.run(1)
+        cluster.run(0, 1)
+        left = [path for task in (0, 1) for path in (cluster.folders / str(task)).iterdir()]
+        assert left == [], "a task that ended well left something on its machine"
+    counts: list[int] = []
+    options = shard_options(**{**built.options, "work_dir": tmp_path / "another"})
+    report = shard(built.source, cluster.dest, options, noted("encode", counts))
+    assert replace(report, encode_seconds=None) == replace(built.report, encode_seconds=None)
+    assert not counts or len(counts) == 1, "a clip that a task had encoded was encoded again"
+    assert moto_server.tree(bucket, "ds") == built.tree
+    assert moto_server.uploads(bucket) == [] and list((tmp_path / "another").iterdir()) == []
+
+
+def test_only_one_run_does_a_task_and_none_runs_beside_the_last(built: Built, tmp_path: Path) -> None:
+    """A task excludes its repetition and a run without tasks; other tasks may run at the same time."""
+    dest = tmp_path / "dataset"
+
+    def others(phase: str, done: int, total: int) -> None:
+        if phase == "probe" and done == 0:
+            with pytest.raises(DatasetError, match="task 0/2, or a run without tasks, is working on .*; wait until it"):
+                do_task(built, dest, "0/2")
+            with pytest.raises(DatasetError, match="task 0-of-2 is working on .*; wait until all tasks have ended"):
+                do_task(built, dest, None)
+            with pytest.raises(DatasetError, match="task 0-of-2 is working on"):
+                abandon(dest, shard_options(**OPTIONS))
+            assert do_task(built, dest, "1/2").remaining.phase == "probe"
+
+    shard(built.source, dest, shard_options(**OPTIONS, task="0/2"), others)
+
+    def task(phase: str, done: int, total: int) -> None:
+        if phase == "build" and done == 0:
+            with pytest.raises(DatasetError, match="is working on"):
+                do_task(built, dest, "1/2")
+
+    assert shard(built.source, dest, shard_options(**OPTIONS), task) == built.report
+    assert tree_of(dest) == built.tree
+
+
+def test_tasks_of_different_datasets_exclude_each_other(built: Built, tmp_path: Path) -> None:
+    """Neither a task of other options nor what an earlier run left is overwritten, and the message says what to do."""
+    dest = tmp_path / "dataset"
+    do_task(built, dest, "0/2")
+    with pytest.raises(DatasetError, match="is building a different dataset at .*--abandon"):
+        do_task(built, dest, "1/2", seed=77)
+    assert abandon(dest, shard_options(**OPTIONS))
+    with pytest.raises(Stop):
+        shard(built.source, dest, shard_options(**{**OPTIONS, "seed": 77}), stop_at("build", 2))
+    with pytest.raises(DatasetError, match="unfinished work on a different dataset at .*--abandon"):
+        do_task(built, dest, "0/2")
+    assert abandon(dest, shard_options(**OPTIONS))
+    do_task(built, dest, "0/2")
+    assert do_task(built, dest, None) == built.report and tree_of(dest) == built.tree
+
+
+@pytest.mark.parametrize("task", ["2/2", "1", "a/b", "-1/4", "0/0", "1/100001"])
+def test_a_task_that_cannot_be_is_an_error(task: str) -> None:
+    with pytest.raises(ConfigError, match=r"task='.*': must be I/N with N from 1 to 100000 and I from 0 to N-1"):
+        shard_options(task=task)
+
+
+def test_options_that_do_not_go_with_a_task(built: Built, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be combined with overwrite, because tasks never remove files"):
+        shard_options(task="0/2", overwrite=True)
+    with pytest.raises(ConfigError, match="cannot be combined with a dry run"):
+        dry_run(built.source, tmp_path / "dataset", shard_options(**OPTIONS, task="0/2"))
+
+
+def test_the_command_says_what_to_do_next(source: Path, tmp_path: Path) -> None:
+    arguments = ("shard", source, tmp_path / "ds", "--buckets", "96x64@9,64x96@9", "--workers", 1)
+    said = [run_streamvid(*arguments, "--task", f"{number}/2").stdout for number in (0, 1, 0)]
+    assert "8 of 16 files are not probed yet; next: when all tasks have ended, run them again, or run" in said[0]
+    assert "shards are not built yet" in said[1]
+    assert "all shards are built; next: run the same command without --task to seal the dataset" in said[2]
+    report = json.loads(run_streamvid(*arguments, "--task", "1/2", "--json").stdout)
+    assert (report["state"], report["remaining"]) == ("task ended", None)
+    assert "sealed: " in run_streamvid(*arguments).stdout
