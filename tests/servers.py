@@ -152,7 +152,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """A server that ends with us, its output in a file."""
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -165,7 +165,7 @@ def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_server(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(20)
@@ -181,7 +181,7 @@ def _started(process: subprocess.Popen[bytes], is_up: Callable[[], bool], log: P
         if is_up():
             return True
         if time.monotonic() > end:
-            _end(process)
+            end_server(process)
             raise RuntimeError(f"{process.args!r} did not come up in {seconds:.0f} s:\n{log.read_text()[-2000:]}")
         time.sleep(0.05)
     return False
@@ -191,7 +191,7 @@ def start(make: Callable[[int, Path], list[str]], is_up: Callable[[int, Path], b
     """(process, port) of a server that answers; tried again with another port where it ends at once."""
     for attempt in range(3):
         port, log = free_port(), folder / f"log-{attempt}"
-        process = _spawn(make(port, folder / f"data-{attempt}"), log)
+        process = spawn(make(port, folder / f"data-{attempt}"), log)
         if _started(process, lambda port=port, log=log: is_up(port, log), log, 90):
             return process, port
     raise RuntimeError(
@@ -214,7 +214,7 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
     process, port = start(lambda port, data: [*command, str(port)], _moto_answers, folder)
     yield S3Server(f"http://127.0.0.1:{port}", "motokey", "motosecret", folder)
-    _end(process)
+    end_server(process)
 
 
 @pytest.fixture(scope="session")
@@ -230,7 +230,7 @@ def rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rgw]:
         lambda port, data: [script, "run", str(data), str(port)], lambda port, log: "up\n" in log.read_text(), folder
     )
     yield Rgw(f"http://127.0.0.1:{port}", "testkey", "testsecret", folder)
-    _end(process)
+    end_server(process)
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ def test_a_job_is_queued_again_if_it_was_stopped_for_its_time(
         rest = "first -m streamvid train --config my run.yaml"
         assert started == [f"{rank}/2 {rank}/2 {rest}" for rank in (0, 1)]
     else:
-        assert set(started) == {"encode --part 3/16 --config my run.yaml"}
+        assert set(started) == {"encode --task 2/16 --config my run.yaml"}
     requeued = tmp_path / "requeued"
     assert (requeued.read_text() if requeued.exists() else "") == ("requeue 77\n" if exits == 138 else "")
     options = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]

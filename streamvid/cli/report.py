@@ -52,6 +52,7 @@ def print_status(status: ShardStatus) -> None:
         click.echo(printable(f"{status.url}: sealed; next: streamvid stats {status.url}"))
         return
     run = f"process {status.pid} on {status.host}, {status.seconds_ago:.0f} s ago"
+    run = f"{status.num_tasks} tasks have started, last: {run}" if status.num_tasks else run
     click.echo(printable(f"{status.url}: {status.state} ({run})"))
     rows = [
         (
@@ -67,7 +68,8 @@ def print_status(status: ShardStatus) -> None:
     for kind, count in status.rejections.items():
         click.echo(printable(f"rejected so far: {count} as {kind}: {REMEDIES.get(kind, 'see the reason at the end')}"))
     if status.state == "stopped":
-        click.echo("run the same command again to resume, or add --abandon to remove the unfinished work")
+        command = "tasks" if status.num_tasks else "same command"
+        click.echo(f"run the {command} again to resume, or add --abandon to remove the unfinished work")
 
 
 def _print_source(source: SourceSummary) -> None:

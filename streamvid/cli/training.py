@@ -37,7 +37,7 @@ def run_training(config: TrainConfig) -> int:
 
 
 def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: bool = False) -> int:
-    """Encode features in this process, either alone, as one rank, or as an independent part. Return the exit code."""
+    """Encode features in this process, either alone, as one rank, or as an independent task. Return the exit code."""
     from streamvid.compat.diffsynth_data import note_dataset
     from streamvid.trainer.encode import encode
     from streamvid.trainer.launch import end_processes
@@ -112,4 +112,4 @@ def _print_encoded(config: TrainConfig, result: EncodeResult, as_json: bool) -> 
     elif result.is_sealed:
         click.echo(f"sealed: {url}\nnext: streamvid train with task=sft:train and data.features.url={url}")
     else:
-        click.echo("this part is complete; the last part to finish seals the features")
+        click.echo("this task is complete; the last task to finish seals the features")

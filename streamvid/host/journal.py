@@ -83,9 +83,9 @@ class Journal:
                 self._file.flush()
 
 
-def stored_findings(path: Path) -> dict[Key, Any]:
-    """Return the findings in a journal with any header. Another process may be appending to the file."""
-    return _findings(_lines(path.read_bytes()))
+def stored_findings(data: bytes) -> dict[Key, Any]:
+    """Return the findings in a journal's content with any header. Another process may be appending to the file."""
+    return _findings(_lines(data))
 
 
 def _lines(data: bytes) -> list[bytes]:

@@ -45,21 +45,21 @@ def invoke(*words: str, exit_code: int = 0) -> str:
     return done.stdout
 
 
-def test_encoding_in_parts_and_training_on_what_they_made(tiny: Tiny, tmp_path: Path) -> None:
-    """SHARD-1: a dry run loads nothing and writes nothing; the last part seals; training reads it; again it is done."""
+def test_encoding_in_tasks_and_training_on_what_they_made(tiny: Tiny, tmp_path: Path) -> None:
+    """SHARD-1: a dry run loads nothing and writes nothing; the last task seals; training reads it; again it is done."""
     given = arguments(tiny, tmp_path)
     survey = invoke("encode", *given, "--dry-run").splitlines()
     assert survey[0] == f"2 samples in 2 shards → {tmp_path / 'sidecar'}" and "estimated once" in survey[1]
     assert not (tmp_path / "sidecar").exists() and not (tmp_path / "out").exists()
-    first = run_streamvid("encode", *given, "--part", "2/2")
+    first = run_streamvid("encode", *given, "--task", "1/2")
     assert (
         first.stdout.splitlines()[0] == "encoded 1 samples in 1 shards"
-        and "the last part to finish seals" in first.stdout
+        and "the last task to finish seals" in first.stdout
     )
     assert "encode 1/1" in first.stderr
     half = json.loads(invoke("encode", *given, "--dry-run", "--json"))
     assert (half["num_samples_done"], half["is_sealed"]) == (1, False)
-    second = json.loads(invoke("encode", *given, "--part", "1/2", "--json"))
+    second = json.loads(invoke("encode", *given, "--task", "0/2", "--json"))
     assert second["is_sealed"] and second["num_samples"] == 1
     written = tree_of(tmp_path / "sidecar")
     size = sum(len(data) for path, data in written.items() if path.startswith("shards/"))
@@ -76,7 +76,7 @@ def test_encoding_in_parts_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
 def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path: Path) -> None:
     given = arguments(tiny, tmp_path)
     for more, said in (
-        (["--part", "3/2"], "'3/2' is not a part"),
+        (["--task", "2/2"], "task='2/2': must be I/N"),
         (
             ["--set", "model.weights.paths={autoencoder: nowhere.safetensors}", "--dry-run"],
             "nowhere.safetensors does not exist",

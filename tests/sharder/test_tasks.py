@@ -205,6 +205,12 @@ def test_the_command_says_what_to_do_next(source: Path, tmp_path: Path) -> None:
     assert "8 of 16 files are not probed yet; next: when all tasks have ended, run them again, or run" in said[0]
     assert "shards are not built yet" in said[1]
     assert "all shards are built; next: run the same command without --task to seal the dataset" in said[2]
+    status = run_streamvid("shard", "--status", tmp_path / "ds").stdout
+    assert "stopped (2 tasks have started, last: process " in status and "run the tasks again to resume" in status
+    assert "rejected so far: " in status
+    told = json.loads(run_streamvid("shard", "--status", tmp_path / "ds", "--json").stdout)
+    phases = {phase["name"]: (phase["done"], phase["total"]) for phase in told["phases"]}
+    assert phases["probe"] == (16, 16) and phases["build"][0] == phases["build"][1] and told["num_tasks"] == 2
     report = json.loads(run_streamvid(*arguments, "--task", "1/2", "--json").stdout)
     assert (report["state"], report["remaining"]) == ("task ended", None)
     assert "sealed: " in run_streamvid(*arguments).stdout

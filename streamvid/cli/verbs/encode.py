@@ -12,7 +12,6 @@ from streamvid.cli.flags import LOCATION
 from streamvid.cli.training import is_launched, run_encoding
 
 if TYPE_CHECKING:
-    from streamvid.plan.position import World
     from streamvid.trainer.config import TrainConfig
 
 _EPILOG = """\b
@@ -20,35 +19,28 @@ Examples:
   streamvid encode --config mine.yaml --set data.features.url=features/
   streamvid encode --config mine.yaml --set data.features.num_visits=4 --dry-run
   accelerate launch --num_processes 8 -m streamvid encode --config mine.yaml
-  streamvid encode --config mine.yaml --part 3/16       one of 16 independent jobs
+  streamvid encode --config mine.yaml --task 3/16       one of 16 independent jobs
   streamvid train --config mine.yaml --set task=sft:train          train on the features
 
 All splits are encoded, each sample `num_visits` times. If the command is stopped or killed, run it
 again: it resumes and writes the same bytes as an uninterrupted run."""
 
 
-def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> World | None:
-    from streamvid.plan.position import World
-
-    if value is None:
-        return None
-    number, _, count = value.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise click.BadParameter(f"{value!r} is not a part; write it as I/N, such as 1/16 for the first of 16 parts")
-    return World(int(number) - 1, int(count))
-
-
 @click.command(epilog=_EPILOG)
 @click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a training run, or a preset: tiny.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option(
-    "--part", callback=_part, metavar="I/N", help="Encode part I of N; the part that finishes last seals the features."
+    "--task",
+    metavar="I/N",
+    help="Do only share I (0 to N-1) of N shares of the work; the last task seals the features.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what remains to be done; load no model and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(config: str | None, overrides: tuple[str, ...], part: World | None, dry_run: bool, as_json: bool) -> int:
+def command(config: str | None, overrides: tuple[str, ...], task: str | None, dry_run: bool, as_json: bool) -> int:
     """Encode the dataset of a config with the config's model and store the features in data.features.url."""
     from streamvid.config import load_config
+    from streamvid.host.share import parse_share
+    from streamvid.plan.position import World
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig
 
@@ -57,9 +49,12 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
     if dry_run:
         _survey(run).print(as_json)
         return 0
-    if part is not None and is_launched():
-        raise click.UsageError("--part cannot be used in a process that a launcher started; omit --part")
-    return run_encoding(run, part, as_json=as_json)
+    if task is None:
+        return run_encoding(run, None, as_json=as_json)
+    if is_launched():
+        raise click.UsageError("--task cannot be used in a process that a launcher started; omit --task")
+    share = parse_share(task, "task")
+    return run_encoding(run, World(share.number, share.num_shares), as_json=as_json)
 
 
 @dataclass(frozen=True)

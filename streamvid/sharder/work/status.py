@@ -8,23 +8,27 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from streamvid.dataset.manifest import MANIFEST
 from streamvid.errors import DatasetError, StorageError
-from streamvid.host.journal import stored_findings
+from streamvid.host.journal import Key, stored_findings
 from streamvid.host.lock import try_lock
 from streamvid.sharder.rejections import OTHER
-from streamvid.sharder.work.destination import Destination
+from streamvid.sharder.work.destination import STAGING, Destination
 from streamvid.sharder.work.staging import JOURNALS, LOCK, Staging
+from streamvid.sharder.work.tasks import TASKS, task_folder
 from streamvid.storage import LocalStore
 
 State: TypeAlias = Literal["running", "stopped", "sealed"]
 _FILE = "status.json"
-_SECONDS_BETWEEN_WRITES = 1.0
+PHASES = ("probe", "encode", "build", "seal")
+"""Phases of a build in order."""
+_SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_PUBLICATIONS = 1.0, 30.0
+_SECONDS_ALIVE = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,9 @@ class ShardStatus:
     state: "running" if a sharder holds the lock of the build; "stopped" if it does not, so that the same command
         resumes the build; "sealed" if the dataset is finished.
     host, pid: machine and process of the last run. seconds_ago: age of `phases`, which a run writes every second.
-    phases: phases of the last run, the current one last. rejections: kind of rejection → number of files or clips.
+    phases: phases of the last run, the current one last; for tasks, sums over the tasks that have started.
+    rejections: kind of rejection → number of files or clips. num_tasks: number of tasks that have started; 0 without
+        tasks.
     """
 
     url: str
@@ -74,6 +80,7 @@ class ShardStatus:
     seconds_ago: float = 0.0
     phases: tuple[Phase, ...] = ()
     rejections: Mapping[str, int] = field(default_factory=dict)
+    num_tasks: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON-serializable values."""
@@ -85,8 +92,10 @@ class StatusFile:
 
     def __init__(self, staging: Staging, progress: Callable[[str, int, int], None]) -> None:
         self._folder, self._progress = staging.own, progress
+        is_published = not staging.store.is_local and not staging.share.is_whole
+        self._published = (staging.store, f"{STAGING}/{task_folder(staging.share)}/{_FILE}") if is_published else None
         self._phases: dict[str, Phase] = {}
-        self._since = self._written_at = 0.0
+        self._since = self._written_at = self._published_at = 0.0
         self._current = ""
 
     def __call__(self, name: str, done: int, total: int) -> None:
@@ -106,35 +115,128 @@ class StatusFile:
         if self._folder.is_dir():  # sealing removes it before its last step
             with contextlib.suppress(StorageError):  # a build does not need the file; a full disk ends it elsewhere
                 LocalStore(self._folder).put(_FILE, data)
+                self._publish(data)
+
+    def _publish(self, data: bytes) -> None:
+        """Copy the status of a task to the object store, where other machines read it."""
+        now, is_complete = time.monotonic(), all(phase.done == phase.total for phase in self._phases.values())
+        is_due = is_complete or now - self._published_at >= _SECONDS_BETWEEN_PUBLICATIONS
+        if self._published is not None and is_due:
+            self._published_at = now
+            store, path = self._published
+            store.put(path, data)
 
 
 def read_status(dest: Destination) -> ShardStatus:
-    """Return the status of the build at `dest`. Raises DatasetError if there is neither a dataset nor a build."""
-    folder = dest.folder
+    """Return the status of the build at `dest`, with all of its tasks.
+
+    Raises DatasetError if there is neither a dataset nor a build.
+    """
     try:
-        said = json.loads((folder / _FILE).read_bytes())
-        lock = try_lock(folder / LOCK)
-        rejections: Counter[str] = Counter()
-        for journal in JOURNALS:
-            rejections.update(_kinds(folder / journal))
-    except OSError:  # also if the build ends in the meantime and removes its folder
+        notes = _status_notes(dest)
+        rejections = _count_rejections(dest)
+    except (OSError, StorageError):  # if the build ends in the meantime and removes its folder
+        notes = []
+    if not notes:
         if dest.store.size(MANIFEST) is not None:
             return ShardStatus(dest.url, "sealed")
         raise DatasetError(
-            f"there is neither a dataset at {dest.url} nor an unfinished build in {folder} on this machine; if another "
-            "machine is building the dataset, run --status there, with the same --work-dir"
-        ) from None
+            f"there is neither a dataset at {dest.url} nor an unfinished build in {dest.folder} on this machine; if "
+            "another machine is building the dataset, run --status there, with the same --work-dir"
+        )
+    latest = max(notes, key=lambda note: note.time)
+    num_tasks = sum(note.is_task for note in notes)
+    phases = _phases([note for note in notes if note.is_task == latest.is_task])
+    is_running = any(note.is_running for note in notes)
+    return ShardStatus(
+        dest.url,
+        "running" if is_running else "stopped",
+        latest.host,
+        latest.pid,
+        latest.seconds_ago,
+        phases,
+        rejections,
+        num_tasks,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """Status of one run or task. is_locked: True if it runs on this machine."""
+
+    host: str
+    pid: int
+    time: float
+    phases: tuple[Phase, ...]
+    is_task: bool
+    is_locked: bool
+
+    @property
+    def seconds_ago(self) -> float:
+        return max(0.0, time.time() - self.time)
+
+    @property
+    def is_running(self) -> bool:
+        """True if the run holds its lock or, for a task, which may run on another machine, if it wrote recently."""
+        return self.is_locked or (self.is_task and self.seconds_ago < _SECONDS_ALIVE and not self._has_ended)
+
+    @property
+    def _has_ended(self) -> bool:
+        return all(phase.done == phase.total for phase in self.phases)
+
+
+def _status_notes(dest: Destination) -> list[_Note]:
+    found = []
+    main = dest.folder / _FILE
+    if main.exists():
+        found.append((main.read_bytes(), dest.folder, False))
+    for state in dest.store.files(f"{STAGING}/{TASKS}"):
+        if state.path.endswith(f"/{_FILE}"):
+            folder = dest.folder / TASKS / Path(state.path).parent.name
+            found.append((dest.store.read(state.path), folder, True))
+    notes = []
+    for data, folder, is_task in found:
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # not written by a sharder
+            notes.append(_parse_note(data, folder, is_task))
+    return notes
+
+
+def _parse_note(data: bytes, folder: Path, is_task: bool) -> _Note:
+    said = json.loads(data)
+    lock = try_lock(folder / LOCK) if folder.is_dir() else None
+    is_locked = lock is None and folder.is_dir()
     if lock is not None:
         lock.release()
-    state: State = "running" if lock is None else "stopped"
-    seconds_ago = max(0.0, time.time() - said["time"])
     phases = [Phase(**phase) for phase in said["phases"]]
-    if state == "running":  # the last phase has gone on since
-        phases[-1:] = [replace(phase, seconds=phase.seconds + seconds_ago) for phase in phases[-1:]]
-    counts = dict(rejections.most_common())
-    return ShardStatus(dest.url, state, said["host"], said["pid"], seconds_ago, tuple(phases), counts)
+    note = _Note(said["host"], said["pid"], said["time"], tuple(phases), is_task, is_locked)
+    if note.is_running:  # the last phase has continued since
+        phases[-1:] = [replace(phase, seconds=phase.seconds + note.seconds_ago) for phase in phases[-1:]]
+    return replace(note, phases=tuple(phases))
 
 
-def _kinds(journal: Path) -> list[str]:
-    findings = stored_findings(journal) if journal.exists() else {}
-    return [finding.get("kind") or OTHER for finding in findings.values() if "rejected" in finding]
+def _phases(notes: Sequence[_Note]) -> tuple[Phase, ...]:
+    """Return the phases of all runs together: sums, and the longest time."""
+    found: dict[str, Phase] = {}
+    for phase in sorted((phase for note in notes for phase in note.phases), key=lambda phase: PHASES.index(phase.name)):
+        sums = found.get(phase.name, Phase(phase.name, 0, 0, 0, 0.0))
+        found[phase.name] = Phase(
+            phase.name,
+            sums.done + phase.done,
+            sums.total + phase.total,
+            sums.done_before + phase.done_before,
+            max(sums.seconds, phase.seconds),
+        )
+    return tuple(found.values())
+
+
+def _count_rejections(dest: Destination) -> dict[str, int]:
+    """Return the number of rejections in all journals, by kind."""
+    findings: dict[Key, Any] = {}
+    for name in JOURNALS:
+        if (dest.folder / name).exists():
+            findings.update(stored_findings((dest.folder / name).read_bytes()))
+        for state in dest.store.files(f"{STAGING}/{TASKS}"):
+            if state.path.endswith(f"/{name}"):
+                findings.update(stored_findings(dest.store.read(state.path)))
+    kinds = (finding.get("kind") or OTHER for finding in findings.values() if "rejected" in finding)
+    return dict(Counter(kinds).most_common())
