@@ -43,6 +43,7 @@ ROOMS_OF = {
     "peft": {"modules"},
     "transformers": {"recipes"},
     "webdataset": {"dataset"},
+    "ray": {"sharder/work"},
     "click": {"cli", "compat"},
     "rich": {"cli", "modules/summary.py", "trainer"},
     "pydantic": {"config.py"},

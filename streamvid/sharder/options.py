@@ -252,6 +252,8 @@ class WorkOptions:
         store. None: a folder in the user's cache folder.
     task: "I/N" to do only the share of task I (0 to N-1) of N tasks, for clusters; None to do all work and seal the
         dataset. Tasks may run at the same time, on any machines.
+    engine: "local" for this process and its workers; "ray" to run tasks with `workers` CPUs each on a Ray cluster,
+        and to seal the dataset in this process.
     """
 
     workers: int = option(
@@ -269,6 +271,19 @@ class WorkOptions:
     )
     task: str | None = option(
         None, help="Do only share I (0 to N-1) of N shares of the work, on a cluster.", metavar="I/N", group=""
+    )
+    engine: Literal["local", "ray"] = option(
+        "local", help="Where tasks run: in this process, or on a Ray cluster (streamvid[ray]).", group=""
+    )
+    ray_address: str = option("auto", help="Address of the Ray cluster.", metavar="ADDRESS", group="")
+    num_tasks: int | None = option(
+        None,
+        help="Number of tasks on a Ray cluster.",
+        metavar="N",
+        minimum=2,
+        maximum=100_000,
+        group="",
+        shown_default="as many as the cluster runs at a time",
     )
     probe_timeout_seconds: float = option(
         60.0,
@@ -292,11 +307,14 @@ class WorkOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if not self.share.is_whole and self.overwrite:
+        if self.overwrite and (self.task is not None or self.engine != "local"):
             raise ConfigError(
-                f"task={self.task!r}: cannot be combined with overwrite, because tasks never remove files; write to "
-                "another DEST, or build without tasks"
+                "overwrite=True: cannot be combined with task or engine='ray', because tasks remove no files; omit it"
             )
+        if not self.share.is_whole and self.engine != "local":
+            raise ConfigError(f"task={self.task!r}: cannot be combined with engine={self.engine!r}; omit one of them")
+        if self.num_tasks is not None and self.engine == "local":
+            raise ConfigError(f"num_tasks={self.num_tasks!r}: requires engine='ray'; add it, or omit num_tasks")
 
     @property
     def share(self) -> Share:

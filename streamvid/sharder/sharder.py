@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError, StreamvidError
-from streamvid.host.share import WHOLE
+from streamvid.host.share import WHOLE, Share
 from streamvid.sharder.assign import Assignment, assign, assign_texts
 from streamvid.sharder.build import build_all, remaining_shards
 from streamvid.sharder.encode import encode_all
@@ -35,10 +37,11 @@ from streamvid.sharder.source.records import RecordSet, Rejection, read_records
 from streamvid.sharder.source.summary import InputSummary
 from streamvid.sharder.where import apply_where
 from streamvid.sharder.work.destination import find_destination
+from streamvid.sharder.work.ray import run_on_ray
 from streamvid.sharder.work.shared_journal import SharedJournal
 from streamvid.sharder.work.staging import EMBEDDED, PROBES, Staging, locked_staging
 from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status
-from streamvid.sharder.work.tasks import TasksUnfinished
+from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.storage import Store, open_store
 
 OnInput: TypeAlias = Callable[[InputSummary], None]
@@ -74,6 +77,8 @@ def shard(
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
     _check_apart(source, place.store, options)
+    if options.work.engine == "ray":
+        _shard_on_ray(source, dest, options, progress)
     embedded = place.folder / EMBEDDED
     records = apply_where(read_records(source, options, embedded), options)
     progress("records", records.num_rows, records.num_rows)
@@ -113,6 +118,28 @@ def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
     """Return whether a file that is embedded in metadata has not been written to `folder` yet."""
     paths = [path for record in records.records for path in (record.path, *(file.path for file in record.extra))]
     return any(path.startswith(f"{folder}/") and not Path(path).exists() for path in paths)
+
+
+def _shard_on_ray(
+    source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, progress: Progress
+) -> None:
+    """Run the tasks of a build on a Ray cluster, and report their progress."""
+    local = replace(options, work=replace(options.work, engine="local", num_tasks=None))
+    place = find_destination(dest, local)
+
+    def report() -> None:
+        with contextlib.suppress(DatasetError):  # nothing has begun
+            for phase in read_status(place).phases:
+                progress(phase.name, phase.done, phase.total)
+
+    work = options.work
+    run_on_ray(partial(_do_share, source, dest, local), work.workers, work.ray_address, work.num_tasks, report)
+
+
+def _do_share(
+    source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, share: Share
+) -> Remaining | None:
+    return shard(source, dest, replace(options, work=replace(options.work, task=str(share)))).remaining
 
 
 def abandon(dest: str | Path, options: ShardOptions) -> bool:

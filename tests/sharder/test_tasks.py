@@ -193,7 +193,7 @@ def test_a_task_that_cannot_be_is_an_error(task: str) -> None:
 
 
 def test_options_that_do_not_go_with_a_task(built: Built, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be combined with overwrite, because tasks never remove files"):
+    with pytest.raises(ConfigError, match="cannot be combined with task or engine='ray', because tasks remove"):
         shard_options(task="0/2", overwrite=True)
     with pytest.raises(ConfigError, match="cannot be combined with a dry run"):
         dry_run(built.source, tmp_path / "dataset", shard_options(**OPTIONS, task="0/2"))
