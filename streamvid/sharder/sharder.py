@@ -77,8 +77,6 @@ def shard(
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
     _check_apart(source, place.store, options)
-    if options.work.engine == "ray":
-        _shard_on_ray(source, dest, options, progress)
     embedded = place.folder / EMBEDDED
     records = apply_where(read_records(source, options, embedded), options)
     progress("records", records.num_rows, records.num_rows)
@@ -86,6 +84,8 @@ def shard(
     report = _sealed_report(place.store, build, options.work.overwrite)
     if report is not None and not place.is_begun:
         return _with_input(report, summarize(records, options), on_input)
+    if options.work.engine == "ray":
+        _shard_on_ray(source, dest, options, progress)
     with locked_staging(place, options.work.share) as staging:
         # Check again, now that the lock excludes others.
         report = _sealed_report(place.store, build, options.work.overwrite)
