@@ -200,13 +200,13 @@ def test_time_ranges_become_clips_of_exactly_their_frames(long_source: Path, tmp
     lines = ["video,caption,start_seconds,end_seconds"]
     lines += [f"clip.mp4,caption {number},{start},{end}" for number, (start, end) in enumerate(times)]
     (long_source / "metadata.csv").write_text("\n".join(lines))
-    with pytest.raises(SourceError, match=r"look like time ranges.*--time-columns"):
+    with pytest.raises(SourceError, match=r"seem to hold time ranges.*--time-columns"):
         shard(long_source, tmp_path / "no", options(buckets=WIDE))
     chosen = {"buckets": WIDE, "time_columns": ("start_seconds", "end_seconds"), "val_fraction": 0.5}
     report = shard(long_source, tmp_path / "out", options(**chosen))
     assert (report.num_records, report.num_samples) == (6, 4)
     reasons = [row["reason"] for row in open_dataset(tmp_path / "out").rejections_table().to_pylist()]
-    assert all("exceeds the video, which has 1.667 s" in reason for reason in reasons) and len(reasons) == 2
+    assert all("exceeds the video, which is 1.667 s long" in reason for reason in reasons) and len(reasons) == 2
     frames = rgb(film, (64, 96))
     rows = sorted(rows_of(tmp_path / "out"), key=lambda row: row["text"])
     assert len({row["split"] for row in rows}) == 1

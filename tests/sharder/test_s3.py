@@ -132,7 +132,7 @@ def test_metadata_in_a_bucket_names_other_buckets_only_if_asked(
     report = dry_run(f"s3://{bucket}/v", tmp_path / "ds", options())
     (rejection,) = report.rejections
     assert report.num_samples == 2 and rejection.source == names[2]
-    assert re.search(f"names a file in another one, s3://{other}, .*--other-buckets", rejection.reason)
+    assert re.search(f"refers to a file in another bucket, s3://{other}, .*--other-buckets", rejection.reason)
     moto_server.put(bucket, "m.csv", "\n".join(["path", *names[1:]]).encode())
     assert dry_run(built.source, tmp_path / "ds", options(metadata=f"s3://{bucket}/m.csv")).num_samples == 1
     trusted = dry_run(f"s3://{bucket}/v", tmp_path / "ds", options(other_buckets=True))

@@ -45,7 +45,7 @@ def test_every_row_is_in_a_shard_or_in_the_rejections(either: Built) -> None:
     assert [row["row"] for row in rejected] == [14, 15, 16, 17, 18]
     reasons = {row["source"]: row["reason"] for row in rejected}
     assert "not a video" in reasons["bad/text.mp4"]
-    assert reasons["bad/empty.mp4"] == "is empty"
+    assert reasons["bad/empty.mp4"] == "the file is empty"
     assert reasons["bad/short.mp4"] == "the clip has 3 frames, but the shortest bucket has 9"
     assert "No such file" in reasons["not/there.mp4"]
     assert "leaves the source folder" in reasons["../outside.mp4"]
