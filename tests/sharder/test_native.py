@@ -278,7 +278,7 @@ def test_fps_resamples_before_buckets_are_chosen(long_source: Path, tmp_path: Pa
     clip = rgb(clip_of(tmp_path / "out", row), (64, 96))
     assert nearest(clip, rgb(long_source / "clip.mp4", (64, 96))) == list(range(0, 40, 2))
     assert reasons_of(tmp_path / "out") == {
-        "short.mp4": "the clip has 7 frames, but the shortest bucket has 9 (at fps=12; the source has 14)"
+        "short.mp4": "the clip has 7 frames, but the shortest bucket has 9 (at fps=12; the source has 14 frames)"
     }
     with streamvid.VideoLoader(tmp_path / "out", batch_size=1, num_workers=0) as loader:
         assert [batch.video.shape[2] for batch in loader] == [9]
