@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from streamvid.video.container import Source
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
+"""Callback with arguments (phase, done, total). The phases are "records", "probe", "encode", "build" and "seal"."""
 
 PROBE_VERSION = 8
 MAX_REASON_CHARS = 500
@@ -149,13 +149,13 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
             "run the same command again"
         ) from error
     except MemoryError:
-        return rejected("needs more memory than worker_memory_bytes allows", "memory")
+        return rejected(f"{what} needs more memory than worker_memory_bytes allows", "memory")
     except Exception as error:  # noqa: BLE001 — one bad file must not end the run, and its error is reported
         return rejected(f"{what} failed because of a bug in streamvid: {type(error).__name__}: {error}", "fault")
 
 
 def note(journal: Journal, key: Key, finding: Finding) -> None:
-    """Store a finding. One that reports a bug or a lack of memory is kept for this run only; the next may succeed."""
+    """Store a finding. A "fault" or "memory" finding is kept only for this run, because the next run may succeed."""
     if finding.get("kind") in ("fault", "memory"):
         journal.findings[key] = finding
     else:
@@ -184,7 +184,7 @@ def run_tasks(
     limit: str,
     held_fd: int,
 ) -> Iterator[tuple[int, Finding]]:
-    """Run a task for each path in worker processes; yield (task index, finding) as they finish.
+    """Run a task for each path in worker processes; yield (task index, finding) as the tasks finish.
 
     A crash becomes a rejection. limit: name of the option that limits the time per task.
     """

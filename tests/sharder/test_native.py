@@ -153,7 +153,7 @@ def test_report_of_the_run_and_of_the_sealed_dataset(native: Built, tmp_path: Pa
 def test_another_encoding_is_another_dataset(native: Built) -> None:
     for changes, difference in (
         ({"crf": 23}, "encoding"),
-        ({"clips": "copy"}, "clips: .native. there, .copy. requested"),
+        ({"clips": "copy"}, "clips: .native. stored, .copy. requested"),
     ):
         with pytest.raises(SealedError, match=difference):
             shard(native.source, native.dest, options(**changes))

@@ -203,7 +203,7 @@ def test_another_dataset_is_refused_and_overwritten_when_asked(
 
 def test_foreign_objects_are_refused(built: Built, bucket: str, moto_server: S3Server) -> None:
     moto_server.put(bucket, "ds/notes.txt", b"mine")
-    with pytest.raises(DatasetError, match="is not empty and holds no dataset"):
+    with pytest.raises(DatasetError, match="is not empty, but does not contain a dataset"):
         shard(built.source, f"s3://{bucket}/ds", options())
     assert moto_server.tree(bucket, "ds") == {"notes.txt": b"mine"}
 

@@ -61,9 +61,10 @@ class Phase:
 class ShardStatus:
     """Status of a build.
 
-    state: "running" if a sharder holds the lock of the build; "stopped" if it does not, so that the same command
-        resumes the build; "sealed" if the dataset is finished.
-    host, pid: machine and process of the last run. seconds_ago: age of `phases`, which a run writes every second.
+    state: "running" if a sharder holds the lock of the build; "stopped" if the build is unfinished and no sharder holds
+        the lock, so that the same command resumes the build; "sealed" if the dataset is finished.
+    host, pid: machine and process of the last run.
+    seconds_ago: age of `phases`, which a run updates about once per second.
     phases: phases of the last run, the current one last. rejections: kind of rejection → number of files or clips.
     """
 
@@ -103,8 +104,9 @@ class StatusFile:
     def _write(self) -> None:
         about = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
         data = json.dumps({**about, "phases": [asdict(phase) for phase in self._phases.values()]}).encode()
-        if self._folder.is_dir():  # sealing removes it before its last step
-            with contextlib.suppress(StorageError):  # a build does not need the file; a full disk ends it elsewhere
+        if self._folder.is_dir():  # sealing removes the folder before its last step
+            # The build does not depend on this file. If the disk is full, another write reports the error.
+            with contextlib.suppress(StorageError):
                 LocalStore(self._folder).put(_FILE, data)
 
 
@@ -117,7 +119,7 @@ def read_status(dest: Destination) -> ShardStatus:
         rejections: Counter[str] = Counter()
         for journal in JOURNALS:
             rejections.update(_kinds(folder / journal))
-    except OSError:  # also if the build ends in the meantime and removes its folder
+    except OSError:  # also raised if the build ends in the meantime and removes its folder
         if dest.store.size(MANIFEST) is not None:
             return ShardStatus(dest.url, "sealed")
         raise DatasetError(
@@ -129,7 +131,7 @@ def read_status(dest: Destination) -> ShardStatus:
     state: State = "running" if lock is None else "stopped"
     seconds_ago = max(0.0, time.time() - said["time"])
     phases = [Phase(**phase) for phase in said["phases"]]
-    if state == "running":  # the last phase has gone on since
+    if state == "running":  # the last phase has continued since the file was written
         phases[-1:] = [replace(phase, seconds=phase.seconds + seconds_ago) for phase in phases[-1:]]
     counts = dict(rejections.most_common())
     return ShardStatus(dest.url, state, said["host"], said["pid"], seconds_ago, tuple(phases), counts)
