@@ -137,6 +137,18 @@ def bucket_config_to_json(config: BucketConfig) -> dict[str, Any]:
     return {name: _plain(value) for name, value in _changed(document).items()}
 
 
+def stored_buckets(config: BucketConfig) -> dict[str, object]:
+    """Return the bucket configuration for the manifest: a plain list if only the buckets are configured."""
+    is_listed = config.buckets or config.resolution
+    if is_listed and config.ratios == Ratios(config.multiple):
+        plain = BucketConfig(
+            buckets=config.buckets, resolution=config.resolution, num_frames=config.num_frames, ratios=config.ratios
+        )
+        if replace(config, about=PresetInfo()) == plain:
+            return {"buckets": [f"{bucket.id} {bucket.size_at_frames}" for bucket in config.table.candidates]}
+    return {"bucket_config": bucket_config_to_json(replace(config, about=PresetInfo()))}
+
+
 def _changed(options: Policy | FrameRate | Document) -> dict[str, object]:
     """Return the fields that differ from their defaults."""
     default = type(options)()

@@ -1,7 +1,7 @@
 """Offline sharder, which turns records into a sealed dataset of shards. The entry points are in sharder.py.
 
-This package may import the lower layers (buckets, video, storage, dataset, plan, host), but never loader. Read the
-files in this order; each imports only from earlier ones:
+This package may import the lower layers (buckets, video, storage, dataset, plan, host), but never the loader. Read
+the files in this order; each imports only from earlier ones:
 
     media_columns, rejections, windows → options → source/, work/ → probing → where, media_fit → assign
     → encode, plan → build, report → seal → sharder

@@ -1,4 +1,4 @@
-"""Assignment of a bucket and permanent keys to each record, or to each window of a long record."""
+"""Assignment of buckets and permanent keys to records, or to the windows of long records."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _drawn(
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
-            # The loader draws a new bucket in each pass: see sharder/plan.py, dataset/draws.py, plan/draws.py.
+            # The loader draws a new bucket in each epoch; see sharder/plan.py, dataset/draws.py and plan/draws.py.
             members = tuple(sorted((bucket.id, probability) for bucket, probability in choices.options))
             draw_set = f"{stable_hash('draw set', *(f'{name} {share}' for name, share in members)):016x}"
             draw_sets[draw_set] = members
@@ -175,13 +175,14 @@ def _drawn(
 
 
 def _windows(time_range: TimeRange | None, probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """Yield each window of a source with its bucket choices. time_range: part of the source to use; None for all of it.
+    """Yield each window of a source with its bucket choices.
 
-    Raises NoBucketError if no bucket accepts a window, and Rejected if the source does not have the time range.
+    time_range: part of the source to use; None for the whole source.
+    Raises NoBucketError if no bucket accepts a window, and Rejected if the time range does not fit the source.
     """
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if time_range is not None and probe.is_image:
-        raise Rejected(f"it is an image, so it has no time range {time_range.text}", kind="time-range")
+        raise Rejected(f"the file is an image, which has no time range {time_range.text}", kind="time-range")
     if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
         frames = range(probe.num_frames) if time_range is None else timing.frames_in(time_range)
@@ -222,7 +223,7 @@ def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
 def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
     rate = options.frame_rate.fps
     is_rated = rate is not None and not probe.is_image
-    return f"{reason} (at fps={rate}; the source has {probe.num_frames})" if is_rated else reason
+    return f"{reason} (at fps={rate}; the source has {probe.num_frames} frames)" if is_rated else reason
 
 
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:

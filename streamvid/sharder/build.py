@@ -51,7 +51,7 @@ def input_sha256(shard: PlannedShard) -> str:
     """Return the checksum of everything that determines a shard's bytes."""
     digest = hashlib.sha256()
     for sample in shard.samples:
-        # The path of a file is left out, because it may differ on another machine.
+        # The path of a file is omitted, because it may differ on another machine.
         files = [
             (file.source, clip.num_bytes, extension, clip.sha256 or file.version)
             for extension, file, clip in sample.members
@@ -116,7 +116,7 @@ def load_marker(staging: Path, path: str) -> Marker:
 
 
 def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Return whether a shard is finished and was built from the same input. sizes: result of `shard_sizes`."""
+    """Return True if a shard is finished and was built from the same input. sizes: result of `shard_sizes`."""
     try:
         marker = load_marker(folder, shard.path)
         packets = packets_path(folder, shard.path).read_bytes()
@@ -176,13 +176,13 @@ def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardO
     """Raise StorageError if the remaining shards need more disk space than is free."""
     sizes = sorted((shard.clip_bytes for shard in todo), reverse=True)
     keeps_shards = isinstance(staging.store, LocalStore) and not options.clips.is_native
-    # Encoded clips are removed as shards are finished, and uploaded shards are removed, too.
+    # Encoded clips are removed as soon as their shards are finished. Uploaded shards are removed, too.
     needed = sum(sizes if keeps_shards else sizes[: options.work.workers])
     disk = shutil.disk_usage(staging.folder)
     if disk.total and needed > disk.free:
         raise StorageError(
-            f"{staging.folder}: the shards need {needed / 1e6:,.1f} MB, but only {disk.free / 1e6:,.1f} MB of disk are "
-            "free; free some space, then run the same command again to resume"
+            f"{staging.folder}: the shards need {needed / 1e6:,.1f} MB, but only {disk.free / 1e6:,.1f} MB of disk "
+            "space are free; free some space, then run the same command again to resume"
         )
 
 

@@ -1,7 +1,7 @@
 """Encoding of native clips in worker processes, which isolate crashes caused by hostile files.
 
-Shards are cut by size, so all clips are encoded before the first shard is written. Until then, the clips are stored in
-the staging folder. A journal stores the results, so that later runs can reuse them (SHARD-1).
+The shard plan depends on the sizes of the clips, so all clips are encoded before the first shard is written. Until
+then, they are stored in the staging folder. A journal stores the results, so that later runs can reuse them (SHARD-1).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode the clips that are not encoded yet. Return an assignment in which failures have become rejections.
+    """Encode the clips that are not encoded yet. Return an assignment in which failed clips have become rejections.
 
     Raises TasksUnfinished if clips are missing that other tasks have to encode.
     """
@@ -95,7 +95,7 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
 def restore_clips(
     samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Re-encode the missing clips of these samples. Unless other tasks may need them, remove all other clips.
+    """Encode the missing clips of these samples again. Unless other tasks may need them, remove all other clips.
 
     Raises StorageError if the bytes of a clip differ from those of its first encoding.
     """
@@ -242,7 +242,7 @@ def journal_header(options: ShardOptions) -> dict[str, object]:
 
 
 def _holds(finding: Finding | None, options: ShardOptions) -> bool:
-    """Return whether a finding is still valid. A clip rejected under other worker limits is encoded again."""
+    """Return True if a finding is still valid. A clip that was rejected under other worker limits is encoded again."""
     return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
 
 
@@ -260,7 +260,7 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})
     if clip.num_frames < job.bucket.num_frames and not job.is_still:
-        reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} takes {job.bucket.num_frames}"
+        reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} requires {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
     least = options.clips.min_psnr
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
@@ -281,7 +281,10 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 
 @dataclass
 class _Growth:
-    """Comparison of encoded clips with their sources. If the clips are larger, a warning is logged once, early."""
+    """Comparison of the sizes of encoded clips and their sources. If the clips are larger, a warning is logged once.
+
+    The sizes are compared after each clip from the hundredth on, so that the warning is early, and at the end.
+    """
 
     num_clips: int = 0
     clip_bytes: int = 0
@@ -301,7 +304,7 @@ class _Growth:
         if self.clip_bytes > self.source_bytes and not self.has_warned:
             self.has_warned = True
             _logger.warning(
-                "%d native clips have %.2f times the size of their sources: to store fewer bytes, raise --crf, choose "
+                "%d native clips have %.2f times the size of their sources; to store fewer bytes, raise --crf, choose "
                 "--codec av1, or limit the size of each clip with --max-growth",
                 self.num_clips,
                 self.clip_bytes / self.source_bytes,

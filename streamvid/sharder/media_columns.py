@@ -1,4 +1,4 @@
-"""Metadata columns that name the files of conditioning inputs (control videos, reference images, masks)."""
+"""Metadata columns with the file paths of conditioning inputs (control videos, reference images, masks)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
 
 @dataclass(frozen=True, slots=True)
 class MediaColumn:
-    """Conditioning input, and the metadata column that names its files.
+    """Conditioning input, and the metadata column that contains its file paths.
 
-    kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip. None
-    selects "image" if all files are images, else "video".
-    is_mask: the input's values are never interpolated; native datasets store them in one channel, without loss.
-    is_optional: rows without the input are accepted.
+    kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip;
+        None to select "image" if all files are images, else "video".
+    is_mask: True for masks, which are never interpolated, and which native datasets store losslessly in one channel.
+    is_optional: True if rows without the input are accepted.
     """
 
     name: str
@@ -68,7 +68,7 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
 
 
 def file_keys(text: str) -> tuple[str, dict[str, str]]:
-    """Parse DiffSynth's data_file_keys, such as ``video,control_video``, into the clip's column and optional inputs."""
+    """Parse DiffSynth's data_file_keys, such as ``video,control_video``. Return (clip column, optional inputs)."""
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(

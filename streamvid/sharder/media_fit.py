@@ -1,4 +1,4 @@
-"""Checks of conditioning inputs against a sample's clip, and the form in which the inputs are stored."""
+"""Checks that conditioning inputs match a sample's clip, and the form in which the inputs are stored."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fit_media(
     columns: Sequence[MediaColumn],
     stills: frozenset[str],
 ) -> tuple[PlannedMedium, ...]:
-    """Match a record's conditioning inputs to its clip. Raises Rejected if one of the inputs does not fit."""
+    """Match a record's conditioning inputs to its clip. Raises Rejected if an input does not match the clip."""
     of_name = {medium.name: medium for medium in columns}
     found = []
     for file in record.extra:
@@ -92,7 +92,7 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     """Raise Rejected unless an input has as many frames as the clip, at the same times."""
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: a list must hold images, but {file.name} is a video; declare it as image:{file.name}",
+            f"{file.label}: a list must contain images, but {file.name} is a video; declare it as image:{file.name}",
             kind="medium",
         )
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:

@@ -1,4 +1,4 @@
-"""Sharder options. The signature, YAML fields, `streamvid shard` flags and errors are derived from these classes.
+"""Sharder options. The YAML fields and the flags of `streamvid shard` are derived from these classes.
 
 ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
               ├─ buckets: a BucketConfig, a preset's name, a YAML file, or a mapping of its fields
@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streamvid.buckets.bucket import TEXT_BUCKET
-from streamvid.buckets.config import BucketConfig, PresetInfo
-from streamvid.buckets.document import DEFAULT_BUCKETS, bucket_config_of, bucket_config_to_json
+from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import DEFAULT_BUCKETS, bucket_config_of, stored_buckets
 from streamvid.buckets.frames import FrameRate
-from streamvid.buckets.ratios import Ratios
 from streamvid.buckets.table import BucketTable
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
@@ -43,7 +42,7 @@ class CaptionOptions:
 
     column: str | tuple[str, ...] | None = option(
         None,
-        help="Metadata column with captions (text or a list); '' for none. Repeat for several captions per sample.",
+        help="Metadata column with captions, as text or lists; '' disables captions. Repeatable.",
         metavar="C",
         group="",
         flag="--caption-column",
@@ -55,10 +54,12 @@ class CaptionOptions:
         metavar="C",
         flag="--caption-weight-column",
     )
-    lines: bool = option(False, help="Read the .txt file of a video as one caption per line.", flag="--caption-lines")
+    lines: bool = option(
+        False, help="Read each line of a video's .txt file as a separate caption.", flag="--caption-lines"
+    )
     too_long: Literal["reject", "truncate"] = option(
         "reject",
-        help="Reject rows with a caption of more than 64 KiB, or truncate the caption.",
+        help="Reject rows whose caption exceeds 64 KiB, or truncate the caption.",
         flag="--long-captions",
     )
 
@@ -70,19 +71,22 @@ class CaptionOptions:
         if not several or not all(isinstance(name, str | None) for name in several):
             raise ConfigError(f"column={self.column!r}: must be a column name or a list of names")
         if len(set(several)) < len(several) or (len(several) > 1 and not all(several)):
-            raise ConfigError(f"column={self.column!r}: list each column only once, or pass only '' for no captions")
+            raise ConfigError(
+                f"column={self.column!r}: contains a duplicate or empty name; list each column only once, or pass "
+                "only '' to disable captions"
+            )
         if self.weight_column is not None and (self.column == "" or self.weight_column in several):
             raise ConfigError(
                 f"weight_column={self.weight_column!r}: must differ from the caption columns, and cannot be combined "
-                "with column=''; name another column, or omit it"
+                "with column=''; pass another column, or omit weight_column"
             )
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Input of the sharder and selection of its rows.
+    """Input of the sharder, and the selection of its rows.
 
-    media: conditioning inputs by name, each with the metadata column that holds its file paths:
+    media: conditioning inputs by name, each with the metadata column that holds its file paths, such as
         {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:" or "mask:" before a
         name sets its kind.
     where: condition in the syntax of the loader's `where=`. The condition can use metadata columns, text (the caption),
@@ -106,26 +110,25 @@ class SourceOptions:
     )
     time_columns: tuple[str, ...] = option(
         (),
-        help="Metadata columns with the start and end of each clip in seconds, or one column with both. Requires "
-        "--clips native.",
+        help="One or two metadata columns with the start and end of each clip in seconds; requires --clips native.",
         metavar="LIST",
     )
     whole_files: bool = option(
         False, help="Use the whole file for each row, even if rows share a file or have time ranges."
     )
     other_buckets: bool = option(
-        False, help="Allow metadata in a bucket to name files in other buckets, which are read with your keys."
+        False, help="Allow metadata in a bucket to refer to files in other buckets, which are read with your keys."
     )
     where: str | None = option(
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
     )
     min_fps: float | None = option(
-        None, help="Reject videos with a lower frame rate (tolerance 1 %).", metavar="RATE", above=0
+        None, help="Minimum frame rate, with a tolerance of 1 %; reject slower videos.", metavar="RATE", above=0
     )
     media: Mapping[str, str] = option(
         default_factory=dict,
-        help="Conditioning input and the column of its paths, such as control=control_video; repeatable. NAME?= makes "
-        "it optional; image:NAME, video:NAME or mask:NAME sets its kind.",
+        help="Conditioning input and the column with its paths, such as control=control_video; repeatable. NAME? makes "
+        "the input optional; image:NAME, video:NAME or mask:NAME sets its kind.",
         metavar="NAME=COLUMN",
     )
     max_clip_bytes: int = option(
@@ -160,9 +163,9 @@ class ClipOptions:
     kind: "copy" stores each source file unchanged; "native" stores it at its bucket's size, encoded for fast decoding;
         "text" uses metadata without files, and each row with a caption becomes a sample.
     fps, fps_rule: frame rate at which clips are read, and the rule that selects the frames: "resample" (nearest in
-        time), "cap" (every n-th frame, up to fps) or "fix_frame_rate" (by frame number, as DiffSynth does). With
-        fps=None, every frame is read, or the buckets set the rate. Copies keep all frames, and readers select from
-        them. Native clips contain only the selected frames, and allow only "resample".
+        time), "cap" (every n-th frame, at a rate of at most fps) or "fix_frame_rate" (by frame number, as DiffSynth
+        does). With fps=None, every frame is read unless the buckets set a rate. Copies keep all frames, and readers
+        select from them. Native clips contain only the selected frames, and allow only "resample".
     codec, crf, gop, max_clip_seconds, min_psnr, max_growth: options for native clips only.
     """
 
@@ -211,8 +214,8 @@ class ClipOptions:
             _ = self.encoding, self.frame_rate
             if self.max_growth is not None and self.encoding.crf is None:
                 raise ConfigError(
-                    f"max_growth={self.max_growth!r}: {self.codec} is lossless, so its clips cannot be smaller; omit "
-                    "max_growth, or choose another codec"
+                    f"max_growth={self.max_growth!r}: {self.codec} is lossless, so its clips cannot be made smaller; "
+                    "omit max_growth, or choose another codec"
                 )
             return
         for name in ("codec", "crf", "gop", "max_clip_seconds", "min_psnr", "max_growth"):
@@ -246,10 +249,12 @@ class ClipOptions:
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Options for running the sharder. They never affect the content of the dataset.
+    """Options for running the sharder.
+
+    Only the limits on time and memory can affect the content of the dataset: a file that exceeds a limit is rejected.
 
     work_dir: local folder for unfinished work (encoded clips, tars, probing results) if the dataset is in an object
-        store. None: a folder in the user's cache folder.
+        store. None selects a folder in the user's cache folder.
     task: "I/N" to do only the share of task I (0 to N-1) of N tasks, for clusters; None to do all work and seal the
         dataset. Tasks may run at the same time, on any machines.
     engine: "local" for this process and its workers; "ray" to run tasks with `workers` CPUs each on a Ray cluster,
@@ -326,13 +331,13 @@ class WorkOptions:
 class ShardOptions:
     """Options for the sharder. Nested options may be given as mappings of their fields.
 
-    buckets: a BucketConfig, the name of a preset, the path of a YAML file, or a mapping with that file's fields.
-        None: 256px with 1, 17 and 33 frames.
+    buckets: a BucketConfig, the name of a preset, the path of a YAML file, or a mapping with the fields of such a file.
+        None selects 256px with 1, 17 and 33 frames.
     verify: "decode" decodes every frame of a source, so that damaged files are rejected; "probe" decodes one key frame.
-        None: "probe" for copies; native clips are always decoded.
+        None selects "probe" for copies. Native clips are always decoded.
     hdr: "refuse" rejects PQ and HLG video; "allow" accepts it unchanged.
     val_fraction: fraction of records in split "val".
-    Raises ConfigError, which names the option, its value and the allowed values.
+    Raises ConfigError, which contains the option, its value and the allowed values, if a value is invalid.
     """
 
     source: SourceOptions = option(default_factory=SourceOptions, group="Source")
@@ -360,7 +365,7 @@ class ShardOptions:
         check_options(self)
         if self.val_fraction >= 1:
             raise ConfigError(f"val_fraction={self.val_fraction!r}: must be at least 0 and less than 1, such as 0.01")
-        # Read once, so that later changes to the file have no effect.
+        # The configuration is read once, so that later changes to its file have no effect.
         object.__setattr__(self, "config", self._bucket_config())
         self.config.check_rate(self.frame_rate)
         if self.clips.is_text:
@@ -369,8 +374,9 @@ class ShardOptions:
             self._check_native()
         elif self.source.time_columns:
             raise ConfigError(
-                f"time_columns={self.source.time_columns!r}: cannot be combined with clips={self.clips.kind!r}: "
-                "only native clips can be a part of a file; use ClipOptions(kind='native') (--clips native)"
+                f"time_columns={self.source.time_columns!r}: cannot be combined with clips={self.clips.kind!r}, "
+                "because only native clips can contain a part of a file; use ClipOptions(kind='native') "
+                "(--clips native)"
             )
 
     def _bucket_config(self) -> BucketConfig:
@@ -464,7 +470,7 @@ class ShardOptions:
     def to_json(self) -> dict[str, Any]:
         """Return the options that determine the dataset's content, as the manifest stores them."""
         value = {
-            **_buckets_json(self.config),
+            **stored_buckets(self.config),
             "clips": self.clips.kind,
             "max_clip_bytes": self.source.max_clip_bytes,
             "seed": self.seed,
@@ -486,15 +492,3 @@ class ShardOptions:
         own = {name: getattr(self.clips, name) for name in ("max_clip_seconds", "min_psnr", "max_growth")}
         given = {name: limit for name, limit in own.items() if limit is not None}
         return {**value, "encoding": self.encoding_json(), **given}
-
-
-def _buckets_json(config: BucketConfig) -> dict[str, object]:
-    """Return the bucket configuration for the manifest: a plain list if only the buckets are configured."""
-    is_listed = config.buckets or config.resolution
-    if is_listed and config.ratios == Ratios(config.multiple):
-        plain = BucketConfig(
-            buckets=config.buckets, resolution=config.resolution, num_frames=config.num_frames, ratios=config.ratios
-        )
-        if replace(config, about=PresetInfo()) == plain:
-            return {"buckets": [f"{bucket.id} {bucket.size_at_frames}" for bucket in config.table.candidates]}
-    return {"bucket_config": bucket_config_to_json(replace(config, about=PresetInfo()))}

@@ -19,7 +19,7 @@ from streamvid.sharder.source.records import RecordSet, Rejection
 
 _Item = TypeVar("_Item")
 Build: TypeAlias = dict[str, Any]
-"""JSON of everything that determines a dataset's content, as in the manifest. Equal builds create equal datasets."""
+"""Everything that determines a dataset's content, as JSON in the manifest. Equal builds create equal datasets."""
 
 SPLITS = ("train", "val")
 PLAN_VERSION = 1
@@ -70,11 +70,11 @@ class ShardPlan:
 
 
 def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions, build: Build) -> ShardPlan:
-    """Return the shard plan: the samples of each bucket, cut into shards by the size of their clips."""
+    """Return the shard plan: the samples of each bucket, split into shards by the size of their clips."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedSample]] = {}
     for sample in assignment.samples:
         if not sample.draw_set:
-            # Other tools refuse a tar whose samples differ in their members.
+            # Other tools refuse a tar whose samples have different members.
             groups.setdefault((sample.bucket.id, sample.split, sample.extensions), []).append(sample)
     drawn = drawn_groups(assignment.samples, assignment.draw_sets, options.seed, options.shard_size_bytes)
     shards: list[PlannedShard] = []
@@ -104,7 +104,7 @@ def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Buc
 
 
 def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample]:
-    """Sort samples by a hash of seed and key, so the order of the input does not matter."""
+    """Return the samples sorted by a hash of seed and key, so that the order of the input does not matter."""
     return sorted(samples, key=lambda sample: (stable_hash("order", str(seed), sample.key), sample.key))
 
 
@@ -122,9 +122,9 @@ def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection]
 
 
 def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes: int) -> Iterator[Sequence[_Item]]:
-    """Split the items into consecutive runs with about the same total size, and yield them.
+    """Split the items into consecutive runs of about the same total size, and yield the runs.
 
-    Only a run of one item may exceed `shard_size_bytes`.
+    Only a run with a single item may exceed `shard_size_bytes`.
 
     sizes: size of each item in bytes.
     """
@@ -146,7 +146,7 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
 
 @dataclass(frozen=True)
 class DrawnGroup:
-    """Clips with the same draw set, split and member extensions, cut into shards.
+    """Clips with the same draw set, split and member extensions, split into shards.
 
     buckets: (bucket id, probability times UNIT) pairs. shards: for each bucket, in the order of `buckets`, a tuple of
     shards with their samples. All buckets store the same clips in the same order.
@@ -201,10 +201,10 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return integer weights (probability times UNIT) by bucket id. They add up to the rounded exact sum."""
+    """Return integer weights (probability times UNIT) by bucket id. Their sum is the rounded sum of exact values."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
-    # A probability that would round to 0 becomes 1; the largest weight is reduced instead.
+    # A weight that would be rounded to 0 is set to 1. If the sum then exceeds UNIT, the largest weights are reduced.
     for _ in range(sum(weights.values()) - UNIT):
         weights[max(weights, key=lambda name: (weights[name], name))] -= 1
     missing = int(sum((value for _, value in exact), Fraction(0)) + Fraction(1, 2)) - sum(weights.values())

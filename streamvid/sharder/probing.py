@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streamvid.video.container import Source
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
+"""Callback with arguments (phase, done, total). The phases are "records", "probe", "encode", "build" and "seal"."""
 
 PROBE_VERSION = 8
 MAX_REASON_CHARS = 500
@@ -151,13 +151,13 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
             "run the same command again"
         ) from error
     except MemoryError:
-        return rejected("needs more memory than worker_memory_bytes allows", "memory")
+        return rejected(f"{what} needs more memory than worker_memory_bytes allows", "memory")
     except Exception as error:  # noqa: BLE001 — one bad file must not end the run, and its error is reported
         return rejected(f"{what} failed because of a bug in streamvid: {type(error).__name__}: {error}", "fault")
 
 
 def note(journal: Journal, key: Key, finding: Finding) -> None:
-    """Store a finding. One that reports a bug or a lack of memory is not final, because the next run may succeed."""
+    """Store a finding. A "fault" or "memory" finding is not final, because the next run may succeed."""
     journal.add(key, finding, is_final=finding.get("kind") not in ("fault", "memory"))
 
 
@@ -184,7 +184,7 @@ def run_tasks(
     limit: str,
     held_fd: int,
 ) -> Iterator[tuple[int, Finding]]:
-    """Run tasks in worker processes; yield (task index, finding) as they finish.
+    """Run tasks in worker processes; yield (task index, finding) as the tasks finish.
 
     A crash becomes a rejection. uses: paths and URLs that the tasks read or write.
     limit: name of the option that limits the time per task.

@@ -8,47 +8,47 @@ from typing import Any
 
 NUM_EXAMPLES = 3
 OTHER = "other"
-"""Kind of rejections that have no kind."""
+"""Name of the group of rejections without a kind."""
 
 NO_BUCKET = frozenset(
     ("no-image-bucket", "no-video-bucket", "too-small", "too-few-frames", "too-short-for-its-size")
 ) | {"max-upscale", "max-crop", "probability"}
-"""Kinds of rejections of clips that no bucket accepts."""
+"""Rejection kinds of clips that no bucket accepts."""
 
 REMEDIES: Mapping[str, str] = {
     "bad-row": "fix the metadata row as the reason describes",
     "bad-path": "fix the path in the metadata; it must be relative to the source, absolute, or s3://bucket/key",
     "missing-file": "put the file at the path in its row, or set the base folder of paths: --base-path FOLDER",
-    "unreadable-file": "make it a regular file that your user can read",
+    "unreadable-file": "make the file a regular file that you have permission to read",
     "empty-file": "download or create the file again: it is empty",
-    "no-text": "add a caption to the row, or name the caption column: --caption-column C",
+    "no-text": "add a caption to the row, or specify the caption column: --caption-column C",
     "max-clip-bytes": "accept larger files: --max-clip-bytes 4GB",
     "medium": "fix the row's conditioning input, or make it optional: --media NAME?=COLUMN",
     "where": "relax the condition of --where, or omit it",
-    "min-fps": "lower --min-fps, or omit it: frames of slower videos are then repeated",
+    "min-fps": "lower or omit --min-fps; if --fps is set, frames of slower videos are then repeated",
     "not-media": "use a video or an image that FFmpeg can read, or remove the row",
     "codec": "re-encode the file, for example to H.264 in MP4",
     "damaged": "download or create the file again: it is truncated or cannot be decoded",
-    "timestamps": "re-encode the file: its frames lack usable timestamps",
+    "timestamps": "re-encode the file: its frames have no usable timestamps",
     "hdr": "tone-map the video to SDR, or accept HDR video unchanged: --hdr allow",
     "color": "convert the video to BT.709, for example with FFmpeg's zscale",
     "picture": "re-encode the video with square pixels and without rotation",
     "changes-size": "re-encode the video to a single frame size and pixel format",
-    "limit": "split or reduce the file; the reason names the limit that it exceeds",
+    "limit": "split or reduce the file; the reason states which limit is exceeded",
     "timeout": "allow more time: --encode-timeout S, or --probe-timeout S",
     "memory": "allow workers more memory: --worker-memory SIZE",
     "crash": "re-encode the file: it crashes the decoder",
     "fault": "report this bug in streamvid, and attach the file",
-    "no-image-bucket": "to accept images, add 1 to --num-frames, or add buckets of 1 frame to a copy of the preset",
+    "no-image-bucket": "to accept images, add 1 to --num-frames, or add buckets with 1 frame to a copy of the preset",
     "no-video-bucket": "to accept videos, add larger frame counts to --num-frames or to the configuration's buckets",
     "too-small": "set --min-area below 0.8 to accept smaller sources, or add a smaller size to the buckets",
     "too-few-frames": "add a smaller count to --num-frames or to the buckets, or read more frames per second: --fps",
-    "too-short-for-its-size": "add a bucket of the clip's size or smaller with at most its frame count",
+    "too-short-for-its-size": "add a bucket with at most the clip's size and frame count",
     "max-upscale": "raise --max-upscale, or add a smaller size to the buckets",
     "max-crop": "raise --max-crop, or add aspect ratios: --num-ar-buckets N",
     "probability": "raise the probabilities in --bucket-config, or draw a new bucket in each epoch: --assign all",
     "long-text": "shorten the text, or truncate captions: --long-captions truncate",
-    "time-range": "correct the times: seconds or H:MM:SS from the start of the video, within its duration",
+    "time-range": "correct the times; use seconds or H:MM:SS from the start of the video, within its duration",
     "min-psnr": "accept lower quality with a lower --min-psnr, or store more bytes with a lower --crf",
     "max-growth": "allow larger clips with a higher --max-growth, or choose --codec av1",
 }

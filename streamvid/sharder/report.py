@@ -30,7 +30,7 @@ class BucketRow:
     mean_crop: mean fraction of the frame area that is cropped.
     source_bytes: total size in bytes of the clips' source files, each counted once.
     mean_psnr_y, min_psnr_y: mean and minimum PSNR-Y of native clips in decibels; None for other clips.
-    In a dry run of native clips, num_bytes and num_shards are unknown and therefore 0.
+    In a dry run with native clips, num_bytes and num_shards are unknown and therefore 0.
     """
 
     bucket_id: str
@@ -52,13 +52,14 @@ class ShardReport:
     """Report of a run. `state` is "built", "already sealed", "dry run" or "task ended".
 
     num_records: number of input rows.
-    num_windows: number of windows into which the rows were split, equal to num_records unless sources are longer than
-        max_clip_seconds. It equals num_samples + num_rejected, with each clip counted once (SHARD-3).
-    stored_clips: number of clips that several buckets store, and number of their samples (with assign="all").
+    num_windows: number of windows into which the rows were split. It differs from num_records only if sources are
+        longer than max_clip_seconds or rows have several time ranges. It equals num_samples + num_rejected, where a
+        clip that several buckets store counts once (SHARD-3).
+    stored_clips: with assign="all", the number of clips that several buckets store, and the number of their samples.
     clips: "copy", "native" or "text".
-    encode_seconds: CPU time for encoding, including earlier unfinished runs; None if nothing was encoded.
+    encode_seconds: CPU time for encoding in this run and in earlier, interrupted runs; None if nothing was encoded.
     probe_bytes_read: number of bytes read from remote files for probing; None if no remote file was probed.
-    input: interpretation of the input. It lacks facts from probing if the dataset was already sealed.
+    input: the sharder's interpretation of its input; without facts from probing if the dataset was already sealed.
     remaining: after a task, the unfinished work of other tasks; None if only sealing remains. The report of a task
         contains no buckets and no rejections.
     """
@@ -188,7 +189,10 @@ def summarize(
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
-    """Reconstruct the report of the run that built a dataset, except for state, encode_seconds and probe_bytes_read."""
+    """Reconstruct the report of the run that built a dataset.
+
+    The report does not contain that run's state, encode_seconds, probe_bytes_read and input.
+    """
     clips: dict[str, list[_Clip]] = {}
     for shard in dataset.shards:
         rows = dataset.samples(shard, list(_COLUMNS)).to_pylist()

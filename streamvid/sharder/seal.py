@@ -55,7 +55,7 @@ def planned_paths(plan: ShardPlan) -> list[str]:
 
 
 def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
-    """Write the index, files for other readers and manifest.json, in this order, then remove the staging folder."""
+    """Write the index, the files for other readers and manifest.json, in this order. Then remove the staging folder."""
     folder = staging.plan_folder(plan.sha256)
     store, temporary = staging.store, LocalStore(folder)
     names = planned_paths(plan)
@@ -226,7 +226,7 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
 
 
 def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo], files: ManifestFiles) -> Manifest:
-    # Buckets without samples stay out, so that a warm-up over all shapes uses only shapes that occur.
+    # Buckets without samples are omitted, so that a warm-up over all buckets uses only shapes that occur.
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
     # Readers use the rate at which native clips were encoded.
     frame_rate = options.config.frame_rate if options.rate is None else FrameRate("resample", options.rate)

@@ -71,8 +71,8 @@ def shard(
     clips are encoded or stored, with a summary of how the input was interpreted.
 
     Raises SourceError if input cannot be read or changes while it is read, or if every row is rejected; SealedError if
-    `dest` holds a different dataset; DatasetError if `dest` holds other files or another sharder is using `dest`; and
-    StorageError if a store fails.
+    `dest` contains a different dataset; DatasetError if `dest` contains other files or another sharder is using `dest`;
+    and StorageError if a store fails.
     """
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
@@ -115,7 +115,7 @@ _REMEDY = (
 
 
 def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
-    """Return whether a file that is embedded in metadata has not been written to `folder` yet."""
+    """Return True if a file that is embedded in metadata has not been written to `folder` yet."""
     paths = [path for record in records.records for path in (record.path, *(file.path for file in record.extra))]
     return any(path.startswith(f"{folder}/") and not Path(path).exists() for path in paths)
 
@@ -284,7 +284,7 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
     """Return the report of the dataset sealed in `store` if it is the requested one, or None if none is sealed there.
 
     If a different dataset is sealed there, return None if `overwrite` is True, and otherwise raise SealedError, which
-    names the difference.
+    reports the difference.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -308,12 +308,12 @@ def _difference(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str | Non
     for name in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(name), new.get(name)
         if before != now:
-            if isinstance(before, dict) and isinstance(now, dict):  # an encoding: name the part that differs
+            if isinstance(before, dict) and isinstance(now, dict):  # report only the part of an encoding that differs
                 part = next(part for part in [*now, *before] if before.get(part) != now.get(part))
-                return f"{name}.{part}: {_short(before.get(part))} there, {_short(now.get(part))} requested"
-            return f"{name}: {_short(before)} there, {_short(now)} requested"
+                return f"{name}.{part}: {_short(before.get(part))} stored, {_short(now.get(part))} requested"
+            return f"{name}: {_short(before)} stored, {_short(now)} requested"
     if there.get("num_records") != asked["num_records"]:
-        return f"input: {there.get('num_records')} rows there, {asked['num_records']} now"
+        return f"input: {there.get('num_records')} rows stored, {asked['num_records']} rows now"
     if there.get("input_sha256") != asked["input_sha256"]:
         return f"input: {asked['num_records']} rows in both, but files, sizes, captions or columns differ"
     return None

@@ -29,7 +29,7 @@ FACTS = {
     "duration_seconds": "float",
     "aspect_ratio": "float",
 }
-"""Facts found by probing, with their types. Sizes are display sizes in pixels; aspect_ratio is width / height."""
+"""Types of the facts that probing determines. Sizes are display sizes in pixels; aspect_ratio is width / height."""
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
 _ARROW = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}
@@ -41,7 +41,7 @@ _SHOWN = 60
 class Where:
     """Condition on records. text: the condition as the user wrote it. node: the parsed condition.
 
-    kinds: type of each column, for the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
+    kinds: type of each available column: the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
     """
 
     text: str
@@ -54,10 +54,10 @@ class Where:
         return bool(self.node.columns & FACTS.keys())
 
     def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
-        """Return the records that meet the condition; the others become rejections of kind "where".
+        """Return the records that meet the condition. All other records become rejections of kind "where".
 
         probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,
-        so that its rejection states the reason from probing.
+        so that its rejection reports the reason from probing.
         """
         kept: list[Record] = []
         rejections = list(records.rejections)
@@ -98,7 +98,8 @@ class Where:
 def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
     """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
-    user_types: index types by metadata column. Raises ConfigError, which names the text, the position and the remedy.
+    user_types: index types by metadata column. Raises ConfigError if the condition is invalid; the message contains the
+    text, the position of the error and a remedy.
     """
     kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}
 
@@ -126,7 +127,7 @@ def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None
     if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())
         raise ConfigError(
-            f"where={text!r}: {names[0]!r} describes videos, and clips='text' has none; use one of text, source"
+            f"where={text!r}: {names[0]!r} describes videos, but clips='text' has none; use one of text, source"
             f"{''.join(f', {name}' for name in records.user_types)}"
         )
     return where.keep(records, probes) if where.needs_probe == (probes is not None) else records

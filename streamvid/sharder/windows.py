@@ -102,13 +102,13 @@ class Timing:
         return Window(start, count, count if fps is None else num_frames_at(self.seconds(start, stop), fps))
 
     def frames_in(self, time_range: TimeRange) -> range:
-        """Return the frames of a time range. Raises Rejected if it has none, or ends after the end of the video.
+        """Return the frames of a time range. Raises Rejected if the range contains no frame or exceeds the video.
 
-        The end may exceed that of the video by `_SPARE_SECONDS`, because metadata is often rounded.
+        A range may end up to `_SPARE_SECONDS` after the video, because times in metadata are often rounded.
         """
         total = self.seconds(0, len(self.timestamps))
         if time_range.start >= total or time_range.end > total + _SPARE_SECONDS:
-            reason = f"its time range {time_range.text} exceeds the video, which has {float(total):.3f} s"
+            reason = f"its time range {time_range.text} exceeds the video, which is {float(total):.3f} s long"
             raise Rejected(reason, kind="time-range")
         first, stop = (
             bisect_left(self.timestamps, self.timestamps[0] + seconds / self.time_base)
@@ -146,7 +146,8 @@ def cut_windows(
     limit = max(1, min(whole.num_frames, whole.num_clip_frames // least))
     count = min(limit, max(1, -(-timing.seconds(frames.start, frames.stop) // most)))
     windows = _cut(timing, frames, count, fps)
-    # Variable frame rates make some windows longer than others. Steps of a sixteenth are few even for a long film.
+    # With a variable frame rate, some windows are longer than others. The count changes in steps of a sixteenth, so
+    # that even a long film needs few attempts.
     while count < limit and any(timing.seconds(w.start, w.start + w.num_frames) > most for w in windows):
         count = min(limit, count + max(1, count // 16))
         windows = _cut(timing, frames, count, fps)

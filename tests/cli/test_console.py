@@ -51,7 +51,7 @@ def test_a_table_fits_the_terminal_without_breaking_words(width: int, monkeypatc
     assert max(map(len, shown.splitlines())) <= width
     assert all(shown.count(cell) == 2 for cell in row[1:]) and all(f" {name}" in shown for name in names[1:])
     assert (shown.count("bucket") > 1) == (width < 200) and shown.count("bucket") * 2 == shown.count("256px-33f-16x9")
-    why = "to accept images, add 1 to --num-frames, or add buckets of 1 frame to a copy of the preset"
+    why = "to accept images, add 1 to --num-frames, or add buckets with 1 frame to a copy of the preset"
     kinds = on_a_terminal(
         ["rejected", "why", "remedy"], [(3, "no-image-bucket", why), (2, "x", why)], width, monkeypatch
     )

@@ -191,7 +191,7 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
     before = tree_of(dataset)
     refused = run_streamvid("shard", tiny.videos, dataset, *OPTIONS, "--seed", "3", check=False)
     assert refused.returncode == 1
-    assert "seed: 0 there, 3 requested" in refused.stderr and "--overwrite" in refused.stderr
+    assert "seed: 0 stored, 3 requested" in refused.stderr and "--overwrite" in refused.stderr
     assert tree_of(dataset) == before
     one_bucket = ("--buckets", "96x64@5", "--workers", "1")
     done = run_streamvid("shard", tiny.videos, dataset, *one_bucket, "--overwrite", "--json")

@@ -189,7 +189,7 @@ def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) 
     ("options", "message"),
     [
         ({"caption_column": ("a", "a")}, "list each column only once"),
-        ({"caption_column": ("a", "")}, "pass only '' for no captions"),
+        ({"caption_column": ("a", "")}, "pass only '' to disable captions"),
         ({"caption_column": 3}, "must be a column name"),
         ({"caption_column": "a", "caption_weight_column": "a"}, "must differ from the caption columns"),
         ({"caption_lines": "yes"}, "captions.lines='yes': must be True or False"),
@@ -224,7 +224,7 @@ def test_prompts_become_a_dataset_that_every_verb_takes(tmp_path: Path) -> None:
     told = {(row["text"], row["user.aesthetic"], row["user.style"]) for row in rows}
     assert told == {(row["prompt"], row["aesthetic"], row["style"]) for row in PROMPTS}
     (rejected,) = dataset.rejections_table().to_pylist()
-    assert (rejected["row"], rejected["reason"]) == (40, "has no text")
+    assert (rejected["row"], rejected["reason"]) == (40, "the row has no caption")
     assert [bucket.id for bucket in dataset.manifest.buckets] == ["text"] and dataset.manifest.clips == "text"
     run_streamvid("verify", root, "--deep")
     run_streamvid("copy", root, tmp_path / "copied")

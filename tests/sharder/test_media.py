@@ -103,7 +103,7 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
     for key, value, message in (
         ("image:control", clip, "is a video, but must be an image"),
         ("video:control", picture, "has one picture, but the clip has 26 frames"),
-        ("control", [picture, clip], "a list must hold images"),
+        ("control", [picture, clip], "a list must contain images"),
         ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
         ("control", [picture, 7], "number 1: the path has type int"),
         ("control", {"a": 1}, "the path has type dict"),
@@ -118,7 +118,7 @@ def test_lists_need_metadata_that_can_hold_them(source: Source, tmp_path: Path) 
     """DIFFSYNTH row 4: a list in a CSV is an error that says so; one path a cell is fine. Parquet holds lists."""
     folder, row = source.folder, source.rows[2]
     write_rows(folder / "a.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"]}])
-    with pytest.raises(SourceError, match=r"the column holds a list.*which CSV cannot store; use .jsonl"):
+    with pytest.raises(SourceError, match=r"the column contains a list.*which CSV cannot store; use .jsonl"):
         dry_run(folder / "a.csv", tmp_path / "dataset", options({"reference": "refs"}))
     write_rows(folder / "b.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"][0]}])
     assert dry_run(folder / "b.csv", tmp_path / "dataset", options({"reference": "refs"})).num_samples == 1

@@ -153,7 +153,7 @@ def test_report_of_the_run_and_of_the_sealed_dataset(native: Built, tmp_path: Pa
 def test_another_encoding_is_another_dataset(native: Built) -> None:
     for changes, difference in (
         ({"crf": 23}, "encoding"),
-        ({"clips": "copy"}, "clips: .native. there, .copy. requested"),
+        ({"clips": "copy"}, "clips: .native. stored, .copy. requested"),
     ):
         with pytest.raises(SealedError, match=difference):
             shard(native.source, native.dest, options(**changes))
@@ -200,13 +200,13 @@ def test_time_ranges_become_clips_of_exactly_their_frames(long_source: Path, tmp
     lines = ["video,caption,start_seconds,end_seconds"]
     lines += [f"clip.mp4,caption {number},{start},{end}" for number, (start, end) in enumerate(times)]
     (long_source / "metadata.csv").write_text("\n".join(lines))
-    with pytest.raises(SourceError, match=r"look like time ranges.*--time-columns"):
+    with pytest.raises(SourceError, match=r"seem to hold time ranges.*--time-columns"):
         shard(long_source, tmp_path / "no", options(buckets=WIDE))
     chosen = {"buckets": WIDE, "time_columns": ("start_seconds", "end_seconds"), "val_fraction": 0.5}
     report = shard(long_source, tmp_path / "out", options(**chosen))
     assert (report.num_records, report.num_samples) == (6, 4)
     reasons = [row["reason"] for row in open_dataset(tmp_path / "out").rejections_table().to_pylist()]
-    assert all("exceeds the video, which has 1.667 s" in reason for reason in reasons) and len(reasons) == 2
+    assert all("exceeds the video, which is 1.667 s long" in reason for reason in reasons) and len(reasons) == 2
     frames = rgb(film, (64, 96))
     rows = sorted(rows_of(tmp_path / "out"), key=lambda row: row["text"])
     assert len({row["split"] for row in rows}) == 1
@@ -278,7 +278,7 @@ def test_fps_resamples_before_buckets_are_chosen(long_source: Path, tmp_path: Pa
     clip = rgb(clip_of(tmp_path / "out", row), (64, 96))
     assert nearest(clip, rgb(long_source / "clip.mp4", (64, 96))) == list(range(0, 40, 2))
     assert reasons_of(tmp_path / "out") == {
-        "short.mp4": "the clip has 7 frames, but the shortest bucket has 9 (at fps=12; the source has 14)"
+        "short.mp4": "the clip has 7 frames, but the shortest bucket has 9 (at fps=12; the source has 14 frames)"
     }
     with streamvid.VideoLoader(tmp_path / "out", batch_size=1, num_workers=0) as loader:
         assert [batch.video.shape[2] for batch in loader] == [9]

@@ -69,7 +69,7 @@ def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> Non
     assert rejected["folder.mp4"] == "is a folder"
     assert "symbolic links" in rejected["loop.mp4"]
     assert "No such file" in rejected["gone.mp4"]
-    assert rejected["empty.mp4"] == "is empty"
+    assert rejected["empty.mp4"] == "the file is empty"
     assert "max_clip_bytes" in rejected["sparse.mp4"]
     assert rejected["bad\\udcff.mp4"] == "the path is not valid UTF-8"
     assert records.num_rows == 10
@@ -94,7 +94,7 @@ def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> Non
         ("s3://bucket", "not a valid object URL"),
         ("s3://user:secret@bucket/x.mp4", "contains credentials"),
         ("s3://bucket/../x.mp4", "is not allowed"),
-        ("file://host/x.mp4", "names a host"),
+        ("file://host/x.mp4", "contains a host"),
         ("file:///%00", "NUL"),
         ("/dev/null", "not a regular file"),
         (".", "is a folder"),
@@ -192,7 +192,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
     write_rows(tmp_path / "metadata.csv", [{"one": "a.mp4", "two": "x"}])
     with pytest.raises(SourceError, match=r"a usual name for video_column.*one, two"):
         read(tmp_path)
-    with pytest.raises(SourceError, match='caption_column="" for no captions'):
+    with pytest.raises(SourceError, match="for no captions, set captions.column=''"):
         read(tmp_path, video_column="one")
 
 
@@ -322,13 +322,13 @@ def test_time_ranges_make_a_record_each(
     ("cells", "reason"),
     [
         ({"timestamp": "[[1, 2], [3, 4], [5, 6]]"}, "3 time ranges, but 2 captions"),
-        ({"timestamp": "[[1, 2], [3, 4"}, "are not a list"),
-        ({"timestamp": "[" * 5000}, "are not a list"),
+        ({"timestamp": "[[1, 2], [3, 4"}, "cannot be parsed as a list"),
+        ({"timestamp": "[" * 5000}, "cannot be parsed as a list"),
         ({"timestamp": "[[1, 2, 3]]"}, "not a pair"),
         ({"timestamp": "7"}, "'7' is not a pair"),
         ({"timestamp": "[2, 1]"}, "2 to 1 s does not end after its start"),
         *(
-            ({"start": text, "end": "9"}, "is not a number of seconds")
+            ({"start": text, "end": "9"}, "is invalid; use a number of seconds")
             for text in ("-1", "nan", "1e400", "1:2:3:4", "x")
         ),
         ({"start": "1", "end": ""}, "one of its times is missing"),

@@ -132,7 +132,7 @@ def test_metadata_in_a_bucket_names_other_buckets_only_if_asked(
     report = dry_run(f"s3://{bucket}/v", tmp_path / "ds", options())
     (rejection,) = report.rejections
     assert report.num_samples == 2 and rejection.source == names[2]
-    assert re.search(f"names a file in another one, s3://{other}, .*--other-buckets", rejection.reason)
+    assert re.search(f"refers to a file in another bucket, s3://{other}, .*--other-buckets", rejection.reason)
     moto_server.put(bucket, "m.csv", "\n".join(["path", *names[1:]]).encode())
     assert dry_run(built.source, tmp_path / "ds", options(metadata=f"s3://{bucket}/m.csv")).num_samples == 1
     trusted = dry_run(f"s3://{bucket}/v", tmp_path / "ds", options(other_buckets=True))
@@ -203,7 +203,7 @@ def test_another_dataset_is_refused_and_overwritten_when_asked(
 
 def test_foreign_objects_are_refused(built: Built, bucket: str, moto_server: S3Server) -> None:
     moto_server.put(bucket, "ds/notes.txt", b"mine")
-    with pytest.raises(DatasetError, match="is not empty and holds no dataset"):
+    with pytest.raises(DatasetError, match="is not empty, but does not contain a dataset"):
         shard(built.source, f"s3://{bucket}/ds", options())
     assert moto_server.tree(bucket, "ds") == {"notes.txt": b"mine"}
 

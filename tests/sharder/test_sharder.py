@@ -45,7 +45,7 @@ def test_every_row_is_in_a_shard_or_in_the_rejections(either: Built) -> None:
     assert [row["row"] for row in rejected] == [14, 15, 16, 17, 18]
     reasons = {row["source"]: row["reason"] for row in rejected}
     assert "not a video" in reasons["bad/text.mp4"]
-    assert reasons["bad/empty.mp4"] == "is empty"
+    assert reasons["bad/empty.mp4"] == "the file is empty"
     assert reasons["bad/short.mp4"] == "the clip has 3 frames, but the shortest bucket has 9"
     assert "No such file" in reasons["not/there.mp4"]
     assert "leaves the source folder" in reasons["../outside.mp4"]
@@ -154,9 +154,9 @@ def edit_caption(own: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "changes", "difference"),
     [
-        (None, {"seed": 6}, "seed: 5 there, 6 requested"),
+        (None, {"seed": 6}, "seed: 5 stored, 6 requested"),
         (None, {"buckets": BUCKETS[:1]}, "buckets: 4: 96x64-9f 96x64@9"),
-        (append_row, {}, "input: 19 rows there, 20 now"),
+        (append_row, {}, "input: 19 rows stored, 20 rows now"),
         (edit_caption, {}, "input: 19 rows in both, but files, sizes, captions or columns differ"),
     ],
 )
@@ -274,7 +274,7 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
     (tmp_path / "full" / "holiday.jpg").write_text("")
     with pytest.raises(DatasetError, match="is a file"):
         shard(built.source, tmp_path / "file", DEFAULTS)
-    with pytest.raises(DatasetError, match="not empty and holds no dataset"):
+    with pytest.raises(DatasetError, match="not empty, but does not contain a dataset"):
         shard(built.source, tmp_path / "full", DEFAULTS)
     with pytest.raises(SourceError, match="neither a folder nor a file"):
         shard(tmp_path / "nowhere", tmp_path / "out", DEFAULTS)

@@ -68,9 +68,9 @@ def test_a_sealed_dataset_that_would_lose_something_is_refused(tmp_path: Path) -
     shard(tmp_path, tmp_path / "copy")
     shard(tmp_path, tmp_path / "native", "--clips", "native", "--codec", "ffv1")
     for clips in ("copy", "native"):
-        with pytest.raises(SourceError, match="has native clips, .* Shard the original videos, or copy the dataset"):
+        with pytest.raises(SourceError, match="has native clips, .* shard the original videos, or copy the dataset"):
             shard(tmp_path / "native", tmp_path / "new", "--clips", clips)
-    with pytest.raises(ConfigError, match="copy is a sealed dataset, .* name the buckets with --buckets"):
+    with pytest.raises(ConfigError, match="copy is a sealed dataset, .* specify them with --buckets"):
         streamvid.shard(tmp_path / "copy", tmp_path / "new", streamvid.ShardOptions())
     assert not (tmp_path / "new").exists()
 
@@ -173,10 +173,10 @@ def test_wrong_words_are_named(tmp_path: Path) -> None:
         read(tmp_path, layout="wds")
     for layout, message in {
         "lists": "requires a list of captions",
-        "imagefolder": "holds no metadata.csv",
-        "parquet": "holds no .parquet file",
-        "tars": "holds no .tar file",
-        "metadata": "holds no metadata file",
+        "imagefolder": "contains no metadata.csv",
+        "parquet": "contains no .parquet file",
+        "tars": "contains no .tar file",
+        "metadata": "contains no metadata file",
         "dataset": "cannot be read as a source",
     }.items():
         with pytest.raises(SourceError, match=message):
@@ -238,7 +238,7 @@ def test_hostile_tars_end_in_rejections(tmp_path: Path) -> None:
             "good.mp4: is in the tar twice",
             "both: the sample has several media members (mp4, webm)",
             "json.json: the file is not valid JSON",
-            "list.json: the file holds a value of type list",
+            "list.json: the file contains a value of type list",
         ),
     ):
         assert part in reasons

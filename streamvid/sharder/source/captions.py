@@ -64,7 +64,7 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None
 ) -> CaptionColumns:
-    """Return the columns that the options name, or else the detected one. Raises SourceError if a column is missing."""
+    """Return the requested columns; if `asked` is None, detect a column. Raises SourceError if a column is missing."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
@@ -73,7 +73,7 @@ def find_caption_columns(
 
 
 def text_source(text: str) -> str:
-    """Return the source name of a text sample: its first words for readability, and a digest that identifies it."""
+    """Return the source name of a text sample: its first words for readability, and a digest of the text."""
     words = _UNSAFE.sub("_", text[:_SLUG_CHARS]).strip("_") or "text"
     return f"{words}.{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
@@ -100,7 +100,7 @@ def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
 
 
 def _truncated(text: str) -> str:
-    """Return the beginning of a text, without a part of a character at its end. Text that is not UTF-8 is unchanged."""
+    """Return a text truncated to MAX_TEXT_BYTES at a character boundary. Text that is not valid UTF-8 is unchanged."""
     with suppress(UnicodeEncodeError):
         return text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
     return text
@@ -112,7 +112,7 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
     try:
         return find_column(names, asked, CAPTION_COLUMNS, "caption_column")
     except SourceError as error:
-        raise SourceError(f'{error}, or set caption_column="" for no captions') from None
+        raise SourceError(f"{error}; for no captions, set captions.column='' (--caption-column '')") from None
 
 
 def _weights(value: object) -> object:

@@ -1,7 +1,7 @@
 """Files embedded in the cells of Parquet files: binary columns, and Hugging Face's structs of bytes and path.
 
-Each file is written to the staging folder under its checksum while the rows are read, so that memory holds only a few
-files at a time, and an interrupted run finds the same files again. In the rows, the file's name replaces its bytes.
+While the rows are read, each file is written to the staging folder under its checksum. Thus, only a few files are in
+memory at a time, and a resumed run finds the same files. In the rows, the file's name replaces its bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EmbeddedFiles:
     states: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def extract(self, file: str, blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
-        """Yield the blocks of the metadata file `file` (a relative path), with file names in place of bytes."""
+        """Yield the blocks of the metadata file `file` (a relative path), with file names instead of bytes."""
         first = 0
         for block in blocks:
             embedded = {name: column for name, column in block.columns.items() if is_embedded(column.cells.type)}
@@ -63,7 +63,7 @@ class EmbeddedFiles:
             yield replace(block, columns=columns)
 
     def place(self, base: Place) -> Place:
-        """Return a place that holds the embedded files and those of `base`."""
+        """Return a place that contains the embedded files and the files of `base`."""
         return MemberFolder(base.url, self.where, self.states, base=base) if self.where else base
 
     def _used(self, names: list[str]) -> list[str]:

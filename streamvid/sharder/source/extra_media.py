@@ -1,4 +1,4 @@
-"""Files of conditioning inputs (control videos, reference images, masks), as named in metadata rows.
+"""Files of conditioning inputs (control videos, reference images, masks), as specified in metadata rows.
 
 Each file becomes a member of the sample's tar, next to the clip. A video input has as many frames as the clip's source,
 at the same times, so that every frame that is read from the clip has a counterpart in the input.
@@ -26,7 +26,7 @@ MediaCells: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """One file of a conditioning input. `item` is the file's index in a list; None if the row names a single file.
+    """One file of a conditioning input. `item` is the file's index in a list; None if the row does not contain a list.
 
     source, path, num_bytes, version: same as in Record.
     """
@@ -39,7 +39,7 @@ class MediaFile:
     version: str
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file in the form that workers receive. storage: options that workers use to access its store."""
+        """Return the file in the form that workers receive. storage: options for accessing the file's store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
     @property
@@ -55,7 +55,7 @@ class MediaFile:
 
 
 def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -> None:
-    """Raise SourceError if the input lacks one of these columns."""
+    """Raise SourceError if the metadata does not contain all of these columns."""
     if table is None and columns:
         raise SourceError(
             "media requires metadata columns, but this source has no metadata; add a metadata file, or omit media"
@@ -69,7 +69,7 @@ def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -
 
 
 def media_cells(block: RowBlock, columns: Sequence[MediaColumn]) -> list[MediaCells]:
-    """Return each row's values in the columns of conditioning inputs. Raises SourceError for a list in a CSV cell."""
+    """Return each row's values of conditioning inputs. Raises SourceError if a CSV cell contains a list."""
     cells = {medium.name: _cells(block.column(medium.column), medium) for medium in columns}
     return [{name: values[place] for name, values in cells.items()} for place in range(block.num_rows)]
 
@@ -80,7 +80,7 @@ def _cells(column: Column, medium: MediaColumn) -> list[object]:
     text = next(lists, None) if column.form == "text" else None
     if text is not None:
         raise SourceError(
-            f"media {medium}: the column holds a list, {text[:60]!r}, which CSV cannot store; use .jsonl, .json or "
+            f"media {medium}: the column contains a list, {text[:60]!r}, which CSV cannot store; use .jsonl, .json or "
             ".parquet metadata"
         )
     return values

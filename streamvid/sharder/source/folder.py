@@ -24,24 +24,26 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def is_media_name(name: str) -> bool:
-    """Return whether the name has a media extension. Files with such names are stored in a shard or rejected."""
+    """Return True if the name has a media extension. Every file with such a name is either stored or rejected."""
     return posixpath.splitext(name)[1].lower().lstrip(".") in _EXTENSIONS
 
 
 def file_paths(root: Path) -> list[str]:
-    """Return the relative paths of all files below `root`, without hidden names, sorted by path components.
+    """Return the relative paths of all files below `root` except hidden ones, sorted by path components.
 
     Links to folders are followed, but each real folder is visited only once, so link loops end. A folder with a media
-    extension is visited, and returned so that the caller rejects it. Raises SourceError if a folder cannot be read.
+    extension is visited and also returned, so that the caller rejects it.
+
+    Raises SourceError if a folder cannot be read.
     """
     return sorted(_walk(root, "", set()), key=lambda path: path.split("/"))
 
 
 def folder_files(root: Path, folder: str) -> list[str]:
-    """Return the paths, relative to `root`, of the files directly in a folder below it, without hidden names."""
+    """Return the paths, relative to `root`, of the files directly in `folder`, except hidden ones."""
     try:
         entries = list(os.scandir(root / folder))
-    except OSError:  # a folder that a row invented
+    except OSError:  # the path comes from a row, so the folder may not exist
         return []
     return [posixpath.join(folder, entry.name) for entry in entries if entry.name[0] != "." and not _is_folder(entry)]
 
@@ -73,7 +75,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def locate(value: object, root: Path) -> tuple[str, str]:
-    """Return (source, local path or URL) of the file that a metadata row names.
+    """Return (source, local path or URL) of the file to which a value in a metadata row refers.
 
     A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is used unchanged, because the user
     chose it. `source` is relative to `root`, with forward slashes, if the file is inside `root`. Raises Rejected
@@ -113,7 +115,7 @@ def relative_source(path: str) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is the URL of an object. Raises Rejected if the URL is invalid or contains credentials."""
+    """Return True if a text is the URL of an object. Raises Rejected if the URL is invalid or contains credentials."""
     match = _URL.match(text)
     if match is None or match[1] not in OBJECT_SCHEMES:
         return False
@@ -142,7 +144,7 @@ def _strip_scheme(text: str) -> str:
         )
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
-        raise Rejected("the file:// URL names a host; use a URL such as file:///folder/clip.mp4", kind="bad-path")
+        raise Rejected("the file:// URL contains a host; use a URL such as file:///folder/clip.mp4", kind="bad-path")
     return check_text(unquote(parts.path), "the path")
 
 

@@ -1,9 +1,10 @@
-"""Source layouts. Each is recognized by its files, and is read as a place that holds files and a table of rows.
+"""Source layouts. Each is recognized by its files, and is read as a table of rows and a place that provides the files.
 
 To add a layout, write a function that recognizes it and one that reads it, add a line to `_LAYOUTS`, and add
-its name to `SourceLayout` in sharder/options.py. Access files through `source.place`, so that object stores work. The
-layout that recognizes a source reads it, unless the option `layout` names another one. Tars and sealed datasets have
-their own modules; the other layouts are here. New column names need no layout: see VIDEO_COLUMNS and CAPTION_COLUMNS.
+its name to `SourceLayout` in sharder/options.py. Access files through `source.place`, so that object stores work. A
+source is read by the layout that recognizes it, unless the option `layout` specifies another layout. Tars and sealed
+datasets have their own modules; all other layouts are in this module. To support more column names, extend
+VIDEO_COLUMNS or CAPTION_COLUMNS instead of adding a layout.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class SourceInput:
     metadata: names of the files that hold the rows.
     unread_metadata: names of other metadata files in the source's folder.
     layout: name of the layout.
-    is_folder: True if the source is a folder that also holds the files.
+    is_folder: True if the source is a folder that also contains the files.
     """
 
     place: Place
@@ -117,7 +118,7 @@ def find_input(source: str | Path, options: ShardOptions, embedded: EmbeddedFile
     name = options.source.layout or _detect(found)
     layout = _LAYOUTS[name]
     if found.file is not None and not layout.takes_file:
-        raise SourceError(f"source {found.shown} is one file, but layout={name!r} reads folders; pass the folder")
+        raise SourceError(f"source {found.shown} is a file, but layout={name!r} requires a folder; pass a folder")
     read = layout.read(found)
     unread = _unread_metadata(found, read) if name not in ("tars", "dataset") else ()
     read = replace(read, layout=name, unread_metadata=unread, is_folder=found.file is None)
@@ -127,7 +128,7 @@ def find_input(source: str | Path, options: ShardOptions, embedded: EmbeddedFile
         allowed = ", ".join(name for name, layout in _LAYOUTS.items() if layout.takes_base_path)
         raise SourceError(
             f"base_path={str(options.source.base_path)!r} cannot be combined with a source of layout {name}, which "
-            f"contains its files; omit base_path, or choose a layout that accepts it: {allowed}"
+            f"contains its files; omit base_path, or choose a layout that accepts base_path: {allowed}"
         )
     place = _open_base(options.source.base_path, options.storage)
     place = _within_buckets(place, found, options)
@@ -142,7 +143,7 @@ def _with_embedded(read: SourceInput, embedded: EmbeddedFiles) -> SourceInput:
 
 
 def _within_buckets(place: Place, source: _Source, options: ShardOptions) -> Place:
-    """Limit metadata in a bucket to objects in that bucket and the source's, unless `other_buckets` is set."""
+    """Restrict metadata in a bucket to the buckets of the metadata, source and place, unless `other_buckets` is set."""
     metadata = options.source.metadata
     tells = source.place.url if metadata is None else open_store(metadata, options.storage).url
     if options.source.other_buckets or not is_remote(tells) or not isinstance(place, LocalFolder | BucketFolder):
@@ -162,7 +163,7 @@ def _detect(source: _Source) -> str:
             there.append(name)
     if len(there) > 1:
         raise SourceError(
-            f"source {source.place.url} matches several layouts, each of which would leave out some files: "
+            f"source {source.place.url} matches several layouts, each of which would ignore some files: "
             f"{', '.join(there)}; choose one with --layout"
         )
     return there[0] if there else "folder"
@@ -176,7 +177,7 @@ def _open_source(source: str | Path, options: ShardOptions, embedded: EmbeddedFi
     store = open_store(source, storage)
     if not isinstance(store, LocalStore):
         return _open_prefix(store.url, options, embedded)
-    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would replace links by their targets
+    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would replace links with their targets
     if root.is_file():
         return _one_file(LocalFolder(root.parent, ObjectStates(storage)), root.name, options, embedded)
     if not root.is_dir():
@@ -187,7 +188,7 @@ def _open_source(source: str | Path, options: ShardOptions, embedded: EmbeddedFi
 def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _Source:
     storage = options.storage
     if url.startswith("memory:"):
-        raise SourceError(f"source {url} exists only in this process, not in its workers; use files or an object store")
+        raise SourceError(f"source {url}: workers cannot access this process's memory; use files or an object store")
     parent, name = posixpath.split(url)
     if is_metadata_name(name) or name.lower().endswith(".tar"):
         return _one_file(BucketFolder.listed(open_store(parent, storage), storage), name, options, embedded)
@@ -196,7 +197,7 @@ def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _S
         return _Source(place, options, embedded)
     if "/" in url.removeprefix("s3://") and open_store(parent, storage).state(name) is not None:
         raise SourceError(
-            f"source {url} is one file, but neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a tar; "
+            f"source {url} is one file, but is neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a tar; "
             f"pass its folder, {parent}"
         )
     raise SourceError(f"source {url} contains no objects; check the URL")
@@ -206,7 +207,7 @@ def _one_file(place: Place, name: str, options: ShardOptions, embedded: Embedded
     if options.source.metadata is not None:
         raise SourceError(
             f"source {place.url}/{name} is a file, which cannot be combined with "
-            f"metadata={str(options.source.metadata)!r}; pass its folder instead"
+            f"metadata={str(options.source.metadata)!r}; pass the folder of the file instead"
         )
     return _Source(place, options, embedded, name)
 
@@ -225,9 +226,10 @@ def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
 
 
 def _unread_metadata(source: _Source, read: SourceInput) -> tuple[str, ...]:
-    """Return the files at the top of a folder that look like metadata, but were not read.
+    """Return the metadata files directly in the source's folder that were not read.
 
-    Files with the name of a media file, such as clip.json next to clip.mp4, describe that file alone.
+    Files named after a media file, such as clip.json next to clip.mp4, are omitted, because they describe only that
+    file.
     """
     if source.file is not None:
         return ()
@@ -250,11 +252,11 @@ def _read_metadata(source: _Source) -> SourceInput:
         return SourceInput(place, table, metadata=(str(options.source.metadata),))
     names = _root_metadata(place) if source.file is None else [source.file]
     if not names:
-        raise SourceError(f"source {place.url} holds no metadata file; name one with --metadata")
+        raise SourceError(f"source {place.url} contains no metadata file; specify one with --metadata")
     if len(names) > 1:
-        raise SourceError(f"source {place.url} holds {' and '.join(names)}; choose one with --metadata")
+        raise SourceError(f"source {place.url} contains {' and '.join(names)}; choose one with --metadata")
     videos = _VIDEOS_OF.get(names[0])
-    if videos is not None and place.is_folder(videos):  # FastVideo: paths are relative to that folder
+    if videos is not None and place.is_folder(videos):  # In FastVideo's layout, paths are relative to this folder.
         place = _open_base(f"{place.url}/{videos}", options.storage)
     return SourceInput(place, source.table(names[0]), metadata=(names[0],))
 
@@ -318,7 +320,7 @@ def _read_imagefolder(source: _Source) -> SourceInput:
         parts.append(MetadataTable(part.names, tuple(_below(block, folder) for block in part.blocks)))
     if not parts:
         raise SourceError(
-            f"source {source.place.url} holds no metadata.csv, metadata.jsonl or metadata.parquet; "
+            f"source {source.place.url} contains no metadata.csv, metadata.jsonl or metadata.parquet; "
             "add one, or choose another layout with --layout"
         )
     return SourceInput(source.place, _concatenated(parts), _FILE_NAME, metadata=names)
@@ -341,13 +343,14 @@ def _below(block: RowBlock, folder: str) -> RowBlock:
 
 
 def _is_parquet(source: _Source) -> bool:
-    return bool(_outside_datasets(source, ".parquet")) and not _tars(source)  # next to tars, they describe the tars
+    # Parquet files next to tars describe the tars.
+    return bool(_outside_datasets(source, ".parquet")) and not _tars(source)
 
 
 def _read_parquet(source: _Source) -> SourceInput:
     names = _outside_datasets(source, ".parquet")
     if not names:
-        raise SourceError(f"source {source.place.url} holds no .parquet file; choose another layout with --layout")
+        raise SourceError(f"source {source.place.url} contains no .parquet file; choose another layout with --layout")
     return SourceInput(source.place, _concatenated([source.table(name) for name in names]), metadata=tuple(names))
 
 
@@ -358,7 +361,7 @@ def _tars(source: _Source) -> list[str]:
 def _read_tars(source: _Source) -> SourceInput:
     names = _tars(source)
     if not names:
-        raise SourceError(f"source {source.shown} holds no .tar file; choose another layout with --layout")
+        raise SourceError(f"source {source.shown} contains no .tar file; choose another layout with --layout")
     wanted = {source.options.source.video_column or "", *source.options.source.media.values()}
     return SourceInput(*read_tars(source.place, names, wanted), metadata=tuple(names))
 
@@ -372,7 +375,7 @@ def _is_dataset(source: _Source) -> bool:
 def _read_dataset(source: _Source) -> SourceInput:
     if source.options.buckets is None and source.options.clips.kind != "text":
         raise ConfigError(
-            f"{source.place.url} is a sealed dataset, whose clips are assigned to buckets again: name the buckets with "
+            f"{source.place.url} is a sealed dataset, whose clips are assigned to new buckets; specify them with "
             "--buckets, --resolution or --preset, or copy the dataset unchanged with `streamvid copy`"
         )
     return SourceInput(*read_dataset(source.place, source.options.storage))

@@ -28,7 +28,7 @@ _CHECKSUM = "sha256:"
 
 
 def is_remote(path: str | Path) -> bool:
-    """Return whether a path is a URL other than a file:// URL."""
+    """Return True if a path is a URL other than a file:// URL."""
     return isinstance(path, str) and _URL.match(path) is not None and path[:5].lower() != "file:"
 
 
@@ -62,7 +62,7 @@ def checksum_version(sha256: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Version of a source file, in the form that workers receive.
+    """Particular version of a source file, in the form that workers receive.
 
     path: local path, URL, or result of `part_path`. num_bytes: size of the file or part.
     """
@@ -116,9 +116,10 @@ class Media:
             yield part
 
     def read(self) -> bytes:
-        """Return all bytes of the file that was probed.
+        """Return all bytes of the file or part.
 
-        Raises SourceError if the file has changed since it was probed, and StorageError if the store fails.
+        Raises SourceError if the file has changed since it was probed or its checksum does not match, and StorageError
+        if the store fails.
         """
         if not self.is_remote:
             return self._verified(self._read_local())
@@ -126,7 +127,7 @@ class Media:
         view = memoryview(data)
         for start in range(0, self.num_bytes, _READ_BYTES):  # each read has its own deadline
             self.read_ranges([(start, view[start : start + _READ_BYTES])])
-        # A bytearray that is no longer written to; a copy would double the memory.
+        # The bytearray is no longer modified. Converting it to bytes would double the memory use.
         return self._verified(cast("bytes", data))
 
     def read_ranges(self, ranges: Ranges) -> None:
@@ -158,7 +159,7 @@ class Media:
             raise self._changed()
 
     def _is_same(self, num_bytes: int, version: str) -> bool:
-        """Return whether a file of this size and version is still the one that was probed."""
+        """Return True if a file of this size and version is still the file that was probed."""
         is_as_long = self.offset + self.num_bytes <= num_bytes if self.is_part else self.num_bytes == num_bytes
         return is_as_long and (self.has_checksum or version == self.version)
 
@@ -179,8 +180,8 @@ class Media:
     def _verified(self, data: bytes) -> bytes:
         if self.has_checksum and checksum_version(hashlib.sha256(data).digest()) != self.version:
             raise SourceError(
-                f"{self.source} is damaged: checksum mismatch in {redact(self.file)}; copy that dataset again, or list "
-                "all damage with streamvid verify --deep"
+                f"{self.source} is damaged: checksum mismatch in {redact(self.file)}; restore that file (for a "
+                "dataset, `streamvid verify --deep` lists all damaged files)"
             )
         return data
 

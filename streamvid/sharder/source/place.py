@@ -1,4 +1,4 @@
-"""Places that hold input files (folders, prefixes of object stores, tars), and the states of these files."""
+"""Locations of input files (folders, prefixes of object stores, tars), and the states of these files."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from streamvid.sharder.source.folder import check_path, file_paths, folder_files
 from streamvid.sharder.source.media import Media, is_remote, split_url, store_of, version_of
 from streamvid.storage import FileState, StorageOptions, Store
 
-# A longer file is read so far that its text exceeds the limit even without an incomplete last character.
+# Four more bytes than allowed, so that a longer text exceeds the limit even without an incomplete last character.
 MAX_CAPTION_BYTES = MAX_TEXT_BYTES + 4
 _CONCURRENT_READS = 32
-_MISSING = "cannot be read: No such file or directory"  # the same text as for a local file, so that datasets are equal
+# This text equals the error for a missing local file, so that the resulting datasets are equal.
+_MISSING = "cannot be read: No such file or directory"
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionFile:
-    """Text file (.txt) that may hold the caption of the media file `path`."""
+    """Text file (.txt) that contains the caption of the media file `path`. The text file may not exist."""
 
     path: str
 
@@ -54,23 +55,23 @@ class Place:
         raise NotImplementedError
 
     def paths(self) -> list[str]:
-        """Return the relative paths of all files below the place, without hidden names, sorted by path components."""
+        """Return the relative paths of all files in the place except hidden ones, sorted by path components."""
         raise NotImplementedError
 
     def files_in(self, folders: Collection[str]) -> list[str]:
-        """Return the relative paths of the files directly in these folders, without hidden names, sorted."""
+        """Return the sorted relative paths of the files directly in these folders, except hidden ones."""
         return sorted(path for path in self.paths() if posixpath.dirname(path) in folders)
 
     def is_file(self, path: str) -> bool:
-        """Return whether a file exists. Hidden files are included."""
+        """Return True if a file exists. Hidden files are included."""
         raise NotImplementedError
 
     def locate(self, value: object) -> tuple[str, str]:
-        """Return (source, path or URL) of the file that a row names."""
+        """Return (source, path or URL) of the file to which a value in a row refers."""
         raise NotImplementedError
 
     def locate_typed(self, value: object) -> tuple[str, str]:
-        """Return what `locate` returns. Raises Rejected if the value contains credentials and names no file here."""
+        """Return the result of `locate`. Raises Rejected for a value with credentials, unless a file has this name."""
         path = check_path(value)
         if hide_credentials(path) != path and not self.is_file(path):
             raise Rejected(
@@ -94,11 +95,11 @@ class Place:
         return Media(found, source, *self.state(found), self.storage)
 
     def is_folder(self, path: str) -> bool:
-        """Return whether a folder exists. Hidden folders are included."""
+        """Return True if a folder exists. Hidden folders are included."""
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
-        """Request the states of all objects that rows name, concurrently."""
+        """Request the states of all objects to which the values refer, concurrently."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
         """Read the caption files of those media files that are objects, concurrently."""
@@ -114,9 +115,9 @@ class Place:
 
 @dataclass(frozen=True)
 class ObjectStates:
-    """Cache of object states by URL; None if an object does not exist. Unknown states are requested when needed.
+    """Cache of object states by URL. The state of a missing object is None. Unknown states are requested when needed.
 
-    buckets: URLs of the only buckets that rows may name; None for all.
+    buckets: URLs of the buckets that rows may use; None allows all buckets.
     """
 
     storage: StorageOptions
@@ -133,8 +134,8 @@ class ObjectStates:
     def state(self, url: str) -> tuple[int, str]:
         if not self.is_allowed(url):
             raise Rejected(
-                f"the metadata is in a bucket and names a file in another one, {split_url(url)[0]}, which would be "
-                "read with your keys; if you trust the metadata, allow this with --other-buckets",
+                f"the metadata is in a bucket, but refers to a file in another bucket, {split_url(url)[0]}, which "
+                "would be read with your keys; if you trust the metadata, allow this with --other-buckets",
                 kind="bad-path",
             )
         self.look_up([url])
@@ -150,7 +151,7 @@ class ObjectStates:
 
 @dataclass(frozen=True)
 class LocalFolder(Place):
-    """Folder on this machine. Rows may also name objects in object stores."""
+    """Folder on this machine. Rows may also refer to objects in object stores."""
 
     root: Path
     objects: ObjectStates
@@ -266,7 +267,7 @@ class BucketFolder(Place):
 
     def state(self, path: str) -> tuple[int, str]:
         if path.startswith(f"{self.url}/") and path not in self.objects.states:
-            raise Rejected(_MISSING, kind="missing-file")  # the listing is complete
+            raise Rejected(_MISSING, kind="missing-file")  # all existing objects are in the listing
         return self.objects.state(path)
 
     def _read_caption(self, path: str) -> str | None:
@@ -281,7 +282,7 @@ class MemberFolder(Place):
     """Place whose files are parts of other files, such as members of tars.
 
     where: name in rows → (source, part path), for all files. states: part path → (size in bytes, version).
-    origins: part path → SealedOrigin. base: place of all other files, if there are any.
+    origins: part path → SealedOrigin. base: place of all other files; None if there are none.
     """
 
     root_url: str
@@ -324,7 +325,7 @@ class MemberFolder(Place):
 
 
 def _object_urls(values: Sequence[object], locate: Callable[[object], tuple[str, str]]) -> list[str]:
-    """Return the URLs of the objects that rows name."""
+    """Return the URLs of the objects to which values in rows refer."""
     found = []
     for value in values:
         try:
@@ -342,7 +343,7 @@ def _caption_path(path: str) -> str:
 
 def caption_text(data: bytes) -> str | None:
     """Return the trimmed text of a caption file, or None if it is blank. data: its first MAX_CAPTION_BYTES bytes."""
-    is_whole = len(data) < MAX_CAPTION_BYTES  # else its last character may be incomplete
+    is_whole = len(data) < MAX_CAPTION_BYTES  # otherwise, the last character may be incomplete
     decoder = getincrementaldecoder("utf-8-sig")("surrogateescape")
     return decoder.decode(data, final=is_whole).strip() or None
 

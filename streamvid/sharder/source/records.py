@@ -52,7 +52,7 @@ Value: TypeAlias = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Input row whose file exists, or one time range of it.
+    """Input row whose file exists, or one time range of such a row.
 
     source: name of the file in the dataset. path: its local path or URL.
 
@@ -76,7 +76,7 @@ class Record:
     time_range: TimeRange | None = None
 
     def media(self, storage: StorageOptions) -> Media:
-        """Return the file in the form that workers receive. storage: options that workers use to access its store."""
+        """Return the file in the form that workers receive. storage: options for accessing the file's store."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
 
@@ -126,7 +126,7 @@ def read_records(
 ) -> RecordSet:
     """Read one source, or several sources one after the other.
 
-    folder: folder for files that are embedded in metadata. extracts: True to write them to `folder`.
+    folder: folder for files that are embedded in metadata. extracts: True to write these files to `folder`.
     A row that cannot be used becomes a rejection. Raises SourceError if a source cannot be read.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
@@ -152,7 +152,7 @@ def read_records(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Input row as the user gave it. problem: the reason why it could not be read, or ""."""
+    """Input row as given in the metadata. problem: the reason why the row could not be read, or ""."""
 
     path: object
     captions: CaptionCells | CaptionFile
@@ -164,7 +164,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Metadata columns by use. video: column of media paths; None if rows name no files."""
+    """Metadata columns by use. video: column of media paths; None if there is no such column."""
 
     video: str | None = None
     captions: CaptionColumns = field(default_factory=CaptionColumns)
@@ -208,7 +208,7 @@ class _Roles:
         return {use: columns for use, columns in given.items() if columns}
 
     def paths(self, block: RowBlock) -> list[object]:
-        """Return the media path in each row; None in all rows if rows name no files."""
+        """Return the media path of each row. Each is None if there is no column of media paths."""
         return [None] * block.num_rows if self.video is None else block.column(self.video).values()
 
     def rows(self, block: RowBlock) -> Iterator[_Row]:
@@ -224,13 +224,13 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
     place, table = found.place, found.table
     if options.clips.is_text and table is None:
         raise SourceError(
-            f"{place.url} has no metadata, but clips='text' (--clips text) requires rows; add a metadata file"
+            f"{place.url} has no metadata, but clips='text' (--clips text) requires metadata rows; add a metadata file"
         )
     check_columns(table, options.source.media_columns)
     if table is None and options.source.time_columns:
         raise SourceError(
-            f"{place.url} has no metadata, but time_columns={options.source.time_columns!r} requires columns; add a "
-            "metadata file, or omit time_columns"
+            f"{place.url} has no metadata, but time_columns={options.source.time_columns!r} requires metadata columns; "
+            "add a metadata file, or omit time_columns"
         )
     roles = _Roles()
     if table is None:
@@ -307,27 +307,31 @@ def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Reco
     several = captions if len(captions) > 1 else ()
     if options.clips.is_text:
         if caption is None or not caption.strip():
-            raise Rejected("has no text", kind="no-text")
+            raise Rejected("the row has no caption", kind="no-text")
         num_bytes = len(caption.encode())
         return Record(number, text_source(caption), "", num_bytes, "", caption, row.columns, captions=several)
     num_bytes, version = place.state(path)
     if num_bytes == 0:
-        raise Rejected("is empty", kind="empty-file")
+        raise Rejected("the file is empty", kind="empty-file")
     if num_bytes > options.source.max_clip_bytes:
-        limit = f"has {num_bytes} bytes; at most max_clip_bytes={options.source.max_clip_bytes} are allowed"
+        limit = f"the file has {num_bytes} bytes; at most max_clip_bytes={options.source.max_clip_bytes} are allowed"
         raise Rejected(limit, kind="max-clip-bytes")
     extra = find_files(row.media, options.source.media_columns, place, options.source.max_clip_bytes)
     return Record(number, source, path, num_bytes, version, caption, row.columns, extra, several, place.origin(path))
 
 
 def _with_ranges(record: Record, ranges: Sequence[TimeRange]) -> list[Record]:
-    """Return one record per time range, or the record itself if there is none. Listed captions belong to the ranges."""
+    """Return one record per time range, or the record itself if there is no time range.
+
+    If a record has several ranges and several captions, each range gets the caption at the same index. Raises Rejected
+    if their numbers differ.
+    """
     if len(ranges) < 2:
         return [replace(record, time_range=one) for one in ranges] or [record]
     if not record.captions:
         return [replace(record, time_range=one) for one in ranges]
     if len(record.captions) != len(ranges):
-        raise Rejected(f"has {len(ranges)} time ranges, but {len(record.captions)} captions", kind="time-range")
+        raise Rejected(f"the row has {len(ranges)} time ranges, but {len(record.captions)} captions", kind="time-range")
     pairs = zip(ranges, record.captions, strict=True)
     return [replace(record, time_range=one, caption=text, captions=()) for one, (text, _) in pairs]
 

@@ -1,8 +1,8 @@
 """Reading of sealed datasets as sources, to assign their clips to other buckets or to merge several datasets.
 
 Captions, columns and record keys stay the same, and validation clips stay in the validation split. The bytes of each
-clip are verified against the checksum in the index. Only text datasets and datasets that store
-the original files unmodified are accepted.
+clip are verified against the checksum in the index. Only text datasets and datasets that store the original files
+unmodified are accepted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_MANIFEST_BYTES = 256 * 2**20
 
 
 def is_manifest(media: Media) -> bool:
-    """Return whether a file named manifest.json is the manifest of a streamvid dataset."""
+    """Return True if a file named manifest.json is the manifest of a streamvid dataset."""
     if media.num_bytes > _MAX_MANIFEST_BYTES:
         return False
     try:
@@ -88,8 +88,8 @@ class _SealedReader:
         if self.dataset.manifest.clips == "native":
             raise SourceError(
                 f"the dataset {self.dataset.url} has native clips, which were encoded at the size of their bucket; "
-                "another encoding would lose quality, and its PSNR would not show that. Shard the original videos, or "
-                "copy the dataset unchanged with `streamvid copy`"
+                "encoding them again would lose quality, which the reported PSNR would not show; shard the original "
+                "videos, or copy the dataset unchanged with `streamvid copy`"
             )
         media = self.dataset.manifest.media
         if media:
@@ -110,7 +110,7 @@ class _SealedReader:
             yield clip, dict(zip(names, values[len(clip) :], strict=True))
 
     def _take(self, shard: ShardInfo, clip: _SealedClip, columns: dict[str, object]) -> None:
-        # Always a list, so that a caption that looks like a list stays one caption.
+        # The value is always a list, so that a caption that looks like a list remains a single caption.
         pairs = captions_from_json(clip.captions) if clip.captions else ((clip.text, 1.0),) if clip.text else ()
         caption = [{"text": text, "weight": weight} for text, weight in pairs]
         if self.dataset.manifest.clips == "text":
@@ -126,7 +126,7 @@ class _SealedReader:
         self.rows[name] = {**columns, MEDIA: name, CAPTION: caption}
 
     def _is_largest(self, name: str, clip: _SealedClip) -> bool:
-        """Return whether this copy of a clip is the largest so far. If so, discard the previous one."""
+        """Return True if this copy of a clip is the largest so far, and discard the previously largest copy."""
         window = (clip.record_key, str(clip.window_start), str(clip.window_source_frames))
         area = clip.clip_width * clip.clip_height
         if window in self.areas and self.areas[window][0] >= area:

@@ -1,7 +1,7 @@
 """Seekable file over a remote object. Requested bytes are fetched once and stored in an unlinked temporary file.
 
-A reader may seek freely, because no byte is fetched more than once. Memory holds only one piece at a time. The
-temporary file disappears with the process, even if the process is killed.
+A reader may seek freely, because no byte is fetched more than once. Only one batch of fetched bytes is in memory at a
+time. The temporary file disappears with the process, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class SpooledFile(FarFile):
 
     def close(self) -> None:
         super().close()
-        if hasattr(self, "_file"):  # the temporary directory may be full
+        if hasattr(self, "_file"):  # the file is missing if the temporary directory is full
             self._file.close()
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
@@ -171,5 +171,5 @@ class SpooledFile(FarFile):
     def _no_room(self, error: OSError) -> StorageError:
         return StorageError(
             f"cannot store parts of {self._media.source} on a local disk: {error.strerror or error}; "
-            "free some space, or choose another work_dir (--work-dir) or TMPDIR"
+            "free some space, or set another work_dir (--work-dir) or TMPDIR"
         )

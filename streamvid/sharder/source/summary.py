@@ -37,10 +37,10 @@ class SourceSummary:
 
     metadata: names of the files from which the rows were read; empty if each media file is a row.
     unread_metadata: other metadata files in the source.
-    columns: use → columns. The uses are "video", "caption", "caption weight", names of conditioning inputs, "kept"
-        (stored with each sample) and "ignored".
+    columns: use → columns. The uses are "video", "caption", "caption weight", "time range", names of conditioning
+        inputs, "kept" (stored with each sample) and "ignored".
     num_usable: number of rows whose files exist. num_captions: number of usable rows with a caption.
-    unnamed_files: media files in the folder that the metadata does not name.
+    unnamed_files: media files in the folder to which no row of the metadata refers.
     """
 
     url: str
@@ -110,6 +110,6 @@ def _digest(file: Media, most_bytes: int) -> Hashable:
             while left and (data := opened.read(min(left, _READ_BYTES))):
                 digest.update(data)
                 left -= len(data)
-    except (OSError, SourceError):  # reading it for a shard will report the error
+    except (OSError, SourceError):  # the error is raised when the file is read for a shard
         return file.path
     return digest.digest()

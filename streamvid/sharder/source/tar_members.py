@@ -1,7 +1,7 @@
 """Members of tars written by other tools, found through their headers alone. Nothing is extracted (SAFE-1).
 
-Plain, GNU and PAX tars are supported. Sizes in headers are checked against the size of the file, and no header causes a
-larger read than its type needs.
+Plain, GNU and PAX tars are supported. Sizes in headers are checked against the size of the file, and the size of each
+extended header is limited.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         what = "a sparse file" if "sparse" in own else what
         own = {}
         if header.type == tarfile.GNUTYPE_SPARSE:
-            raise Rejected(f"the tar holds {_shown(name)} as a sparse file; write the tar again without --sparse")
+            raise Rejected(f"the tar contains {_shown(name)} as a sparse file; write the tar again without --sparse")
         if not header.isdir() and not name.endswith("/"):
             yield TarMember(name.removeprefix("./"), start, size, what)
 

@@ -2,7 +2,7 @@
 
 Members are not extracted, but read by byte range. A sample consists of the members whose names are equal up to the
 first dot. Its caption and columns come from its .txt and .json members, from its row in the Parquet file with the tar's
-name, and from the metadata tar whose path has `metas` instead of `video`.
+name, and from the metadata tar whose path contains `metas` instead of `video`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _TarSample:
 
 @dataclass(frozen=True)
 class _Tar:
-    """Contents of one tar. problem: the reason why it could not be read to its end, or ""."""
+    """Contents of one tar. problem: the reason why the tar could not be read to its end, or ""."""
 
     media: Media
     samples: dict[str, _TarSample]
@@ -57,13 +57,13 @@ def read_tars(
 ) -> tuple[MemberFolder, MetadataTable, str, str | None]:
     """Read tars in order. Return (place of the members, table of samples, video column, caption column or None).
 
-    wanted: extensions that the user's options name as columns of clips or conditioning inputs. Raises SourceError if a
+    wanted: extensions that the options specify as columns of clips or conditioning inputs. Raises SourceError if a
     tar cannot be read at all, and StorageError if a store fails.
     """
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:
         raise SourceError(
-            f"source {place.url} holds only metadata tars; pass the parent folder, which contains the videos"
+            f"source {place.url} contains only metadata tars; pass the parent folder, which contains the videos"
         )
     reader = _TarReader(place, frozenset(wanted))
     rows = [row for _, part in concurrently(reader.rows, sources) for row in part]
@@ -221,11 +221,11 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
     if member.not_file:
         sample.broken.append(f"{member.name}: is {member.not_file}; only regular files are read")
     elif (extension if is_media else base) in taken:
-        sample.broken.append(f"{member.name}: is in the tar twice; only the first is read")
+        sample.broken.append(f"{member.name}: is in the tar twice; only the first copy is read")
     elif is_media:
         sample.media[extension] = member
     elif kind == "txt":
-        # Read one byte more than allowed, so that a long text is rejected instead of truncated.
+        # MAX_CAPTION_BYTES exceeds the limit on captions, so that a longer text is rejected instead of truncated.
         sample.texts[base] = caption_text(read(member.offset, min(member.num_bytes, MAX_CAPTION_BYTES)))
     else:
         try:
@@ -243,7 +243,7 @@ def _object(member: TarMember, read: Read) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         raise Rejected("the file is not valid JSON") from None
     if not isinstance(value, dict):
-        raise Rejected(f"the file holds a value of type {type(value).__name__}, not a JSON object")
+        raise Rejected(f"the file contains a value of type {type(value).__name__}, not a JSON object")
     return value
 
 

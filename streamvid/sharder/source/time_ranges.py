@@ -1,7 +1,7 @@
-"""Time ranges: rows that describe a part of a file.
+"""Time ranges in metadata, with which a row describes a part of a file.
 
-With `time_columns`, each range becomes a clip. Without it, the sharder raises SourceError unless `whole_files` is set,
-because a caption may not fit the whole file.
+With `time_columns`, each range becomes a clip. Otherwise, the sharder raises SourceError if columns seem to hold time
+ranges or rows share a file, because a caption may describe only a part of the file. With `whole_files`, it does not.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ _PREFIXES = ("", "clip_", "segment_", "scene_", "shot_", "time_", "frame_")
 _STARTS = ("start", "begin", "from", "in", "t0")
 _ENDS = ("end", "stop", "finish", "to", "out", "t1", "duration")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
-"""Pairs of names that mean a time range whatever the cells hold."""
+"""Pairs of column names that denote time ranges regardless of the values in the columns."""
 _RANGES = re.compile(r"(?:timestamp|time|time_range|range|clip_range|segment|interval|span|start_end)s?")
-#: A list of at least two items. Dates and single times are not ranges.
+#: Text of a list with at least two items. Dates and single times do not match, because they are not ranges.
 _LIST = re.compile(r"^\s*[\[({].*,.*[\])}]\s*$", re.DOTALL)
 _CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{1,9})?)")
 _TEXT_RANGE = re.compile(r"\s*([\d:.,]+)\s*(?:-+>?|[–—~]|to)\s*([\d:.,]+)\s*")
 _MAX_LIST_CHARS = 2**20
-_NUM_CELLS = 1000  # cells that are read to recognize times
+_NUM_CELLS = 1000  # number of rows that are read to recognize times
 _REMEDY = (
-    "the caption of each row may fit only a part of its file. To cut clips, name the columns with the times in seconds "
-    "or as H:MM:SS, such as time_columns=('start', 'end') (--time-columns start,end), with --clips native. To use the "
-    "whole file for each row, set whole_files=True (--whole-files)"
+    "the caption of each row may describe only a part of its file. To extract clips, use --clips native and pass the "
+    "columns with the times in seconds or as H:MM:SS, such as time_columns=('start', 'end') (--time-columns "
+    "start,end). To use the whole file for each row, set whole_files=True (--whole-files)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """Part of a video, in seconds after its first frame: the frames that begin at `start` or later and before `end`."""
+    """Part of a video: the frames that begin at or after `start` and before `end`, in seconds after the first frame."""
 
     start: Fraction
     end: Fraction
 
     @property
     def text(self) -> str:
-        """The range for messages, in seconds."""
+        """Text of the range for messages, in seconds."""
         return f"{float(self.start):g} to {float(self.end):g} s"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeColumns:
-    """Metadata columns with the time ranges of a row: one for starts and one for ends, or one that holds both."""
+    """Metadata columns with the time ranges of rows: one for starts and one for ends, or one for both."""
 
     names: tuple[str, ...] = ()
 
     @staticmethod
     def of(names: Sequence[str], asked: Sequence[str]) -> TimeColumns:
-        """Return the columns named in the options. Raises SourceError if one does not exist."""
+        """Return the requested columns. Raises SourceError if one of them does not exist."""
         return TimeColumns(tuple(find_column(names, name, (), "time_columns") for name in asked))
 
     def cells(self, block: RowBlock) -> list[tuple[object, ...]]:
@@ -72,16 +72,18 @@ class TimeColumns:
         return list(zip(*(block.column(name).values() for name in self.names), strict=True))
 
     def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
-        """Return the ranges of a row; see `parse_ranges`. A second column named "duration" holds durations."""
+        """Return the ranges of a row; see `parse_ranges`. A second column such as "duration" holds durations."""
         return parse_ranges(cells, has_duration=len(self.names) == 2 and _is_duration(_plain(self.names[1])))
 
 
 def parse_ranges(cells: Sequence[object], has_duration: bool = False) -> list[TimeRange]:
-    """Return the ranges of a row, or none if its cells are empty: then the row describes its whole file.
+    """Return the time ranges of a row. If its cells are empty, return an empty list: the row describes its whole file.
 
-    cells: start and end, each a time or a list of times; or one range or list of ranges, each a pair (start, end), a
-    mapping such as {"start": 0, "end": 2.5}, or text such as "0:00-0:02.5". Lists and mappings may be JSON or Python
-    text. Raises Rejected for anything else. has_duration: True if the second cell holds durations instead of ends.
+    cells: two cells with a start and an end, each a time or a list of times; or one cell with a range or a list of
+        ranges. A range is a pair (start, end), a mapping such as {"start": 0, "end": 2.5}, or text such as
+        "0:00-0:02.5". Lists and mappings may be given as JSON or Python text.
+    has_duration: True if the second cell holds durations instead of ends.
+    Raises Rejected for any other values.
     """
     values = [_opened(cell) for cell in cells]
     if all(value is None for value in values):
@@ -90,7 +92,7 @@ def parse_ranges(cells: Sequence[object], has_duration: bool = False) -> list[Ti
     if len(values) == 2:
         starts, ends = (value if isinstance(value, list | tuple) else [value] for value in values)
         if len(starts) != len(ends):
-            raise Rejected(f"has {len(starts)} start times, but {len(ends)} end times", kind="time-range")
+            raise Rejected(f"the row has {len(starts)} start times, but {len(ends)} end times", kind="time-range")
         pairs = list(zip(starts, ends, strict=True))
     else:
         (value,) = values
@@ -109,11 +111,11 @@ def _opened(cell: object) -> Any:
                 return parse(cell.strip())
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
-    raise Rejected(f"its time ranges {cell[:80]!r} are not a list", kind="time-range")
+    raise Rejected(f"its time ranges {cell[:80]!r} cannot be parsed as a list", kind="time-range")
 
 
 def _is_range(value: object) -> bool:
-    """Return whether a value holds a start and an end, in whatever form."""
+    """Return True if a value seems to hold a start and an end, in any supported form."""
     if isinstance(value, str):
         return _LIST.match(value) is not None or _TEXT_RANGE.fullmatch(value) is not None
     return isinstance(value, list | tuple | dict)
@@ -127,7 +129,7 @@ def _range(pair: Any, has_duration: bool = False) -> TimeRange:
     elif isinstance(pair, str) and (match := _TEXT_RANGE.fullmatch(pair)):
         pair = match.groups()
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise Rejected(f"its time range {str(pair)[:80]!r} is not a pair of start and end", kind="time-range")
+        raise Rejected(f"its time range {str(pair)[:80]!r} is not a pair of a start and an end", kind="time-range")
     start, end = map(_seconds, pair)
     found = TimeRange(start, start + end if has_duration else end)
     if found.start >= found.end:
@@ -141,26 +143,29 @@ def _seconds(value: object) -> Fraction:
         return Fraction(str(value))
     match = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        what = f"its time {str(value)[:40]!r} is" if value is not None else "one of its times is missing:"
-        raise Rejected(f"{what} not a number of seconds or a time such as 0:01:30.5", kind="time-range")
+        problem = "one of its times is missing" if value is None else f"its time {str(value)[:40]!r} is invalid"
+        raise Rejected(f"{problem}; use a number of seconds or a time such as 0:01:30.5", kind="time-range")
     hours, minutes, seconds = match.groups()
     return int(hours or 0) * 3600 + int(minutes or 0) * 60 + Fraction(seconds.replace(",", "."))
 
 
 def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
-    """Raise SourceError if columns look like the time ranges of clips. used: columns to ignore."""
+    """Raise SourceError if columns seem to hold the time ranges of clips. used: columns to ignore."""
     names = {_plain(name): name for name in table.names if name not in used}
     for first, last, is_certain in _pairs_of(names):
         pair = (names[first], names[last])
         if is_certain or _most_cells(table, pair, _are_times):
-            raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} look like time ranges: {_REMEDY}")
+            raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} seem to hold time ranges: {_REMEDY}")
     for plain, name in names.items():
         if _RANGES.fullmatch(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0])):
             raise SourceError(f"column {name!r} seems to hold time ranges: {_REMEDY}")
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield (start, end, is_certain) for pairs among plain names. A certain pair is a time range in any table."""
+    """Yield (start, end, is_certain) for each pair of plain names that may denote time ranges.
+
+    is_certain: True if the names denote time ranges in any table.
+    """
     known = set(names)
     return (pair for pair in _known_pairs() if pair[0] in known and pair[1] in known)
 
@@ -193,7 +198,7 @@ def _plain(name: str) -> str:
 
 
 def _most_cells(table: MetadataTable, names: Sequence[str], test: Callable[[Sequence[object]], bool]) -> bool:
-    """Return whether `test` is true for the cells of these columns in most of the first rows that are not empty."""
+    """Return True if `test` is true for the cells of these columns in most of the first rows. Ignore empty rows."""
     num_left, surplus = _NUM_CELLS, 0
     for block in table.blocks:
         rows = zip(*(block.column(name).values()[:num_left] for name in names), strict=True)

@@ -19,7 +19,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """Destination of a dataset. store: store for its files. folder: local work folder, which need not exist."""
+    """Destination of a dataset. store: store of the dataset's files. folder: local work folder, which may not exist."""
 
     store: Store
     folder: Path
@@ -34,7 +34,7 @@ class Destination:
         return self.folder.is_dir() or (not self.store.is_local and any(True for _ in self.store.files(STAGING)))
 
     def check_free(self) -> None:
-        """Raise DatasetError if the destination holds anything other than a finished or unfinished dataset."""
+        """Raise DatasetError if the destination contains anything other than a finished or unfinished dataset."""
         if self.is_begun or self.store.size(MANIFEST) is not None:
             return
         if isinstance(self.store, LocalStore):
@@ -43,7 +43,7 @@ class Destination:
         else:
             is_free, free = not any(True for _ in self.store.files()), "an empty prefix of the bucket"
         if not is_free:
-            raise DatasetError(f"dest {self.url} is not empty and holds no dataset; choose {free}")
+            raise DatasetError(f"dest {self.url} is not empty, but does not contain a dataset; choose {free}")
 
 
 def find_destination(dest: str | Path, options: ShardOptions) -> Destination:

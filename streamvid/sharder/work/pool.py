@@ -22,7 +22,7 @@ from streamvid import errors
 from streamvid.host.processes import end_workers, start_worker
 
 _ENTRY = "streamvid.sharder.work.worker:main"
-# A decoder reserves address space for each of its threads, which counts toward the memory limit of a worker.
+# Each thread of a decoder reserves address space for malloc arenas, which counts toward the worker's memory limit.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 _READY = object()
 
@@ -94,7 +94,7 @@ class Pool:
             else:
                 yield number, result
         for number in sorted(suspects):
-            # Another task may have caused the death through memory use or load: try once more, alone.
+            # Another task may have caused the crash through memory use or load, so the task runs once more, alone.
             yield from self._run(deque([number]), make_task, 1)
 
     def _run(self, queue: deque[int], make_task: Callable[[int], Any], num_workers: int) -> Iterator[tuple[int, Any]]:
@@ -104,7 +104,7 @@ class Pool:
                 worker = self._idle_worker()
                 worker.task = queue.popleft()
                 busy[worker.connection] = worker
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: the end of file is read next
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading detects a dead worker
                     worker.connection.send(make_task(worker.task))
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
@@ -158,5 +158,5 @@ def _result(answer: Mapping[str, Any]) -> Any:
 
 
 def timed_out(crash: Crash) -> bool:
-    """Return whether the task exceeded its time limit."""
+    """Return True if the task exceeded its time limit."""
     return crash.signal_number == signal.SIGALRM

@@ -1,4 +1,4 @@
-"""Staging folder of an unfinished dataset: its lock, findings, markers of finished shards, and the names of its files.
+"""Staging folder of an unfinished dataset. It contains its lock, findings, shard markers and the names of files.
 
 The folder is on this machine. For a dataset in an object store, `.staging/` in the store also holds what other machines
 and later runs need: the owners of the build, the names of each plan's files, and the markers of finished shards.
@@ -35,7 +35,7 @@ from streamvid.storage import LocalStore, Store
 MAX_NOTE_BYTES = 2**30
 LOCK_WAIT_SECONDS = 5.0
 EMBEDDED = "embedded"
-"""Folder of files from the cells of metadata files."""
+"""Folder of the files that are extracted from cells of metadata files."""
 LOCK = "lock"
 JOURNALS = PROBES, ENCODES = ("probes.jsonl", "encodes.jsonl")
 """Journals of the findings of probing and encoding."""
@@ -43,7 +43,7 @@ _TASKS_LOCK = "tasks.lock"
 _OWNERS = "owners"
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
-#: Notes may be planted: only folders and files that a sharder names so are its own, and may be removed (SAFE-1).
+#: Notes may be forged. Therefore, only folders and files whose names a sharder could have chosen are removed (SAFE-1).
 _PLAN = re.compile(rf"[0-9a-f]{{32}}|{_OVERWRITTEN}")
 _FILES = re.compile(
     rf"shards/([^/]+)/\1-\d{{6,}}\.tar(\.idx)?|index/[a-z]+-\d{{5,}}-[0-9a-f]{{12}}\.\w+|\.nv-meta/[\w.-]+|{MANIFEST}"
@@ -192,14 +192,15 @@ class Staging:
     def _discard(self, name: str) -> None:
         names: list[str] = []
         data = _read_names(self.store, f"{STAGING}/{name}/{_NAMES}")
-        with contextlib.suppress(ValueError, TypeError, RecursionError):  # killed before the names were written
+        # The names are missing if the sharder was killed before it wrote them.
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             names = [path for path in map(str, json.loads(data)) if _FILES.fullmatch(path)]
         if names:
             _logger.info("removing up to %d files of an earlier build with different input or options", len(names))
         _remove_all(self.store, names)
         if not self.store.is_local:
             notes = self._notes(f"{STAGING}/{name}")
-            # The list of files is removed last, because it must name the files as long as any remain.
+            # The list of file names is removed last, because it is needed as long as any of the files remain.
             _remove_all(self.store, sorted(notes, key=lambda path: path.endswith(f"/{_NAMES}")))
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.folder / name)
@@ -313,7 +314,7 @@ def _remove_all(store: Store, paths: Sequence[str]) -> None:
                 for folder in Path(path).parents[:-1]:
                     store.path(folder.as_posix()).rmdir()
         return
-    # In parallel, except for the last one.
+    # Files are removed in parallel. The last one is removed only after all others.
     with ThreadPoolExecutor(_READS_AT_ONCE) as threads:
         list(threads.map(store.remove, paths[:-1]))
     for path in paths[-1:]:

@@ -65,9 +65,10 @@ class Phase:
 class ShardStatus:
     """Status of a build.
 
-    state: "running" if a sharder holds the lock of the build; "stopped" if it does not, so that the same command
-        resumes the build; "sealed" if the dataset is finished.
-    host, pid: machine and process of the last run. seconds_ago: age of `phases`, which a run writes every second.
+    state: "running" if a sharder holds the lock of the build; "stopped" if the build is unfinished and no sharder holds
+        the lock, so that the same command resumes the build; "sealed" if the dataset is finished.
+    host, pid: machine and process of the last run.
+    seconds_ago: age of `phases`, which a run updates about once per second.
     phases: phases of the last run, the current one last; for tasks, sums over the tasks that have started.
     rejections: kind of rejection → number of files or clips. num_tasks: number of tasks that have started; 0 without
         tasks.
@@ -112,8 +113,9 @@ class StatusFile:
     def _write(self) -> None:
         about = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
         data = json.dumps({**about, "phases": [asdict(phase) for phase in self._phases.values()]}).encode()
-        if self._folder.is_dir():  # sealing removes it before its last step
-            with contextlib.suppress(StorageError):  # a build does not need the file; a full disk ends it elsewhere
+        if self._folder.is_dir():  # sealing removes the folder before its last step
+            # The build does not depend on this file. If the disk is full, another write reports the error.
+            with contextlib.suppress(StorageError):
                 LocalStore(self._folder).put(_FILE, data)
                 self._publish(data)
 
@@ -135,7 +137,7 @@ def read_status(dest: Destination) -> ShardStatus:
     try:
         notes = _status_notes(dest)
         rejections = _count_rejections(dest)
-    except (OSError, StorageError):  # if the build ends in the meantime and removes its folder
+    except (OSError, StorageError):  # also raised if the build ends in the meantime and removes its folder
         notes = []
     if not notes:
         if dest.store.size(MANIFEST) is not None:
@@ -209,7 +211,7 @@ def _parse_note(data: bytes, folder: Path, is_task: bool) -> _Note:
         lock.release()
     phases = [Phase(**phase) for phase in said["phases"]]
     note = _Note(said["host"], said["pid"], said["time"], tuple(phases), is_task, is_locked)
-    if note.is_running:  # the last phase has continued since
+    if note.is_running:  # the last phase has continued since the note was written
         phases[-1:] = [replace(phase, seconds=phase.seconds + note.seconds_ago) for phase in phases[-1:]]
     return replace(note, phases=tuple(phases))
 

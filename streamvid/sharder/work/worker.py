@@ -26,7 +26,7 @@ def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     module, _, function = handler.partition(":")
     handle = getattr(importlib.import_module(module), function)
-    # The pool may end at any time, even before this worker is ready; that ends the worker, but is not an error.
+    # The pool may end at any time, even before this worker is ready. This ends the worker, but is not an error.
     with Connection(int(tasks_fd)) as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send_bytes(b'{"ready": true}')
         while True:
