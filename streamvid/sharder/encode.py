@@ -283,7 +283,7 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 class _Growth:
     """Comparison of the sizes of encoded clips and their sources. If the clips are larger, a warning is logged once.
 
-    The sizes are compared after each clip from the hundredth on, so that the warning is early, and at the end.
+    The sizes are compared after every clip from the hundredth on, so that the warning comes early, and at the end.
     """
 
     num_clips: int = 0

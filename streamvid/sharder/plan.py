@@ -135,7 +135,7 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
         end, total = start, 0
         while end < len(items):
             size = sizes[end]
-            # A run may exceed an equal share by half an item; more would make the last shards small.
+            # A run may exceed an equal share by half an item; a larger excess would make the last shards small.
             is_full = total + size > shard_size_bytes or num_shards * (2 * total + size) > 2 * remaining
             if is_full and end > start:
                 break
@@ -146,7 +146,7 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
 
 @dataclass(frozen=True)
 class DrawnGroup:
-    """Clips with the same draw set, split and member extensions, split into shards.
+    """Clips with the same draw set, split and member extensions, divided into shards.
 
     buckets: (bucket id, probability times UNIT) pairs. shards: for each bucket, in the order of `buckets`, a tuple of
     shards with their samples. All buckets store the same clips in the same order.
@@ -165,7 +165,7 @@ class DrawnGroup:
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
-_Clip = tuple[PlannedSample, ...]  # the samples of one clip, one per bucket
+_Clip = tuple[PlannedSample, ...]  # samples of one clip, one per bucket
 
 
 def drawn_groups(
@@ -201,7 +201,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return integer weights (probability times UNIT) by bucket id. Their sum is the rounded sum of exact values."""
+    """Return integer weights by bucket id: probabilities times UNIT, rounded so that their sum is the rounded sum."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # A weight that would be rounded to 0 is set to 1. If the sum then exceeds UNIT, the largest weights are reduced.

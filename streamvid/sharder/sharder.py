@@ -87,7 +87,7 @@ def shard(
     if options.work.engine == "ray":
         _shard_on_ray(source, dest, options, progress)
     with locked_staging(place, options.work.share) as staging:
-        # Check again, now that the lock excludes others.
+        # Check again, now that the lock excludes other sharders.
         report = _sealed_report(place.store, build, options.work.overwrite)
         if report is not None:
             staging.remove()
@@ -157,9 +157,9 @@ def abandon(dest: str | Path, options: ShardOptions) -> bool:
 
 
 def status(dest: str | Path, options: ShardOptions) -> ShardStatus:
-    """Return the progress of the build at `dest`, which may be running in another process of this machine.
+    """Return the status of the build at `dest`, which may be running in another process of this machine.
 
-    Raises DatasetError if there is no unfinished build.
+    Raises DatasetError if there is neither a dataset at `dest` nor an unfinished build on this machine.
     """
     return read_status(find_destination(dest, options))
 
@@ -281,9 +281,9 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
 
 
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
-    """Return the report of the dataset sealed in `store` if it is the requested one, or None if none is sealed there.
+    """Return the report of the sealed dataset in `store` if it equals the requested dataset; None if there is none.
 
-    If a different dataset is sealed there, return None if `overwrite` is True, and otherwise raise SealedError, which
+    If a different dataset is sealed in `store`, return None if `overwrite` is True. Otherwise, raise SealedError, which
     reports the difference.
     """
     if store.size(MANIFEST) is None:

@@ -56,7 +56,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Range of `num_frames` source frames from index `start`. num_clip_frames: frame count of the resulting clip."""
+    """Range of `num_frames` source frames from index `start` on. num_clip_frames: frame count of the resulting clip."""
 
     start: int
     num_frames: int

@@ -84,9 +84,9 @@ def caption_lines(text: str | None) -> Captions:
 
 
 def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
-    """Return the captions, truncated to MAX_TEXT_BYTES with `truncates`.
+    """Return the captions. If `truncates` is True, truncate each to MAX_TEXT_BYTES.
 
-    Raises Rejected if a caption is not valid text or the captions are too large.
+    Raises Rejected if a caption is not valid text, or if a caption or all captions together are too large.
     """
     if truncates:
         captions = tuple((_truncated(text), weight) for text, weight in captions)

@@ -29,7 +29,7 @@ def is_media_name(name: str) -> bool:
 
 
 def file_paths(root: Path) -> list[str]:
-    """Return the relative paths of all files below `root` except hidden ones, sorted by path components.
+    """Return the relative paths of all files below `root`, except hidden files, sorted by path components.
 
     Links to folders are followed, but each real folder is visited only once, so link loops end. A folder with a media
     extension is visited and also returned, so that the caller rejects it.
@@ -40,7 +40,7 @@ def file_paths(root: Path) -> list[str]:
 
 
 def folder_files(root: Path, folder: str) -> list[str]:
-    """Return the paths, relative to `root`, of the files directly in `folder`, except hidden ones."""
+    """Return the paths, relative to `root`, of the files directly in `folder`, except hidden files."""
     try:
         entries = list(os.scandir(root / folder))
     except OSError:  # the path comes from a row, so the folder may not exist
@@ -70,7 +70,7 @@ def _walk(folder: Path, prefix: str, seen: set[tuple[int, int]]) -> Iterator[str
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
+    except OSError:  # the entry is a link to itself
         return False
 
 

@@ -51,7 +51,7 @@ class SourceInput:
     place: location of the files.
     table: metadata rows; None for media files without metadata.
     video_column, caption_column: column names if the layout defines them, else None.
-    metadata: names of the files that hold the rows.
+    metadata: names of the files that contain the rows.
     unread_metadata: names of other metadata files in the source's folder.
     layout: name of the layout.
     is_folder: True if the source is a folder that also contains the files.
@@ -143,7 +143,7 @@ def _with_embedded(read: SourceInput, embedded: EmbeddedFiles) -> SourceInput:
 
 
 def _within_buckets(place: Place, source: _Source, options: ShardOptions) -> Place:
-    """Restrict metadata in a bucket to the buckets of the metadata, source and place, unless `other_buckets` is set."""
+    """Restrict metadata in a bucket to the buckets of metadata, source and place, unless `other_buckets` is set."""
     metadata = options.source.metadata
     tells = source.place.url if metadata is None else open_store(metadata, options.storage).url
     if options.source.other_buckets or not is_remote(tells) or not isinstance(place, LocalFolder | BucketFolder):

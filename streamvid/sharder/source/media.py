@@ -125,7 +125,7 @@ class Media:
             return self._verified(self._read_local())
         data = bytearray(self.num_bytes)
         view = memoryview(data)
-        for start in range(0, self.num_bytes, _READ_BYTES):  # each read has its own deadline
+        for start in range(0, self.num_bytes, _READ_BYTES):  # in pieces, because each read has its own deadline
             self.read_ranges([(start, view[start : start + _READ_BYTES])])
         # The bytearray is no longer modified. Converting it to bytes would double the memory use.
         return self._verified(cast("bytes", data))

@@ -18,7 +18,8 @@ from streamvid.sharder.source.folder import check_path, file_paths, folder_files
 from streamvid.sharder.source.media import Media, is_remote, split_url, store_of, version_of
 from streamvid.storage import FileState, StorageOptions, Store
 
-# Four more bytes than allowed, so that a longer text exceeds the limit even without an incomplete last character.
+# Up to four bytes more than allowed are read, so that a longer text exceeds the limit even if its last character is
+# incomplete and is dropped.
 MAX_CAPTION_BYTES = MAX_TEXT_BYTES + 4
 _CONCURRENT_READS = 32
 # This text equals the error for a missing local file, so that the resulting datasets are equal.
@@ -55,11 +56,11 @@ class Place:
         raise NotImplementedError
 
     def paths(self) -> list[str]:
-        """Return the relative paths of all files in the place except hidden ones, sorted by path components."""
+        """Return the relative paths of all files except hidden files, sorted by path components."""
         raise NotImplementedError
 
     def files_in(self, folders: Collection[str]) -> list[str]:
-        """Return the sorted relative paths of the files directly in these folders, except hidden ones."""
+        """Return the sorted relative paths of the files directly in these folders, except hidden files."""
         return sorted(path for path in self.paths() if posixpath.dirname(path) in folders)
 
     def is_file(self, path: str) -> bool:
@@ -99,10 +100,10 @@ class Place:
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
-        """Request the states of all objects to which the values refer, concurrently."""
+        """Request the states of all objects to which the values refer. The requests are concurrent."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Read the caption files of those media files that are objects, concurrently."""
+        """Read the caption files of those media files that are objects. The reads are concurrent."""
 
     def caption(self, file: CaptionFile) -> str | None:
         """Return the trimmed text of a caption file, or None if it is missing or blank."""
@@ -343,7 +344,7 @@ def _caption_path(path: str) -> str:
 
 def caption_text(data: bytes) -> str | None:
     """Return the trimmed text of a caption file, or None if it is blank. data: its first MAX_CAPTION_BYTES bytes."""
-    is_whole = len(data) < MAX_CAPTION_BYTES  # otherwise, the last character may be incomplete
+    is_whole = len(data) < MAX_CAPTION_BYTES  # if it is not whole, the last character may be incomplete
     decoder = getincrementaldecoder("utf-8-sig")("surrogateescape")
     return decoder.decode(data, final=is_whole).strip() or None
 

@@ -52,10 +52,9 @@ Value: TypeAlias = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Input row whose file exists, or one time range of such a row.
+    """Input row with a usable file, or one time range of such a row.
 
     source: name of the file in the dataset. path: its local path or URL.
-
     version: modification time in nanoseconds, the store's version of the object, or a checksum.
     extra: files of the conditioning inputs.
     captions: all captions with their weights if there are several; `caption` is the first caption.
@@ -193,7 +192,7 @@ class _Roles:
         return _Roles(video, captions, options.source.media_columns, times, kinds)
 
     def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the columns by use, for a SourceSummary. Columns that the layout itself created are omitted."""
+        """Return the columns by use, for a SourceSummary. Columns that were created by the layout are omitted."""
         used = {
             "video": () if self.video is None else (self.video,),
             "caption": self.captions.names,

@@ -78,7 +78,7 @@ class InputSummary:
 
 
 def duplicates(files: Iterable[Media]) -> Counted:
-    """Find files with equal content. Only files of equal size and with an equal beginning are read completely.
+    """Find files with equal content. Only files with equal sizes and equal first bytes are read completely.
 
     Objects in a store are not read. They are regarded as equal if their sizes and ETags are equal.
     """

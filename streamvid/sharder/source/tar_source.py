@@ -70,7 +70,7 @@ def read_tars(
     has_captions = any(isinstance(row, dict) and CAPTION in row for row in rows)
     for row in rows:
         if has_captions and isinstance(row, dict) and CAPTION not in row:
-            # Some samples have a .txt; those without one may have a caption in their JSON.
+            # Some samples have a .txt member. Samples without one may have a caption in their JSON member.
             row[CAPTION] = next((row[name] for name in CAPTION_COLUMNS if row.get(name)), None)
     if reader.num_left_out:
         _log.warning(

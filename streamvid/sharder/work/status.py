@@ -47,7 +47,7 @@ class Phase:
 
     @property
     def per_second(self) -> float | None:
-        """Average rate of this run; None if it has finished nothing yet."""
+        """Average rate of this run; None if this run has not finished anything yet."""
         done = self.done - self.done_before
         return done / self.seconds if done > 0 and self.seconds > 0 else None
 
