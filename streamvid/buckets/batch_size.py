@@ -26,13 +26,13 @@ def batch_sizes(
 
     Pass exactly one of `batch_size` and `max_tokens_per_batch`.
     batch_size: one number for all buckets, a mapping from ids, WxH@F or globs, or a configuration in Open-Sora's form.
-    In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" is for all other buckets. A
-    configuration sets batch sizes by id; a bucket with another id gets the batch size of the bucket with its shape.
+    In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" applies to all other buckets. A
+    configuration sets batch sizes by id; a bucket with another id gets the batch size that is set for its shape.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample), with the number of tokens
     for `model`, or `bucket.tokens` without a model.
-    others: further buckets that a mapping may name, such as buckets of the dataset that are empty in a split.
+    others: further buckets that keys of a mapping may match, such as buckets of the dataset that are empty in a split.
     Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
-    (other than "*") assign different sizes, and for a name (not a glob) that no bucket has.
+    (other than "*") assign different sizes, and for a key without wildcards that matches no bucket.
     """
     if (batch_size is None) == (max_tokens_per_batch is None):
         raise ConfigError(
@@ -88,9 +88,9 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
         same = known.get(bucket.id)
         candidates = {sizes[bucket.id]} if same and same.shape == bucket.shape else by_shape.get(bucket.shape, set())
         if len(candidates) != 1:
-            several = f"sizes {', '.join(map(str, sorted(candidates)))} under other names" if candidates else "no size"
+            several = f"several sizes ({', '.join(map(str, sorted(candidates)))})" if candidates else "no size"
             raise ConfigError(
-                f"batch_size: for bucket {bucket.id} ({bucket.size_at_frames}), the configuration contains {several}; "
+                f"batch_size: the configuration sets {several} for bucket {bucket.id} ({bucket.size_at_frames}); "
                 "add the bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch sizes by bucket"
             )
         (found[bucket.id],) = candidates
@@ -114,8 +114,8 @@ def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int], others: S
 
 
 def _is_glob(key: str) -> bool:
-    # A glob may match nothing: a config may serve datasets that lack some sizes. A misspelled one is noticed anyway,
-    # because its bucket then has no size.
+    # A glob may match no bucket, because one mapping may serve several datasets that do not all contain every size.
+    # Without "*", a misspelled glob is noticed anyway: the bucket that it should match then has no batch size.
     return any(character in key for character in "*?[")
 
 

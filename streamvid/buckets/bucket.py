@@ -122,7 +122,7 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket with a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
-    multiple: every side must be a multiple of this number of pixels. Sizes of named resolutions depend on it.
+    multiple: every side must be a multiple of this number of pixels. The sizes of a named resolution depend on it.
     Raise ConfigError if the name is invalid.
     """
     text = text.strip()
@@ -166,7 +166,7 @@ def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, 
 
 
 def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets that match an id, a WxH@F or a glob for one of these, in the order of `buckets`.
+    """Return the buckets whose id or WxH@F is `pattern` or matches it as a glob, in the order of `buckets`.
 
     Raise ConfigError with the nearest names if no bucket matches.
     """
@@ -180,7 +180,7 @@ def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]
 
 
 def is_named_by(bucket: Bucket, pattern: str) -> bool:
-    """Return whether `pattern` is the bucket's id, its WxH@F or a glob that matches one of them."""
+    """Return True if `pattern` is the bucket's id, its WxH@F, or a glob that matches one of them."""
     return any(name == pattern or fnmatchcase(name, pattern) for name in (bucket.id, bucket.size_at_frames))
 
 
@@ -201,7 +201,7 @@ def _refuse_triple(text: str, multiple: int) -> None:
         return
     first, second, third = (int(group) for group in match.groups())
     readings = {(first, second, third): "width x height x frames", (third, second, first): "frames x height x width"}
-    # A width that is not a multiple, or below the frame count, is unlikely.
+    # A side is unlikely if it is not a multiple of `multiple`, or if it does not exceed the frame count.
     likely = [key for key in readings if key[0] % multiple == 0 and key[1] % multiple == 0 and min(key[:2]) > key[2]]
     shown = [f"'{key[0]}x{key[1]}@{key[2]}' if it is {readings[key]}" for key in likely or readings]
     raise ConfigError(

@@ -25,7 +25,7 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 class Keep:
     """Share of clips that a bucket accepts, and share that it passes on.
 
-    Both shares concern clips that can fill the bucket.
+    Both are shares of the clips that can fill the bucket and reach it.
     skip: share passed to the next shorter bucket of the class; None passes no clips and draws no random number.
     accept: share of the other clips that the bucket accepts; the remainder passes to the next class.
     """
@@ -37,7 +37,7 @@ class Keep:
 ALWAYS = Keep()
 
 Sharing: TypeAlias = dict[tuple[str | None, tuple[int, int, int]], Bucket]
-"""(resolution, shape) → the bucket that represents all buckets with both, regardless of their ratio."""
+"""(resolution, shape) → the bucket that represents all buckets with this resolution and shape, whatever their ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +143,19 @@ def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fract
     match policy.ratio:
         case "nominal":  # |h/w - nominal| in integers: both sides are multiplied by width * ratio_unit
             return abs(clip.height * ratio_unit - size.ratio * clip.width)
-        case "log":  # the share that is cut off grows with |log(one ratio / the other)|, and is exact
+        case "log":  # the cropped share is exact, and grows with |log(ratio of the clip / ratio of the size)|
             return cropped_share(clip.height, clip.width, size.buckets[0].height, size.buckets[0].width)
     assert_never(policy.ratio)
 
 
 def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:
-    """Return whether the clip's area is at least `area` times `policy.min_area`, so that it is hardly scaled up."""
+    """Return True if the clip's area is at least `policy.min_area` (default 0.8) times `area`."""
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     return share.denominator * clip.height * clip.width >= share.numerator * area
 
 
 def broken_limit(bucket: Bucket, clip: Shape, policy: Policy) -> str | None:
-    """Return the policy's limit that a clip would exceed in the bucket: "max-upscale", "max-crop" or None."""
+    """Return the policy's limit that the clip would exceed in the bucket, "max-upscale" or "max-crop"; else None."""
     shapes = (clip.height, clip.width, bucket.height, bucket.width)
     if policy.max_upscale is not None and cover_scale(*shapes) > policy.max_upscale:
         return "max-upscale"
@@ -254,7 +254,7 @@ class Choices:
     kind: str = ""
 
     def draw(self, u: Fraction | float) -> Bucket | None:
-        """Return the bucket for `u`, a uniform random number at least 0 and less than 1; None for no bucket."""
+        """Return the bucket for a uniform random number `u` in [0, 1), or None if the clip gets no bucket."""
         end = Fraction(0)
         for bucket, probability in self.options:
             end += probability

@@ -42,7 +42,7 @@ _MAX_KNOWN = 1 << 16
 
 @dataclass(frozen=True)
 class SizeRule:
-    """One size for all clips, or a size that follows each clip as in DiffSynth-Studio.
+    """One size for all clips, or sizes that follow each clip's own size, as in DiffSynth-Studio.
 
     height, width: size of all clips, in pixels.
     max_pixels: maximum number of pixels. Each clip keeps its own size, but larger clips are scaled down to this number,
@@ -57,7 +57,7 @@ class SizeRule:
     height: int | None = option(None, help="Height of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     width: int | None = option(None, help="Width of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     max_frames: int | None = option(
-        None, help="Maximum frame count, for one size or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
+        None, help="Maximum frame count with --height or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
     )
 
     def __post_init__(self) -> None:
@@ -89,8 +89,8 @@ class BucketConfig:
 
     buckets: explicit buckets, as `Bucket` or as text ("832x480@81").
     opensora: buckets in Open-Sora's form, with keep probabilities and batch sizes.
-    resolution, num_frames: named resolutions and frame counts; there is a bucket for every ratio of every resolution
-        with every frame count.
+    resolution, num_frames: named resolutions and frame counts; each ratio of each resolution gets one bucket per frame
+        count.
     size: one size (height and width), or each clip's own size up to max_pixels; requires max_frames or num_frames.
 
     ratios: conversion of resolutions to sizes, and the multiple of every side.
@@ -164,7 +164,7 @@ class BucketConfig:
         """Return the buckets to which a clip may be assigned, with exact probabilities."""
         is_timed = self.frame_rate.rule not in ("native", "cap") and not facts.is_image
         if is_timed and _rate(facts) is None and facts.seconds is None:
-            reason = f"the clip has no known duration, which frame_rate rule {self.frame_rate.rule} needs"
+            reason = f"the clip's duration is unknown, but frame_rate rule {self.frame_rate.rule} requires it"
             return Choices((), reason, "unknown-duration")
         return self.fit(self._num_frames(facts), facts.height, facts.width, facts.is_image)
 
@@ -197,7 +197,7 @@ class BucketConfig:
         if not found:
             reason = "all buckets that the clip fits have keep probability 0 in bucket_config; raise one of them"
         else:
-            reason = f"the clip was left out by a draw: keep probabilities exclude a share of {float(rest):.4g}"
+            reason = f"the clip was left out by a draw: the keep probabilities exclude {float(rest):.4g} of such clips"
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
@@ -217,9 +217,9 @@ class BucketConfig:
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError unless the model accepts the buckets and clips that are read at `rate`."""
+        """Raise ConfigError unless the model accepts the buckets, and clips that are read at `rate`."""
         if self.model is not None and self.is_dynamic:
-            # Sizes and counts that follow the clips always fit the model.
+            # __post_init__ has checked the sizes and frame counts, which follow the clips.
             self.model.check_rate(rate)
         elif self.model is not None:
             self.model.check_all(self.table.buckets, rate)
@@ -354,7 +354,7 @@ def _check_counts(config: BucketConfig, form: str) -> None:
             )
         return
     if form == "resolution" and given != ["num_frames"]:
-        raise ConfigError("resolution requires num_frames, such as (1, 17, 33); it cannot be used with max_frames")
+        raise ConfigError("resolution requires num_frames, such as (1, 17, 33), and cannot be combined with max_frames")
     if len(given) != 1:
         raise ConfigError(
             f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one, such as "

@@ -97,7 +97,7 @@ def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> Bucke
     Only `bucket_config` and `probabilities` are read from a `.py` file. If it has no `bucket_config`, the `image_size`
     and `num_frames` of Open-Sora 1.0 are read instead.
 
-    overrides: items of the form `field=value`, with the value in YAML. Raises a ConfigError that names every mistake.
+    overrides: items of the form `field=value`, with the value in YAML. Raises a ConfigError that lists every mistake.
     """
     if str(path).endswith(".py"):
         form = _python_form(Path(path))
@@ -172,7 +172,7 @@ def _by_frames(name: str, entries: object) -> dict[int, Any]:
 
 
 def _count(name: str, frames: object) -> int:
-    # Keys are text in JSON.
+    # In JSON, every key is a string.
     if isinstance(frames, str) and frames.isdecimal():
         return int(frames)
     if isinstance(frames, bool) or not isinstance(frames, int):

@@ -16,7 +16,7 @@ RateRule: TypeAlias = Literal["native", "cap", "resample", "fix_frame_rate"]
 _RULE = re.compile(r"([1-9][0-9]{0,3})[kKnN](?:\+([0-9]{1,3}))?")
 _MAX_FPS = 1000
 NEAR_RATE = 0.99
-"""Frame rates at least this close count as equal, so that 23.976 counts as 24."""
+"""Minimum ratio of two frame rates that count as equal, so that 23.976 counts as 24."""
 _MAX_DENOMINATOR = 1001
 
 
@@ -47,7 +47,7 @@ class FrameRule:
         return f"{self.factor}k+{self.remainder}" if self.remainder else f"{self.factor}k"
 
     def allows(self, num_frames: int) -> bool:
-        """Return whether the rule allows this count; it always allows 1 if the remainder is 1."""
+        """Return True if the rule allows this count. A rule with remainder 1 always allows one frame."""
         return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
 
     def floor(self, num_frames: int) -> int:
@@ -55,7 +55,7 @@ class FrameRule:
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:
-        """Raise ConfigError, with `where` and the nearest allowed counts, unless the rule allows the count."""
+        """Raise ConfigError unless the rule allows the count. The message starts with `where` and suggests counts."""
         if not self.allows(num_frames):
             below = self.floor(num_frames)
             raise ConfigError(
@@ -71,7 +71,7 @@ class FrameRate:
     native: every frame.
     cap: every n-th frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
         every frame if the clip's rate is below `fps` or unknown.
-    resample: the frame nearest to each time 0, 1/fps, 2/fps … of the clip; on a tie, the earlier one.
+    resample: the frame nearest to each of the times 0, 1/fps, 2/fps … of the clip; on a tie, the earlier frame.
     fix_frame_rate: frames round(i / fps * the clip's average rate) for i from 0 to floor(duration * fps) - 1
         (DiffSynth-Studio); equal to resample only for clips with a constant rate.
     """
@@ -105,7 +105,7 @@ class FrameRate:
 
     @property
     def drops_above(self) -> float:
-        """Frame rate above which some frames of a clip are never selected; infinite if all are selected."""
+        """Frame rate above which some frames of a clip are never selected; infinite for the rule "native"."""
         return math.inf if self.fps is None else float(self.fps) / NEAR_RATE
 
     def interval(self, fps: float | None) -> int:
@@ -123,7 +123,9 @@ class FrameRate:
         if self.fps is None or self.rule in ("native", "cap"):
             return num_frames // self.interval(fps)
         if seconds is None:
-            raise ConfigError(f"frame rate rule {self.rule!r} needs the clip's duration, which is unknown; use 'cap'")
+            raise ConfigError(
+                f"frame rate rule {self.rule!r} requires the clip's duration, which is unknown; use 'cap'"
+            )
         if self.rule == "resample":
             return max(1, int(Fraction(seconds) * self.fps + Fraction(1, 2)))
         return math.floor(Fraction(seconds) * self.fps)

@@ -1,6 +1,6 @@
 """Resolution names and their aspect tables, in exact integer arithmetic.
 
-A resolution name stands for an area: ``"256px"`` is 256 * 256 pixels, ``"480p"`` is int(480 * 480 * 16 / 9). Its aspect
+A resolution name denotes an area: ``"256px"`` is 256 * 256 pixels, ``"480p"`` is int(480 * 480 * 16 / 9). Its aspect
 table contains one size per listed ratio: the size nearest to that area whose sides are multiples of `multiple`.
 The tables equal those of Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
 """
@@ -39,7 +39,7 @@ def resolution_pixels(name: str) -> int:
     if match is None:
         raise ConfigError(
             f"resolution={name!r} is not a resolution name; allowed are '<n>px' (n x n pixels, such as '256px') and "
-            "'<n>p' (n*n*16/9 pixels, such as '480p'). For an explicit size, use a bucket such as '832x480@81'"
+            "'<n>p' (n*n*16/9 pixels, such as '480p'); for an explicit size, use a bucket such as '832x480@81'"
         )
     side = int(match[1])
     pixels = side * side if match[2] == "px" else side * side * 16 // 9
@@ -79,9 +79,10 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
         if size not in listed.values():
             listed[ratio] = size
     for ratio in tuple(listed):
-        # A reversed ratio may repeat a size under a second name (16:9 and 2:1 if the multiple is coarse):
-        # both names take part in the choice of the nearest ratio, and BucketTable gives them one bucket.
-        # If both directions are listed, the first determines the size of the second: every table is symmetric.
+        # A reversed ratio may repeat a listed size under a second name, such as 16:9 and 2:1 with a coarse multiple.
+        # Both names then take part in the choice of the nearest ratio, and BucketTable gives them one bucket.
+        # If a ratio is listed in both directions, the first determines the size of the second, so that every table
+        # is symmetric.
         height, width = listed[ratio]
         listed[":".join(reversed(ratio.split(":")))] = (width, height)
     return tuple(listed.items())
@@ -112,8 +113,9 @@ def dynamic_size(height: int, width: int, max_pixels: int, multiple: int) -> tup
     a multiple of `multiple`.
     """
     if height * width > max_pixels:
-        # In floats and with a power, as in DiffSynth-Studio: 1120x1120 at 921600 pixels is 959.99 and thus 944, where
-        # exact numbers give 960; 1618x1618 is 960, where sqrt() gives 944.
+        # Floats and a power give the same sizes as DiffSynth-Studio. With 921600 pixels and a multiple of 16, a side of
+        # 1120x1120 becomes 959.99 and thus 944, whereas exact arithmetic gives 960; a side of 1618x1618 becomes 960,
+        # whereas sqrt() gives 944.
         scale: float = (height * width / max_pixels) ** 0.5
         height, width = int(height / scale), int(width / scale)
     return height // multiple * multiple, width // multiple * multiple

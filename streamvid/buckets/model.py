@@ -48,7 +48,7 @@ class ModelRule:
             raise ConfigError(f"fps={self.fps!s} with max_fps={self.max_fps!s}: set only one of them")
         for name in ("fps", "max_fps"):
             rate = getattr(self, name)
-            if rate is not None:  # as exact as in FrameRate, because the two are compared
+            if rate is not None:  # rounded as in FrameRate, because the two rates are compared
                 object.__setattr__(self, name, FrameRate("resample", rate).fps)
 
     def check(self, bucket: Bucket) -> None:
@@ -67,9 +67,9 @@ class ModelRule:
             check_multiple(f"{where}: {name}", side, self.multiple)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError, which names the allowed rate, unless the model accepts clips that are read at `rate`.
+        """Raise ConfigError unless the model accepts clips that are read at `rate`. The message gives the allowed rate.
 
-        If `fps` is set, every clip must have exactly this rate. The rules "native" and "cap" do not guarantee it.
+        If `fps` is set, every clip must have exactly this rate. The rules "native" and "cap" do not guarantee this.
         """
         is_exact = rate.rule in ("resample", "fix_frame_rate")
         if self.fps is not None and not (is_exact and rate.fps == self.fps):
@@ -84,7 +84,7 @@ class ModelRule:
             )
 
     def check_all(self, buckets: Iterable[Bucket], rate: FrameRate) -> None:
-        """Call `check` for each bucket, and `check_rate` if any bucket holds videos."""
+        """Call `check` for each bucket, and `check_rate` if any bucket contains videos."""
         buckets = tuple(buckets)
         for bucket in buckets:
             self.check(bucket)

@@ -46,8 +46,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class OpenSora:
-    """Parsed configuration. classes: classes of sizes, from the largest area down. buckets: all buckets that accept
-    clips, once per ratio that names them. batch_sizes: bucket id → samples per rank and step."""
+    """Parsed configuration.
+
+    classes: classes of sizes, from the largest area down.
+    buckets: all buckets that accept clips, once per nominal ratio.
+    batch_sizes: bucket id → samples per rank and step.
+    """
 
     classes: tuple[SizeClass, ...]
     buckets: tuple[Bucket, ...]
@@ -176,8 +180,8 @@ def _share(where: str, value: object) -> Fraction:
     share = exact(f"{where}: probability", value)
     if not 0 <= share <= 1:
         raise ConfigError(
-            f"{where}: probability={value!r}: must be from 0 to 1. If this is a configuration for Open-Sora's search "
-            "of batch sizes, write 1.0, followed by the batch size that the search found"
+            f"{where}: probability={value!r}: must be from 0 to 1; if this configuration is for Open-Sora's batch size "
+            "search, write 1.0, followed by the batch size that the search found"
         )
     return share
 

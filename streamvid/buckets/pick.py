@@ -22,7 +22,7 @@ Way: TypeAlias = Literal["step", "time", "number", "spread", "linspace"]
 _WAYS = frozenset(get_args(Way))
 _MAX_TICKS = (1 << 63) - 1
 _MAX_DENOMINATOR_OF_SECONDS = 10**6
-_MAX_DENOMINATOR = 10**9  # of a time base: the finest in containers is a nanosecond
+_MAX_DENOMINATOR = 10**9  # for time bases: the finest time base in containers is one nanosecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Pick:
     """Selection of `count` frames of a clip, ascending: positions `start`, `start + stride` … of a grid.
 
     - step: position i is frame i.
-    - time: position i is the frame nearest to the time i / fps after the first frame; on a tie, the earlier one.
+    - time: position i is the frame nearest to the time i / fps after the first frame; on a tie, the earlier frame.
     - number: position i is frame round(i / fps * clip_fps), or the last frame.
     - spread: the frames nearest to `count` evenly spaced times from the first frame to the last (for one frame, the
       middle); `start` and `stride` are ignored.
@@ -48,7 +48,10 @@ class Pick:
 
     def __post_init__(self) -> None:
         if self.way not in _WAYS or self.count < 1 or self.start < 0 or self.stride < 1:
-            raise ConfigError(f"{self} is invalid: count and stride must be at least 1, and start at least 0")
+            raise ConfigError(
+                f"{self} is invalid: way must be one of {', '.join(get_args(Way))}; count and stride must be at least "
+                "1, and start at least 0"
+            )
         if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
             raise ConfigError(f"fps={self.fps}: must be above 0 to choose frames by {self.way}")
 
@@ -119,7 +122,7 @@ def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
     import numpy as np
 
     ticks = np.asarray(times, np.int64) - int(times[0])
-    # The sum of two neighbors' times is twice their midpoint, after which the later one is nearer.
+    # The sum of the times of two neighboring frames is twice their midpoint; after the midpoint, the later is nearer.
     doubled = np.array([min(math.ceil(2 * time), _MAX_TICKS) for time in wanted], np.int64)
     found: list[int] = np.searchsorted(ticks[:-1] + ticks[1:], doubled).tolist()
     return found
@@ -133,16 +136,19 @@ def linspace(first: int, last: int, count: int) -> list[int]:
 
 
 def time_base_of(times: Times, fps: float) -> Fraction:
-    """Return the seconds per tick of timestamps whose average rate is `fps`; exact if `fps` was computed from them."""
+    """Return the seconds per tick of timestamps whose average frame rate is `fps`.
+
+    The result is exact if `fps` was computed from these timestamps.
+    """
     span = int(times[-1]) - int(times[0])
     if span <= 0 or not fps > 0:
         return Fraction(1)
-    # In fractions, because an index may contain any number.
+    # An index may contain any number, and a product of floats could overflow.
     return Fraction(len(times) - 1, span * Fraction(fps)).limit_denominator(_MAX_DENOMINATOR) or Fraction(1)
 
 
 def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: float) -> int:
-    """Return the number of frames of a clip at `rate`, from the clip's facts in an index.
+    """Return the number of frames that `rate` selects from a clip, computed from the clip's values in an index.
 
     fps: average frame rate of the clip; 0.0 for images, which have one frame at any rate.
     """

@@ -34,10 +34,10 @@ class Policy:
         chooses the size whose actual height/width is nearest by factor, which crops least.
     frames: "resolution-first" chooses the largest area that the clip is large enough for, then the most frames in it;
         "longest" chooses the most frames that the clip can fill in any area, and among those areas the largest.
-    max_upscale: exclude sizes that scale up the clip's sides by more than this factor; 1 never scales up.
+    max_upscale: exclude sizes that scale up the clip's sides by more than this factor; 1 excludes all upscaling.
     max_crop: exclude sizes that crop more than this share of the picture.
-    min_area: minimum share of a resolution's area that a clip must have; None for 0.8, or for 0 if the
-        bucket configuration sets a single size or max_pixels.
+    min_area: minimum share of a resolution's area that a clip must have; None means 0.8, or 0 if the bucket
+        configuration sets a single size or max_pixels.
     Only the nearest ratio of a resolution is tried; if its size exceeds a limit, the next smaller resolution is tried.
     """
 

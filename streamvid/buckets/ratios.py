@@ -132,7 +132,7 @@ class Ratios:
         pixels = resolution_pixels(resolution)
         table: RatioTable = {}
         for number in range(count):
-            # Rounded to the precision of a ratio's name, which is coarser than differences between machines' floats.
+            # The ratio is rounded to the precision of its name, so that differences between machines' floats vanish.
             ratio = float(low) * (float(high) / float(low)) ** (number / max(1, count - 1))
             name = f"{ratio:.4f}".rstrip("0").rstrip(".") + ":1"
             table[name] = nearest_size(pixels, ratio_fraction(name), self.multiple)

@@ -92,14 +92,17 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
     large_enough = [bucket for area, bucket in of_kind if is_large_enough(clip, area, policy)]
     if not large_enough:
         area, smallest = min(of_kind, key=lambda found: found[0])
-        named = f"{area} pixels of {smallest.resolution or f'{smallest.width}x{smallest.height}'}"
-        return "too-small", f"{size} is less than {float(share):g} of the smallest bucket area for such clips, {named}"
+        smallest_area = f"{area} pixels ({smallest.resolution or f'{smallest.width}x{smallest.height}'})"
+        which = "image" if clip.is_image else "video"
+        return "too-small", (
+            f"{size} has less than {float(share):g} of the area of the smallest {which} bucket, {smallest_area}"
+        )
     shortest = min(bucket.num_frames for _, bucket in of_kind)
     frames = "1 frame" if clip.num_frames == 1 else f"{clip.num_frames} frames"
     needs = f" and needs {clip.spare} more, as in Open-Sora 1" if clip.spare else ""
     if clip.num_frames - clip.spare < shortest and not clip.is_image:
         return "too-few-frames", f"the clip has {frames}, but the shortest bucket has {shortest}{needs}"
-    # Without limits there are candidates, unless those that are short enough are too large.
+    # Without the limits of the policy there are candidates, unless all buckets that are short enough are too large.
     loose = Policy(policy.ratio, policy.frames, min_area=policy.min_area)
     refused = [found.buckets[0] for found in candidates(classes, clip, loose)]
     if refused:

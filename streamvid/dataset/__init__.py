@@ -1,4 +1,4 @@
-"""On-disk dataset format, the contract between the sharder and the loader. README.md in this folder specifies it.
+"""On-disk dataset format, which is the contract between the sharder and the loader. README.md specifies the format.
 
 This package imports neither the sharder nor the loader. Read manifest.py and index.py first, then reader.py with
 integrity.py and shard_table.py, then packets.py and tar.py. The subpackages are filter (`where=`), features

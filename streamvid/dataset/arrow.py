@@ -1,4 +1,4 @@
-"""Arrow without pandas, which pyarrow's own conversions to NumPy import, and limits on Parquet files."""
+"""Conversions between Arrow and NumPy that, unlike pyarrow's own, do not import pandas, and limits on Parquet files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def check_footer(footer: Any, num_bytes: int) -> None:
     num_rows = sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
     if num_rows != footer.num_rows or num_rows > num_bytes:
         raise ValueError(
-            f"it declares {footer.num_rows} rows, and its row groups declare {num_rows}, in {num_bytes} bytes"
+            f"its footer declares {footer.num_rows} rows, and its row groups declare {num_rows}; the numbers must be "
+            f"equal and at most {num_bytes}, the size of the file in bytes"
         )
     check_unpacked(footer, num_bytes)
 

@@ -26,8 +26,8 @@ CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sent
 def parse_captions(value: object, weights: object = None) -> Captions:
     """Parse a user's captions: a text, a `{"text": ..., "weight": ...}` object, or a list of these.
 
-    weights: one number per caption; None uses the weights in `value`, which are 1 by default. Captions without text are
-    omitted. Raise Rejected for invalid captions or weights.
+    weights: one number per caption; None uses the weights in `value`, which are 1 by default.
+    Captions without text are omitted. Raise Rejected for invalid captions or weights.
     """
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > MAX_CAPTIONS:

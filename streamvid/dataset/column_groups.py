@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ColumnGroups:
     """Column groups of a dataset. If several groups contain the same column, the last group takes precedence.
 
-    places: path of a samples file → its position, which is also the position of the matching file in each group.
+    places: path of a samples file → its index, which is also the index of the matching file in each group.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -31,7 +31,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return (path, columns to read) for each file that holds some of `columns`, with the samples file first."""
+        """Return (path, columns to read) for each file that contains some of `columns`, with the samples file first."""
         wanted: dict[int, list[str]] = {}
         for name in columns:
             wanted.setdefault(self._owner(name), []).append(name)
@@ -55,7 +55,7 @@ class ColumnGroups:
         return base
 
     def digest(self, columns: Iterable[str]) -> str | None:
-        """Return a digest of the values that groups add to `columns`, or None if no group contains these columns."""
+        """Return a digest of the values that groups add to `columns`, or None if no group contains any of them."""
         files = [
             f"{name} {file.sha256}\n"
             for name in sorted(set(columns))
@@ -66,7 +66,7 @@ class ColumnGroups:
 
 
 def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Join tables that hold the same rows. Columns follow the order of `names`, and later tables take precedence."""
+    """Join tables of the same rows. Columns follow the order of `names`, and later tables take precedence."""
     import pyarrow as pa
 
     columns = {name: table.column(name) for table in parts for name in table.column_names}

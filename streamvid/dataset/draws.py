@@ -1,4 +1,4 @@
-"""Draw sets: groups of clips that several buckets store, and that each pass delivers from at most one bucket.
+"""Draw sets: groups of clips that are stored in several buckets. Each pass delivers a clip from at most one bucket.
 
 The clips of a set have the same order in each of its buckets. In each bucket they fill `num_shards` consecutive shards,
 starting at shard number `first`, and matching shards have the same number of samples. A plan can therefore draw without
@@ -18,7 +18,7 @@ UNIT = 1_000_000
 
 OF_BUCKET = ("bucket_id", "shard", "index", "key", "text_sha256", "psnr_y", "crop_fraction", "upscale")
 OF_BUCKET_PREFIXES = ("clip_", "window_", "packets_")
-"""Index columns, and prefixes of columns, whose values differ between the buckets that store the same clip."""
+"""Index columns, and prefixes of index columns, whose values may differ between the copies of a clip in its buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StoredSet:
 
 
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
-    """Return the number of clips that several buckets store, and the number of samples that hold these clips.
+    """Return the number of clips that are stored in several buckets, and the number of samples with these clips.
 
     num_samples: (bucket id, shard number) → number of samples in the shard.
     """

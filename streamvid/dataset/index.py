@@ -1,7 +1,7 @@
 """Encoding of the index: Parquet tables of shards, samples and rejections. packets.py encodes the packet index.
 
-Each row group of a samples file holds the rows of one shard, in the order of its tar, so that one small read returns
-them all. The number of row groups per file is limited, so that footers do not grow with the dataset.
+Each row group of a samples file contains the rows of one shard, in the order of its tar, so that one small read returns
+all of them. The number of row groups per file is limited, so that footers do not grow with the dataset.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one shard, stored as one row group. packets: place of its packet table, or None if there is none."""
+    """Rows of one shard, stored as one row group. packets: location of its packet table, or None if it has none."""
 
     bucket_id: str
     number: int

@@ -1,4 +1,4 @@
-"""Verified reading of index files: no byte of a file is used before its checksum is verified.
+"""Verified reading of index files: no byte of a file is used before the checksum of the file is verified.
 
 Arrow errors are converted to IntegrityErrors that name the file.
 """
@@ -33,7 +33,7 @@ _SHARD_COLUMNS = [field.name for field in fields(ShardInfo)]
 
 
 def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
-    """Verify the checksum of a file, reading one block at a time. Raise IntegrityError if it does not match.
+    """Verify the checksum of a file, reading one block at a time. Raise IntegrityError if the checksum does not match.
 
     tail: buffer that receives the last bytes of the file. The caller must have checked the size of the file.
     """
@@ -63,7 +63,7 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Read a byte range, and read it again if its checksum is wrong. The result may still be wrong: verify it."""
+    """Read a byte range, again if its checksum is wrong. The result may still be wrong; the caller must verify it."""
     data = bytearray(num_bytes)
 
     def read() -> bytes:
@@ -82,7 +82,7 @@ def read_table(store: Store, file: FileInfo) -> pa.Table:
     check_size(store, file)
     data = read_verified(store, file)
     with naming_arrow_errors(f"{store.url}: {file.path}"):
-        # From a buffer and in this thread: Arrow's own threads must not hold Python objects when the interpreter exits.
+        # Reading from a buffer in this thread ensures that no Arrow thread holds a Python object when Python exits.
         parquet = pq.ParquetFile(pa.BufferReader(data))
         check_footer(parquet.metadata, len(data))
         table = parquet.read(use_threads=False)
@@ -95,7 +95,7 @@ def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
     import pyarrow as pa
 
     tables = [read_table(store, file) for file in files]
-    with naming_arrow_errors(f"{store.url}: {', '.join(file.path for file in files) or 'a table without files'}"):
+    with naming_arrow_errors(f"{store.url}: {', '.join(file.path for file in files) or 'an index without files'}"):
         return pa.concat_tables(tables)
 
 
@@ -158,7 +158,7 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 
 @contextlib.contextmanager
 def naming_arrow_errors(where: str) -> Iterator[None]:
-    """Convert table parsing errors to IntegrityErrors that name the file."""
+    """Convert errors in the parsing of a table to IntegrityErrors that begin with `where`, the name of the file."""
     import pyarrow as pa
 
     try:
@@ -172,7 +172,7 @@ def naming_arrow_errors(where: str) -> Iterator[None]:
 
 
 class StoreFile(RangeFile):
-    """Seekable stream over a stored file, for pyarrow. Each read is one ranged read unless `read_near` has the data."""
+    """Seekable stream over a stored file, for pyarrow. Each read is one ranged read unless `read_near` got the data."""
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__(num_bytes)
@@ -197,8 +197,9 @@ class StoreFile(RangeFile):
 class SamplesFile:
     """One samples file, verified on first use. Safe to use from several threads.
 
-    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of
-    the footer, so one is computed from verified bytes and compared at later reads. Page checksums detect later damage.
+    The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of the footer, so a checksum
+    is computed from verified bytes and compared when the footer is read again. For rows, page checksums detect damage
+    that occurs after the verification.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:
@@ -210,7 +211,10 @@ class SamplesFile:
         self._failed: tuple[float, StreamvidError] | None = None
 
     def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
-        """Return one row group with one small read. columns: None selects all; names not in the file are ignored."""
+        """Return one row group, using one small read.
+
+        columns: names of the columns to read; None reads all. Names that are not in the file are ignored.
+        """
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
@@ -219,7 +223,8 @@ class SamplesFile:
             try:
                 return self._rows(footer, row_group, columns)
             except IntegrityError:
-                # The file changed after its verification, or was damaged in transit (impossible on a local disk).
+                # The file changed after its verification, or its bytes were damaged in transit. A local file cannot be
+                # damaged in transit, so it is read only once.
                 if not num_reads_left:
                     raise
                 self._store.forget(self._file.path)
@@ -250,7 +255,9 @@ class SamplesFile:
             if self._footer is not None:
                 return self._footer
             if self._failed is not None and self._failed[0] >= since:
-                raise copy.copy(self._failed[1])  # otherwise each thread in turn would wait for an unreachable store
+                # This thread waited for the lock while another thread failed. It fails too, because otherwise each
+                # thread in turn would wait for an unreachable store.
+                raise copy.copy(self._failed[1])
             try:
                 footer = pq.read_metadata(pa.BufferReader(self._read_tail()))
                 check_footer(footer, self._file.num_bytes)
@@ -287,7 +294,7 @@ class SamplesFile:
         source = StoreFile(self._store, self._file.path, self._file.num_bytes)
         if near is not None and 0 <= near[0] <= near[1] <= self._file.num_bytes:
             source.read_near(*near)
-        # With pre_buffer, an Arrow thread reads the store, and aborts a process that exits meanwhile (arrow#34314).
+        # With pre_buffer, an Arrow thread reads the store and aborts the process if Python exits (arrow#34314).
         return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=False)
 
 
@@ -296,7 +303,7 @@ def _extent(row_group: Any, columns: Sequence[str] | None) -> tuple[int, int]:
     places = []
     for number in range(row_group.num_columns):
         column = row_group.column(number)
-        path = column.path_in_schema  # a list adds the path of its parts, and names can contain dots
+        path = column.path_in_schema  # a list adds the path of its parts to the name, and names can contain dots
         if columns is None or any(path == name or path.startswith(f"{name}.") for name in columns):
             start = column.dictionary_page_offset or column.data_page_offset
             places.append((min(start, column.data_page_offset), start + column.total_compressed_size))

@@ -1,4 +1,4 @@
-"""manifest.json: the description of a sealed dataset, with the names, sizes and checksums of its files."""
+"""The file manifest.json, which describes a sealed dataset and lists its files with their sizes and checksums."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def offsets_path(path: str) -> str:
 class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values of existing ones.
 
-    files: one file per samples file, in the same order, with the same row groups and rows. Each file also holds the
+    files: one file per samples file, in the same order, with the same row groups and rows. Each file also contains the
     keys. columns: index column → type, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
@@ -116,19 +116,19 @@ class ColumnGroup:
     source_sha256: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON-serializable values, with only the paths of the files, which `ManifestFiles.other` describes."""
+        """Return JSON-serializable values. Files are given by path only; `ManifestFiles.other` describes them."""
         return {**asdict(self), "files": [file.path for file in self.files]}
 
     @staticmethod
     def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
-        """Parse the output of `to_json`. Raise DatasetError if the group does not match the samples files."""
+        """Parse the output of `to_json`. Raise DatasetError if a file is missing or a column type is not allowed."""
         known = {file.path: file for file in files.other}
         columns = {str(name): str(kind) for name, kind in value["columns"].items()}
         group = ColumnGroup(tuple(known[path] for path in value["files"]), columns, str(value["source_sha256"]))
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
-                f"the field columns has a group with {len(group.files)} files and the types {columns}; it must have "
-                f"one file for each of the {len(files.samples)} samples files, and only the types "
+                f"the field columns contains a group with {len(group.files)} files and the types {columns}; a group "
+                f"must have one file for each of the {len(files.samples)} samples files, and only the types "
                 f"{', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
         return group
@@ -138,8 +138,9 @@ class ColumnGroup:
 class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
-    column: metadata column that named the files. is_still: the input is one image per clip, not a video. is_mask: the
-    input has one channel. is_optional: samples can lack the input. is_list: a sample can have up to `max_items` images.
+    column: metadata column that listed the files. is_still: the input is one image per clip, not a video. is_mask: the
+    input has one channel. is_optional: samples may be without the input. is_list: a sample may have up to `max_items`
+    images.
     """
 
     column: str
@@ -165,7 +166,7 @@ class MediaInfo:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFiles:
-    """All files that the manifest names. The shard table names the tars and their offsets files.
+    """All files that the manifest lists. The shard table lists the tars and their offsets files.
 
     packets: one file per samples file, in the same order, or an empty tuple. other: files for other readers, and files
     of columns added later.
@@ -180,7 +181,7 @@ class ManifestFiles:
     def __post_init__(self) -> None:
         if len(self.packets) not in (0, len(self.samples)):
             raise DatasetError(
-                f"files.packets names {len(self.packets)} files, but files.samples names {len(self.samples)}; the "
+                f"files.packets lists {len(self.packets)} files, but files.samples lists {len(self.samples)}; the "
                 "numbers must be equal, or files.packets must be empty; copy the dataset again"
             )
 
@@ -311,9 +312,10 @@ class Manifest:
     """Description of a sealed dataset.
 
     clips: "copy", "native" or "text". build: inputs of the build, for information only. native: encoding of native
-    clips, else None. frame_rate: frame rate at which clips are read. model: rule of the model that the buckets fit, or
-    None. media: conditioning inputs by name. draws: sets of clips that several buckets store. columns: groups of
-    columns added later; if several groups contain the same column, the last group takes precedence.
+    clips, or None for other clips. frame_rate: frame rate at which clips are read. model: requirements of the model for
+    which the buckets were chosen, or None. media: conditioning inputs by name. draws: sets of clips that are stored in
+    several buckets. columns: groups of columns added later; if several groups contain the same column, the last group
+    takes precedence.
     """
 
     buckets: tuple[Bucket, ...]
@@ -410,11 +412,11 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 
 def read_manifest(store: Store) -> Manifest:
     """Return the manifest of the dataset in `store`. Raise DatasetError if it is missing."""
-    remedy = f"Build one with `streamvid shard SOURCE {store.url}`, or run an interrupted build again"
+    remedy = f"build one with `streamvid shard SOURCE {store.url}`, or run an interrupted build again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)
 
 
-# JSON with a checksum of its own, for the manifests of datasets and of features.
+# Manifests of datasets and of features: JSON that contains its own checksum.
 
 
 def sealed_json(value: Mapping[str, Any]) -> bytes:
@@ -453,7 +455,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Convert manifest parsing errors to DatasetErrors that name the file."""
+    """Convert errors in the parsing of a manifest to DatasetErrors that begin with `where`, the name of the file."""
     try:
         yield
     except IntegrityError as error:
@@ -472,7 +474,7 @@ def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, re
     """
     size = store.size(MANIFEST)
     if size is None:
-        raise DatasetError(f"{nothing}: {MANIFEST} is missing. {remedy}")
+        raise DatasetError(f"{nothing}: {MANIFEST} is missing; {remedy}")
     if size > MAX_MANIFEST_BYTES:
         raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed")
     wrong = WrongReads()

@@ -1,8 +1,8 @@
 """Packet index: one table per shard with one row per clip, which lets a loader read and decode parts of clips.
 
-A table is stored as the length of an Arrow stream (uint64, little-endian), followed by that stream, compressed with
-zstd. A file holds the tables of many shards end to end. A reader fetches a table with one ranged read, and verifies it
-with the checksum in the samples index.
+A table is stored as the length of an Arrow stream (uint64, little-endian), followed by that stream compressed with
+zstd. A file contains the tables of many shards end to end. A reader fetches a table with one ranged read, and verifies
+it with the checksum in the samples index.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PacketTables:
             table.validate(full=True)
             if table.schema != _schema() or table.num_rows != num_clips:
                 raise ValueError(
-                    f"it has {table.num_rows} rows of {table.schema.names}, not {num_clips} rows of format 1"
+                    f"it has {table.num_rows} rows of {table.schema.names}; {num_clips} rows of format 1 are expected"
                 )
             self._take({name: chunk_of(table, name) for name in table.column_names})
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -135,7 +135,7 @@ class PacketTables:
         self.num_bytes: int = len(self._sizes) * 33 + self._checksums.nbytes + self._texts.nbytes
 
     def clip(self, row: int) -> ClipIndex | None:
-        """Return the packet index of the clip in `row`, or None if it has none and is decoded through its container."""
+        """Return the packet index of the clip in `row`, or None for a clip that is decoded through its container."""
         import numpy as np
 
         text = self._texts[row].as_py()
@@ -173,7 +173,7 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Return whether a record batch is compressed. Such batches are refused: pyarrow sets no limit on their size.
+    """Return True if a record batch is compressed. Such batches are refused, as pyarrow does not limit their size.
 
     The metadata is a flatbuffer: field 2 of a Message is the header, and field 3 of a RecordBatch is the compression.
     """

@@ -57,7 +57,7 @@ class Dataset:
 
     @property
     def shards(self) -> ShardTable:
-        """All shards, in the order in which plans count them; read and verified on first access."""
+        """All shards, in the order in which plans number them. The table is read and verified on first access."""
         if self._shards is None:
             shards = read_shards(self.store, self.manifest.files.shards)
             self._check_shards(shards)
@@ -92,8 +92,8 @@ class Dataset:
     def only(self, shard: ShardInfo) -> Dataset:
         """Return a view of this dataset with only one shard. Each pass delivers all samples of this shard.
 
-        Fingerprints stay the same. Operations on the whole dataset, such as filters and `samples_table`, are not
-        available.
+        The fingerprints stay the same. Do not use the view for operations on the whole dataset, such as filters and
+        `samples_table`.
         """
         view = copy.copy(self)
         view._shards = self.shards.only(shard)
@@ -102,7 +102,7 @@ class Dataset:
 
     @property
     def stored_clips(self) -> tuple[int, int]:
-        """Number of clips that several buckets store, and number of samples that hold these clips."""
+        """Number of clips that are stored in several buckets, and number of samples with these clips."""
         if not self.manifest.draws:
             return 0, 0
         return stored_clips(self.manifest.draws, {(one.bucket_id, one.number): one.num_samples for one in self.shards})
@@ -117,7 +117,7 @@ class Dataset:
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the index rows of one shard, in the order of its tar. This takes one small read.
 
-        columns: index columns; None selects all. Columns that `annotate` added require one more read per file.
+        columns: index columns to read; None reads all. Columns that were added later require one more read per file.
         """
         if not self._groups.groups:
             return self._rows(shard, shard.index_path, columns)
@@ -158,9 +158,7 @@ class Dataset:
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
-            raise self._no_place(
-                shard, f"a value is missing: the file, its checksum, offset={offset} or bytes={num_bytes}"
-            )
+            raise self._no_place(shard, f"the file, the checksum, offset={offset} or num_bytes={num_bytes} is missing")
         if not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
             raise self._no_place(
                 shard, f"{num_bytes} bytes at offset {offset} of {file.path}, which has {file.num_bytes} bytes"
@@ -196,14 +194,14 @@ class Dataset:
 
     @property
     def samples_schema(self) -> pa.Schema:
-        """Schema of the samples index, including columns added later; empty for a dataset without samples."""
+        """Schema of the samples index, including columns added later. It is empty for a dataset without samples."""
         import pyarrow as pa
 
         files = self.manifest.files.samples
         return self._groups.schema(self._samples_file(files[0].path).arrow_schema()) if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
-        """Return whether an index column, as returned by `column()`, holds numbers or booleans."""
+        """Return True if `column`, an index column as returned by `column()`, contains numbers or booleans."""
         from pyarrow import types
 
         kind = self.samples_schema.field(column).type
@@ -226,7 +224,8 @@ class Dataset:
                 return candidate
         known = sorted({n.removeprefix(USER_PREFIX) for n in names})
         raise ConfigError(
-            f"{option}: {name!r} is not in the dataset at {self.url}{nearest(name, known)}; it has {', '.join(known)}"
+            f"{option}: {name!r} is not in the dataset at {self.url}{nearest(name, known)}; available: "
+            f"{', '.join(known)}"
         )
 
     def shards_table(self) -> pa.Table:
@@ -263,7 +262,7 @@ def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any]
 
 
 def open_cache(options: StorageOptions) -> BlockCache | None:
-    """Open the cache that the options configure, or return None if they configure none."""
+    """Open the cache that the options configure. Return None if the options do not configure a cache."""
     if options.cache_dir is None or options.cache_bytes is None:
         return None
     return BlockCache(Path(options.cache_dir), options.cache_bytes)

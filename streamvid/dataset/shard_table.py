@@ -1,4 +1,4 @@
-"""In-memory shard table: arrays of about 116 bytes per shard, from which ShardInfo values are created on request."""
+"""In-memory shard table: arrays with about 116 bytes per shard, from which ShardInfo values are created on request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class ShardTable(Sequence[ShardInfo]):
-    """All shards of a dataset, in the order in which plans count them, as read-only arrays with one value per shard.
+    """All shards of a dataset, in the order in which plans number them, as read-only arrays with one value per shard.
 
     `table[i]` and iteration create ShardInfo values; slices are `ShardRows` views. Safe to use from several threads.
     """
@@ -174,7 +174,7 @@ class ShardRows(Sequence[ShardInfo]):
 
 
 def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
-    """Return the int64 row numbers of `shards` in `table`, or None unless `shards` is the table or a view of it."""
+    """Return the int64 row numbers of `shards`, or None if `shards` is neither `table` nor a view of it."""
     if shards is table:
         return np.arange(len(table), dtype=np.int64)
     return shards.rows if isinstance(shards, ShardRows) and shards.table is table else None
@@ -192,8 +192,8 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
             taken = [rows.pop(number, None) for number in range(first, first + one.num_shards)]
             if None in taken:
                 raise DatasetError(
-                    f"{where}: draw set {one.name} names a shard of bucket {bucket_id} that is missing or belongs to "
-                    "another set; copy the dataset again"
+                    f"{where}: draw set {one.name} contains a shard of bucket {bucket_id} that is missing or belongs "
+                    "to another set; copy the dataset again"
                 )
             alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])
         if any(other != alike[0] for other in alike):
@@ -284,7 +284,7 @@ def _digests(name: str, column: pa.Array) -> Digests:
         text = _bytes_of(column)
         with contextlib.suppress(binascii.Error):
             data = binascii.unhexlify(text)
-    # Of the characters that unhexlify accepts, only upper-case letters lack the bit 0x20.
+    # Among the characters that unhexlify accepts, only upper-case letters have the bit 0x20 unset.
     if len(data) != _DIGEST_BYTES * len(column) or not np.bitwise_and.reduce(np.frombuffer(text, np.uint8)) & 0x20:
         raise IntegrityError(f"{name}: a value is not 64 lowercase hex digits; copy or rebuild the dataset")
     return np.frombuffer(data, np.uint8).reshape(-1, _DIGEST_BYTES)

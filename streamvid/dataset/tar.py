@@ -1,7 +1,7 @@
 """Shards as tars, and the extra files that let Megatron-Energon open a dataset without preparation.
 
-README.md states the rules that make a tar readable by webdataset, wids and Megatron-Energon alike. `write_shard`
-follows them, and `scan_tar` verifies them header by header.
+README.md specifies the rules that make tars readable by webdataset, wids and Megatron-Energon. `write_shard` follows
+the rules, and `scan_tar` verifies them header by header.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ class Member:
 
 
 def check_member(key: str, extension: str, num_bytes: int) -> None:
-    """Raise ConfigError for a member that some readers of WebDataset tars would lose or would merge with another."""
+    """Raise ConfigError for a member that some readers of WebDataset tars would lose or merge with another member."""
     name = f"{key}.{extension}"
     if not KEY.fullmatch(key):
-        raise ConfigError(f"key {key!r} is not allowed; use only letters, digits, '_' and '-' (readers split at a dot)")
+        raise ConfigError(f"key {key!r} is not allowed; use only letters, digits, '_' and '-'")
     if not _EXTENSION.fullmatch(extension):
-        raise ConfigError(f"extension {extension!r} is not allowed; use only lowercase letters and digits")
+        raise ConfigError(
+            f"extension {extension!r} is not allowed; use only lowercase letters and digits, in parts joined by dots"
+        )
     if len(name) > MAX_NAME_BYTES:
         raise ConfigError(f"member name {name!r} has {len(name)} bytes; at most {MAX_NAME_BYTES} fit in a tar header")
     if num_bytes > MAX_MEMBER_BYTES:
@@ -79,7 +81,7 @@ def scan_tar(file: BinaryIO) -> Iterator[Member]:
     """Yield the members of a tar, reading headers only.
 
     Raise IntegrityError for anything but plain USTAR files (no links, no PAX or GNU headers), for a wrong header
-    checksum, and for a tar that ends early. A damaged tar is therefore never read as a shorter one.
+    checksum, and for a tar that ends early. A damaged tar is therefore never mistaken for a shorter tar.
     """
     offset = 0
     while True:
@@ -123,7 +125,7 @@ def tar_index(members: Sequence[Member]) -> bytes:
 
 
 def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
-    """Return the three files in `.nv-meta/` as a mapping from path to content."""
+    """Return the three files of `.nv-meta/` as a mapping from path to content."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for shard in shards:

@@ -317,14 +317,15 @@ def test_another_sidecar_is_refused_by_what_differs(dataset: Dataset, sidecar_ro
     for root, state in ((begun, "unfinished"), (sidecar_root, "sealed")):
         before = digests(root)
         with pytest.raises(
-            ConfigError, match=rf"are {state} .* made_with.view.temporal is \"head\" there and \"random\""
+            ConfigError, match=rf"are {state} .* made_with.view.temporal is \"head\" in the features, but \"random\""
         ):
             SidecarWriter(root, dataset, {**MADE_WITH, "view": {"temporal": "random", "seed": 0}}, NUM_VISITS)
         with pytest.raises(
-            ConfigError, match="made_with.dtype is absent there and .*; num_visits is 2 there and 1 here"
+            ConfigError,
+            match="made_with.dtype is absent in the features, but .*; num_visits is 2 in the features, but 1 here",
         ):
             SidecarWriter(root, dataset, {**MADE_WITH, "dtype": "BF16"}, 1)
-        with pytest.raises(ConfigError, match="base.content is .* there and .* here; base.plan is"):
+        with pytest.raises(ConfigError, match="base.content is .* in the features, but .* here; base.plan is"):
             SidecarWriter(root, other, MADE_WITH, NUM_VISITS)
         assert digests(root) == before
     with pytest.raises(DatasetError, match="contains files that are not features"):
@@ -528,7 +529,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Dataset, sidecar_root:
     """Fingerprints are named, both values of each, and what to do."""
     seal(tmp_path / "other", (2, 2, 1))
     with pytest.raises(
-        ConfigError, match=r"fingerprints.content is .* there and .*fingerprints.plan is .*streamvid encode"
+        ConfigError, match=r"fingerprints.content is .* in the features, but .*fingerprints.plan is .*streamvid encode"
     ):
         open_sidecar(sidecar_root).check_base(open_dataset(tmp_path / "other"))
     with pytest.raises(DatasetError, match="no sealed features at .*streamvid encode"):

@@ -131,7 +131,7 @@ def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> N
     assert sum(len(batch.sample_keys) for batch in batches) >= NUM_SAMPLES + 2 * 7
     for batch in batches:
         assert [who[0] for who in batch.who.tolist()] == [name_of(key) for key in batch.sample_keys]
-    with pytest.raises(ConfigError, match="seed is .* there and .* here"):
+    with pytest.raises(ConfigError, match="seed is .* in the features, but .* here"):
         streamvid.VideoLoader(datasets, features=[sidecar, roots[1]], batch_size=2)
     with pytest.raises(ConfigError, match="has length 1, but there are 2 datasets"):
         streamvid.VideoLoader(datasets, features=sidecar, batch_size=2)
@@ -261,18 +261,18 @@ def test_members_that_are_not_what_the_manifest_says_are_told(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"view": {"temporal": "head"}}, ['temporal is "random" there and "head" here']),
-        ({"view": {"max_interval": 3}}, ["max_interval is 1 there and 3 here"]),
-        ({"view": {"spatial": "random_crop"}}, ['spatial is "resize_crop" there and "random_crop" here']),
+        ({"view": {"temporal": "head"}}, ['temporal is "random" in the features, but "head" here']),
+        ({"view": {"max_interval": 3}}, ["max_interval is 1 in the features, but 3 here"]),
+        ({"view": {"spatial": "random_crop"}}, ['spatial is "resize_crop" in the features, but "random_crop" here']),
         (
             {"view": {"spatial": "rand_size_crop", "spatial_scale": (0.5, 1.0)}, "seed": 4},
             [
                 'spatial is "resize_crop"',
-                r"spatial_scale is null there and \[0.5, 1.0\] here",
-                "seed is 0 there and 4 here",
+                r"spatial_scale is null in the features, but \[0.5, 1.0\] here",
+                "seed is 0 in the features, but 4 here",
             ],
         ),
-        ({"output": {"accuracy": "exact"}}, ['accuracy is null there and "exact" here']),
+        ({"output": {"accuracy": "exact"}}, ['accuracy is null in the features, but "exact" here']),
     ],
 )
 def test_other_views_are_refused_by_name(
@@ -284,19 +284,19 @@ def test_other_views_are_refused_by_name(
             streamvid.VideoLoader(dataset, features=sidecar, batch_size=1, **options)
     with pytest.raises(ConfigError) as caught:
         streamvid.VideoLoader(dataset, features=sidecar, batch_size=1, **options)
-    assert str(caught.value).count(" there and ") == len(named)
+    assert str(caught.value).count(" in the features, but ") == len(named)
 
 
 def test_captions_are_part_of_a_view_and_dropout_is_not(dataset: Path, sidecar: Path) -> None:
     streamvid.VideoLoader(DatasetConfig(dataset, captions={"dropout": 0.5}), features=sidecar, batch_size=1).close()
     for changed, name in (
-        ({"captions": {"prefix": "a video of "}}, 'caption_prefix is "" there and "a video of " here'),
+        ({"captions": {"prefix": "a video of "}}, 'caption_prefix is "" in the features, but "a video of " here'),
         (
             {"captions": {"column": "place"}},
-            "caption_column.place is absent there and 1.0 here; caption_column.text is 1.0",
+            "caption_column.place is absent in the features, but 1.0 here; caption_column.text is 1.0",
         ),
-        ({"captions": {"choice": "first"}}, 'caption_choice is "draw" there and "first" here'),
-        ({"captions": {"template": "{text}!"}}, "caption_template is null there"),
+        ({"captions": {"choice": "first"}}, 'caption_choice is "draw" in the features, but "first" here'),
+        ({"captions": {"template": "{text}!"}}, "caption_template is null in the features"),
     ):
         with pytest.raises(ConfigError, match=name):
             streamvid.VideoLoader(DatasetConfig(dataset, **changed), features=sidecar, batch_size=1)
@@ -317,7 +317,7 @@ def test_later_columns_make_a_sidecar_stale_if_captions_are_made_of_them(tmp_pat
     options: dict[str, Any] = {"features": root, "batch_size": 1, "num_workers": 0}
     assert len(run(source, columns=["motion"], **options)) == 3
     annotate(caption="all new")
-    with pytest.raises(ConfigError, match='caption_values is null there and ".*" here'):
+    with pytest.raises(ConfigError, match='caption_values is null in the features, but ".*" here'):
         streamvid.VideoLoader(source, **options)
     unread = DatasetConfig(source, captions={"column": "place"})
     again = make_sidecar(tmp_path / "again", source, num_visits=1, view=facts_of(unread))
@@ -328,7 +328,7 @@ def test_later_columns_make_a_sidecar_stale_if_captions_are_made_of_them(tmp_pat
 def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     other = build_dataset(tmp_path / "other", {SMALL: [5, 4, 3], TALL: [6, 5]}, variants=1)
     with pytest.raises(
-        ConfigError, match="were created from a different dataset .*fingerprints.content is .* there and .* here"
+        ConfigError, match="were created from a different dataset .*fingerprints.content is .* in the features, but "
     ):
         streamvid.VideoLoader(other, features=sidecar, batch_size=1)
 

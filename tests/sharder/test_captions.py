@@ -90,7 +90,9 @@ def test_several_columns_are_captions_of_one_sample(clips: Path, tmp_path: Path)
     found = sorted(open_dataset(tmp_path / "ds").samples_table().to_pylist(), key=lambda row: row["source"])
     texts = [[text for text, _ in captions_of(row)] for row in found]
     assert texts == [["short", "long one"], ["long two"], ["only short"]]
-    with pytest.raises(SourceError, match=r"caption_column='breif' is not .* \(did you mean 'brief'\?\); it has brief"):
+    with pytest.raises(
+        SourceError, match=r"caption_column='breif' is not .* \(did you mean 'brief'\?\); available: brief"
+    ):
         built(source, tmp_path / "no", caption_column=("detailed", "breif"))
 
 
@@ -113,7 +115,7 @@ REJECTED: list[tuple[Any, str]] = [
     ([{"text": "x", "score": 1}], "a caption has type dict; it must be text"),
     ([{"text": "x", "weight": -1}], "a caption has weight -1; it must be a number from 0"),
     ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all captions have weight 0"),
-    (["x", "y" * 70_000], "has more than 65536 bytes"),
+    (["x", "y" * 70_000], "bytes; at most 65536 are allowed"),
     (["\ud800", "y"], "not valid UTF-8"),
     ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes in total; at most 262144 are allowed"),
 ]
@@ -151,7 +153,7 @@ def test_long_captions_are_rejected_or_truncated(clips: Path, tmp_path: Path, tr
     else:
         assert [row["text"] for row in found] == [texts["c"]]
         reasons = [row["reason"] for row in open_dataset(tmp_path / "out").rejections_table().to_pylist()]
-        assert len(reasons) == 3 and all("has more than 65536 bytes" in reason for reason in reasons)
+        assert len(reasons) == 3 and all("bytes; at most 65536 are allowed" in reason for reason in reasons)
 
 
 def test_weights_that_do_not_fit_are_rejected(clips: Path, tmp_path: Path) -> None:

@@ -129,10 +129,10 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     found = reasons(records)
     assert list(found) == [1, 2, 3, 4, 5, 6]
     assert found[1].startswith("line 2 is not valid JSON")
-    assert found[2] == "is a str, not an object"
+    assert found[2] == "has type str; it must be an object"
     assert found[3] == "the path is missing"
     assert found[5].startswith("a caption has type int; it must be text")
-    assert "more than 65536 bytes" in found[6]
+    assert "bytes; at most 65536 are allowed" in found[6]
 
 
 def test_broken_csv_rows(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
         ("m.txt", b"x", "the name must match one of"),
         ("m.json", b"{", "is not valid JSON"),
         ("m.json", b'{"a": 1}', "a list of objects"),
-        ("m.json", b"3", "holds a int"),
+        ("m.json", b"3", "contains a value of type int, not a list"),
         ("m.jsonl", "{}".encode("utf-16"), "UTF-16"),
         ("m.parquet", b"PAR1 or not", "not a readable Parquet file"),
         ("m.csv", b"path,path\na,b\n", "duplicate column names"),
@@ -210,7 +210,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
         ("m.csv", b'path,caption\na,x\nb,"never closed\nc,y\n', "the row on line 3 opens a quote"),
         ("m.csv", b"", "has no rows"),
         ("m.jsonl", json.dumps({f"c{i}": 1 for i in range(1001)}).encode(), "1001 columns"),
-        ("m.jsonl", b'{"path": "a", "a\\u0000b": 1}', "rename it"),
+        ("m.jsonl", b'{"path": "a", "a\\u0000b": 1}', "rename the column"),
     ],
 )
 def test_metadata_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:

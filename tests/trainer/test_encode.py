@@ -360,9 +360,15 @@ def test_too_many_bad_samples_end_it(tmp_path: Path) -> None:
 
 
 STALE: dict[str, tuple[dict[str, Any], str]] = {
-    "temporal": ({"data.loader": {"view": {"temporal": "head"}}}, r'temporal is "random" there and "head" here'),
-    "seed": ({"seed": 1}, r"seed is 0 there and 1 here"),
-    "args": ({"model": ModelConfig(factory=ENCODERS, args={"draws": 0.25})}, r"args.draws is 0.5 there and 0.25 here"),
+    "temporal": (
+        {"data.loader": {"view": {"temporal": "head"}}},
+        r'temporal is "random" in the features, but "head" here',
+    ),
+    "seed": ({"seed": 1}, r"seed is 0 in the features, but 1 here"),
+    "args": (
+        {"model": ModelConfig(factory=ENCODERS, args={"draws": 0.25})},
+        r"args.draws is 0.5 in the features, but 0.25 here",
+    ),
     "captions": ({"data.dataset": {"url": "DATASET", "captions": {"prefix": "A film: "}}}, r"caption_prefix"),
 }
 
@@ -454,7 +460,7 @@ def test_an_encoder_that_comes_with_its_weights_is_known_by_them(
     save_encoder(folder / "vae.safetensors", 1.5)
     few = changed(few, {"model": model("build_pretrained", folder), "output": tmp_path / "other"})
     for begin in (lambda: train(few), lambda: encode(changed(config, {"model": few.model}))):
-        with pytest.raises(ConfigError, match=r"encoders_sha256.vae is \S+ there and \S+ here"):
+        with pytest.raises(ConfigError, match=r"encoders_sha256.vae is \S+ in the features, but \S+ here"):
             begin()
 
 

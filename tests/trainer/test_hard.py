@@ -264,7 +264,9 @@ def test_a_sidecar_of_other_weights_is_refused_where_training_builds_the_encoder
     train(fresh)
     Seeded.number = 1
     try:
-        with pytest.raises(ConfigError, match=r"latents are stale: encoders_sha256.vae is .* there and .* here"):
+        with pytest.raises(
+            ConfigError, match=r"latents are stale: encoders_sha256.vae is .* in the features, but .* here"
+        ):
             train(changed(fresh, {"output": tmp_path / "other"}))
     finally:
         Seeded.number = 0

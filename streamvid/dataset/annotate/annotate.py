@@ -29,12 +29,12 @@ _SHOWN = 10
 _OURS = re.compile(r"index/(\.?columns-\d{5}-[0-9a-f]{12}\.parquet|\.annotate\.lock)(\..*tmp)?")
 
 
-_CHANGED = "another process has changed the dataset, and this annotation was not stored; run the same command again"
+_CHANGED = "another process has changed the dataset, so this annotation was not stored; run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotateReport:
-    """The result of an annotation.
+    """Result of an annotation.
 
     state: "annotated", or "already annotated" if the last annotation was the same. num_samples: number of samples in
     the dataset. num_annotated: number of samples that have a row in the file. num_rows: number of rows in the file.
@@ -72,9 +72,9 @@ def annotate(
 ) -> AnnotateReport:
     """Add the columns and captions of a CSV, JSON, JSON Lines or Parquet `file` to a sealed dataset.
 
-    Tars and index files do not change. New files are stored beside them, and manifest.json, which names all files, is
+    Tars and index files do not change. New files are stored beside them, and manifest.json, which lists all files, is
     replaced last. Plans and saved states remain valid. The operation is idempotent: a killed annotation can be run
-    again. Memory holds the selected columns and the keys of a million samples.
+    again. Memory is needed for the selected columns, for 4 bytes per sample, and for the keys of a million samples.
 
     key_column: index column that identifies the samples of a row. "key" identifies one sample; "record_key" and
     "source" identify all samples of a source file. None uses the first of these columns that the file contains.
@@ -83,9 +83,9 @@ def annotate(
     only if `columns` is also None. overwrite: allow replacing values of existing columns. A sample keeps its values if
     the file has no row or no value for it.
 
-    Raise ConfigError if a column is missing from the file or already in the dataset; SourceError for an unreadable
-    file, a repeated key, or keys that match no sample; DatasetError if another process annotates the dataset;
-    StorageError if the store fails.
+    Raise ConfigError if a column is missing from the file or, without `overwrite`, is already in the dataset;
+    SourceError for an unreadable file, a repeated key, or keys that match no sample; DatasetError if another process
+    annotates the dataset; StorageError if the store fails.
     """
     store = open_store(dataset, StorageOptions.of(storage))
     found = read_annotation(Path(file).expanduser(), key_column, columns, caption_column)
@@ -110,7 +110,7 @@ def annotate(
 
 
 def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
-    """Store the files of the new columns, then the manifest that names them."""
+    """Store the files of the new columns, then the manifest that lists them. Return this manifest."""
     files = []
     try:
         for number, data in enumerate(join.files(progress)):
@@ -119,7 +119,7 @@ def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, pr
         new = old.with_columns(ColumnGroup(tuple(files), join.types, source_sha256))
         _seal(store, old, new)
     except StorageError as error:
-        # The annotation that finishes first removes the unfinished files of others, even while we write them.
+        # The annotation that finishes first removes the files of all others, even while they are being written.
         if read_manifest(store) == old:
             raise
         raise DatasetError(f"{store.url}: {_CHANGED}") from error
@@ -160,15 +160,15 @@ def _remove(store: Store, manifest: Manifest, paths: set[str]) -> None:
 
 @contextmanager
 def _locked(store: Store, token: bytes) -> Iterator[None]:
-    """Hold the lock on the manifest. A rerun of a killed annotation takes over its lock."""
+    """Hold the lock on the manifest while the context is open. A rerun of a killed annotation takes over its lock."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while not store.create(LOCK, token):
         if _is_mine(store, token):
             break
         if time.monotonic() > deadline:
             raise DatasetError(
-                f"{store.url}: another annotation holds the lock; wait until it ends. If it was killed, run it again, "
-                f"or remove {LOCK} from the dataset. Then run this command again"
+                f"{store.url}: another annotation holds the lock; wait until it ends, and run this command again; if "
+                f"it was killed, run it again first, or remove {LOCK} from the dataset"
             )
         time.sleep(0.05)
     try:

@@ -30,12 +30,12 @@ _SOURCE_NAMES = ("source", "path", "video", "file_name")
 
 @dataclass(frozen=True)
 class Annotation:
-    """Rows of an annotation file as Arrow columns. Memory holds only the selected columns.
+    """Rows of an annotation file as Arrow columns. Only the selected columns are kept in memory.
 
-    key_column: index column that the keys refer to. keys: one string per row, or null if the row has no key. columns:
+    key_column: index column to which the keys refer. keys: one string per row, or null if the row has no key. columns:
     user columns of type int64, double, bool or large string. text: first caption of each row. captions: JSON list of
-    all captions of each row that has several, else null. Both are None without a caption column. sha256: digest of the
-    file and of the names of the selected columns.
+    all captions for rows with several captions, null for other rows. `text` and `captions` are None without a caption
+    column. sha256: digest of the file and of the names of the selected columns.
     """
 
     key_column: str
@@ -84,8 +84,8 @@ def _key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[st
     """Return the (index column, file column) pair whose values identify the samples of each row."""
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
-            f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; rename "
-            "the column in the file that identifies the samples"
+            f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; give one of "
+            "these names to the file's column that identifies the samples"
         )
     for key in KEY_COLUMNS if asked is None else (asked,):
         for name in _SOURCE_NAMES if key == "source" else (key,):
@@ -106,14 +106,14 @@ def _wanted(
         for name in asked:
             if name not in names:
                 raise ConfigError(
-                    f"{option}: {name!r} is not a column of {path}{nearest(name, names)}; it has {', '.join(names)}"
+                    f"{option}: {name!r} is not a column of {path}{nearest(name, names)}; available: {', '.join(names)}"
                 )
             if name == key:
                 raise ConfigError(f"{option}: {name!r} is the key column, which cannot be added; omit it")
     if columns is None:
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:
-        raise ConfigError(f"annotation {path}: no columns to add; add columns to the file, or name columns in columns=")
+        raise ConfigError(f"annotation {path}: no columns to add; add columns to the file, or list some in columns=")
     return list(dict.fromkeys(columns))
 
 

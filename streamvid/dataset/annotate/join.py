@@ -30,14 +30,14 @@ _KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "strin
 class Join:
     """Join of an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
 
-    Memory holds the annotation, the keys of a million samples at a time, and 4 bytes per sample.
+    Memory is needed for the annotation, for the keys of a million samples, and for 4 bytes per sample.
     """
 
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
         """Match rows with samples. Raise ConfigError for invalid columns, and SourceError for invalid keys."""
         self._dataset, self._annotation, self._name = dataset, annotation, name
         if dataset.manifest.draws and annotation.key_column == "key":
-            # If copies of a clip had different values, a filter could select a second copy of it for an epoch.
+            # If copies of a clip had different values, a filter could let a clip be delivered twice in an epoch.
             raise ConfigError(
                 f"key_column='key': {dataset.url} stores clips in several buckets, and all copies of a clip need the "
                 "same values; use record_key or source (--key-column source) instead"
@@ -149,7 +149,7 @@ class Join:
         rows = rows[np.argsort(shards.index_row_group[rows])]
         if shards.index_row_group[rows].tolist() != list(range(len(rows))):
             raise IntegrityError(
-                f"{self._dataset.url}: the shard table lacks row groups of {path}; rebuild the dataset"
+                f"{self._dataset.url}: the shard table does not contain all row groups of {path}; rebuild the dataset"
             )
         return [int(row) for row in rows]
 

@@ -111,7 +111,7 @@ class SidecarManifest:
 class Sidecar:
     """Sealed features in a store. Safe to use from several threads.
 
-    The constructor reads only the manifest. A loader reads their members in the same way as it reads clips.
+    The constructor reads only the manifest. A loader reads the members of the tars in the same way as clips.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -156,11 +156,13 @@ class Sidecar:
     def shard(self, base: ShardInfo) -> SidecarShard:
         """Return the feature shard that matches a shard of the dataset. Raise IntegrityError if there is none."""
         name = (base.bucket_id, base.number, base.sha256)
-        found = self._recent.get(name)  # building it from the table is slow
+        found = self._recent.get(name)  # creating a SidecarShard from the table is slow
         if found is None:
             found = self._shards.shard(base)
             if found is None:
-                raise IntegrityError(f"{self.url}: the shard table lacks {base.path}; copy the features again")
+                raise IntegrityError(
+                    f"{self.url}: the table of shards does not contain {base.path}; copy the features again"
+                )
             if len(self._recent) >= _KEPT_SHARDS:
                 self._recent.clear()
             self._recent[name] = found
@@ -169,13 +171,14 @@ class Sidecar:
     def members(self, base: ShardInfo) -> MemberTable:
         """Return the locations of the features for a shard of the dataset, using one small read.
 
-        Raise IntegrityError if their table is damaged, and StorageError if it cannot be read.
+        Raise IntegrityError if the table of members is damaged, and StorageError if it cannot be read.
         """
         shard, num_visits = self.shard(base), self.manifest.num_visits
         file = shard.index_file
         if file.num_bytes > most_index_bytes(base.num_samples, num_visits):
             raise IntegrityError(
-                f"{self.url}: {file.path} is too large ({file.num_bytes} bytes); copy the features again"
+                f"{self.url}: {file.path} has {file.num_bytes} bytes, too many for {base.num_samples} samples with "
+                f"{num_visits} visits; copy the features again"
             )
         return MemberTable.read(
             read_verified(self.store, file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}"
@@ -189,7 +192,7 @@ class Sidecar:
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Tensors that replace those of a sample delivered without text; empty if the features have none."""
+        """Tensors that replace those of the same names in a sample delivered without text; empty if there are none."""
         file = self.manifest.null_file
         if file is None:
             return {}
@@ -207,7 +210,7 @@ class Sidecar:
 def check_kinds(
     found: Mapping[str, RawTensor], kinds: Mapping[str, TensorInfo], where: str, *, is_part: bool = False
 ) -> None:
-    """Raise IntegrityError unless `found` holds all tensors in the manifest or, with `is_part`, some of them."""
+    """Raise IntegrityError unless `found` contains all tensors of the manifest or, with `is_part`, some of them."""
     if not is_part and set(found) != set(kinds):
         raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the features again")
     for name, one in found.items():
@@ -226,10 +229,10 @@ def base_facts(dataset: Dataset) -> dict[str, str]:
 
 
 def differences(stored: Any, given: Any, name: str = "") -> list[str]:
-    """Describe how two JSON values differ, as in 'view.temporal is "head" there and "random" here'."""
+    """Describe how two JSON values differ, as in 'view.temporal is "head" in the features, but "random" here'."""
     one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
     return [
-        f"{part} is {_shown(one.get(part))} there and {_shown(other.get(part))} here"
+        f"{part} is {_shown(one.get(part))} in the features, but {_shown(other.get(part))} here"
         for part in sorted({*one, *other})
         if one.get(part) != other.get(part)
     ]
@@ -250,7 +253,7 @@ def _shown(text: str | None) -> str:
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
     """Return the manifest of the features in `store`. Raise DatasetError if it is missing."""
-    remedy = "Create them with `streamvid encode`, or run an interrupted `streamvid encode` again"
+    remedy = "create them with `streamvid encode`, or run an interrupted `streamvid encode` again"
     return read_sealed(store, SidecarManifest.from_json, f"no sealed features at {store.url}", remedy)
 
 

@@ -1,4 +1,4 @@
-"""Tables of features, as small Parquet files: one table of all shards, and one table of members per shard."""
+"""Tables of features, stored as small Parquet files: one table of all shards, and one table of members per shard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SHA256_BYTES = 32
-_MEMBER_ROW_BYTES, _EMPTY_FILE_BYTES = 512, 2**16  # upper limits for Parquet
+_MEMBER_ROW_BYTES, _EMPTY_FILE_BYTES = 512, 2**16  # upper limits on the sizes of a row and of a file without rows
 
 _SHARD_TYPES = {
     "bucket_id": "string",
@@ -92,7 +92,8 @@ class SidecarShards:
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
         """Read a table of shards. Raise IntegrityError if it is invalid; `where` is its name in the message."""
-        # Checksums do not compress, so a small file with many rows is hostile: it would fill the memory.
+        # Checksums cannot be compressed, so a file with more rows than checksums fit in it is hostile: the rows could
+        # fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
         numbers, names = numbers_of(chunk_of(table, "number")), chunk_of(table, "bucket_id")
         codes, rows = np.unique(numbers_of(names.indices), return_index=True)
@@ -199,7 +200,8 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
     with naming_arrow_errors(where):
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
         if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
-            raise ValueError(f"the table has {file.metadata.num_rows} rows, not {num_rows[0]} to {num_rows[1]}")
+            least, most = num_rows
+            raise ValueError(f"the table has {file.metadata.num_rows} rows; the number must be from {least} to {most}")
         check_unpacked(file.metadata, len(data))
         for field in schema(types):
             found = file.schema_arrow.field(field.name).type

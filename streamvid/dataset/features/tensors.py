@@ -1,7 +1,7 @@
 """Tensors in the safetensors format, written and read without torch.
 
 This module implements the layout because the safetensors library's API for raw bytes differs between versions, whereas
-the stored bytes must stay the same. They are identical to the output of `safetensors.torch.save`.
+the stored bytes must stay the same. The stored bytes are identical to the output of `safetensors.torch.save`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class RawTensor:
 def _wrong_shape(shape: object) -> str | None:
     if not isinstance(shape, tuple | list) or len(shape) > MAX_DIMENSIONS:
         return f"must be a list of at most {MAX_DIMENSIONS} sizes"
-    # The number of bytes verifies the sizes, unless one of them is 0: then the others could be anything.
+    # The number of bytes in the data confirms the sizes, unless one size is 0: the other sizes could then be arbitrary.
     if any(isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 48 for size in shape):
-        return "sizes must be integers of at least 0"
+        return "sizes must be integers from 0 to 2**48 - 1"
     if 0 in shape[1:] or (shape and shape[0] == 0 and math.prod(shape[1:]) > 1 << 40):
         return "only the first dimension may have size 0"
     return None
@@ -136,7 +136,7 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
         tensors[check_name(name)] = RawTensor(str(told["dtype"]), tuple(told["shape"]), body[start:end])
         places.append((start, end))
     ends = [0, *(end for _, end in sorted(places))]
-    # Files that we write have neither gaps nor overlaps.
+    # Files from `encode_tensors` have neither gaps nor overlaps.
     if [start for start, _ in sorted(places)] != ends[:-1] or ends[-1] != len(body):
         raise ValueError("its tensors overlap, or have gaps between them")
     return tensors

@@ -1,7 +1,7 @@
 """Writer of features. Any number of processes can write different shards, and one process then seals the features.
 
-Before that, `.staging/` holds a description of the encoder and a record of each finished shard, so that a killed run
-can resume and produce the same bytes.
+Until the features are sealed, `.staging/` contains a description of the encoder and a record of each finished shard, so
+that a killed run can resume and produce the same bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STAGING = ".staging"
 _BEGUN = f"{STAGING}/begun.json"
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
-"""Tensors of a sample for each visit, or None for a visit that could not be encoded; readers deliver another sample."""
+"""Tensors of a sample for each visit. None marks a visit that could not be encoded; readers deliver another sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
 
 
 def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
-    """Raise ConfigError unless the null tensors can replace those of a shard's samples."""
+    """Raise ConfigError unless the null tensors can replace tensors of a shard's samples."""
     for name, one in null.items():
         kind = record.tensors.get(name)
         shape = list(one.shape[1:] if kind is not None and kind.is_ragged else one.shape)
@@ -173,7 +173,7 @@ class SidecarWriter:
             stored = {"base": base, "made_with": sealed.made_with, "num_visits": sealed.num_visits}
             self._refuse_other(stored, f"features are sealed at {url}")
             return sealed
-        # Concurrent writers write this file before any other.
+        # Concurrent writers create the file _BEGUN before any other file.
         is_free = all(file.path.startswith(STAGING) for file in self._store.files())
         if self._store.size(_BEGUN) is None:
             if not is_free:
@@ -185,7 +185,7 @@ class SidecarWriter:
     def _refuse_other(self, stored: Mapping[str, Any], what: str) -> None:
         if found := differences(stored, self._facts):
             raise ConfigError(
-                f"different {what}: {'; '.join(found)}; choose another destination, or remove the features there"
+                f"different {what}: {'; '.join(found)}; choose another destination, or remove these features"
             )
 
     # Shards.
@@ -196,7 +196,7 @@ class SidecarWriter:
         return {file.path for file in self._store.files(STAGING)}
 
     def is_done(self, shard: ShardInfo) -> bool:
-        """Return whether an earlier run has finished a shard."""
+        """Return True if an earlier run has finished a shard."""
         return self.sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
@@ -247,11 +247,13 @@ class SidecarWriter:
         for number, (key, visits) in enumerate(samples):
             if number >= len(keys) or keys[number] != key:
                 raise DatasetError(
-                    f"sample {number} of {path} has the key {keys[number : number + 1]} in the index, not {key!r}"
+                    f"sample {number} of {path} has the key {keys[number : number + 1]} in the index, not {key!r}; "
+                    "pass the samples in the order of the shard"
                 )
             if len(visits) != self._num_visits:
                 raise ConfigError(
-                    f"sample {key} has tensors for {len(visits)} visits, but num_visits={self._num_visits}"
+                    f"sample {key} has tensors for {len(visits)} visits, but num_visits={self._num_visits}; pass one "
+                    "mapping of tensors, or None, per visit"
                 )
             members: dict[str, bytes] = {}
             for visit, tensors in enumerate(visits):
@@ -262,7 +264,9 @@ class SidecarWriter:
             if members:
                 yield key, members
         if number + 1 != len(keys):
-            raise DatasetError(f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were given")
+            raise DatasetError(
+                f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were given; pass all samples"
+            )
 
     def _index(
         self, keys: Sequence[str], places: Mapping[str, tuple[int, int]], checksums: Mapping[str, bytes]
@@ -277,7 +281,10 @@ class SidecarWriter:
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """Create a temporary folder. For a local store, it is in the store, so that files can be renamed into place."""
+        """Create a temporary folder. For a local store, it is in the store, so that files can be renamed into place.
+
+        Raise StorageError if the folder cannot be written.
+        """
         folder = self._store.root / STAGING if isinstance(self._store, LocalStore) else None
         try:
             with tempfile.TemporaryDirectory(prefix="spool-", dir=folder) as name:

@@ -101,7 +101,7 @@ class _Compiler:
         if node.kind != "bool":
             self._fail(0, f"it is {_a(node.kind)}, not a condition; compare it, for example '{node.text} > 5'")
         if not node.columns:
-            self._fail(0, "it does not name a column; write a condition such as 'aesthetic > 5'")
+            self._fail(0, "it does not refer to a column; write a condition such as 'aesthetic > 5'")
         return node
 
     # Text to tree.
@@ -152,7 +152,7 @@ class _Compiler:
     # Tree to nodes.
 
     def _node(self, tree: ast.expr) -> Node:
-        # Count here, not in the tree, because the middle operand of a chained comparison is built twice.
+        # Parts are counted here, not in the tree, because the middle operand of a chained comparison is built twice.
         self._num_nodes += 1
         self._depth += 1
         if self._num_nodes > MAX_NODES * self._slack:
@@ -175,7 +175,7 @@ class _Compiler:
         what = remedies.get(type(tree), f"{type(tree).__name__}, which conditions do not support")
         self._fail(
             tree,
-            f"found {what}. Allowed are columns, numbers, texts, True, False, + - * /, < <= > >= == !=, in, "
+            f"found {what}; allowed are columns, numbers, texts, True, False, + - * /, < <= > >= == !=, in, "
             f"is None, and, or, not, {', '.join(_TEXT_TESTS)}",
         )
 
@@ -192,11 +192,11 @@ class _Compiler:
         if not isinstance(value, (bool, int, float, str)):
             self._fail(tree, f"{type(value).__name__} is not allowed; write a number, text, True or False")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            self._fail(tree, "the integer has more than 64 bits; write it as 1e30")
+            self._fail(tree, "the integer has more than 64 bits; write it as a float, such as 1e30")
         if isinstance(value, float) and value == float("inf"):
-            self._fail(tree, "the number is too large for a double")
+            self._fail(tree, "the number is too large for a double; write a smaller number")
         if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
-            self._fail(tree, "the text contains half a character (a lone surrogate); remove it")
+            self._fail(tree, "the text contains a lone surrogate, which is not a valid character; remove it")
         return literal(value)
 
     def _joined(self, tree: ast.BoolOp) -> Node:
@@ -265,13 +265,16 @@ class _Compiler:
 
     def _member(self, node: Node, right: ast.expr) -> Node:
         if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
-            self._fail(right, "'in' requires a list: place in ('a', 'b'); to search in a text, use contains(text, 'a')")
+            self._fail(right, "'in' requires a list, as in place in ('a', 'b'); in texts, use contains(text, 'a')")
         items = [self._node(item) for item in right.elts]
         for tree, item in zip(right.elts, items, strict=True):
             if item.literal is None:
-                self._fail(tree, "a list can hold numbers, texts, True and False, but not expressions")
+                self._fail(tree, "a list may contain only numbers, texts, True and False, not expressions")
             if item.kind != node.kind and not {item.kind, node.kind} <= set(NUMBERS):
-                self._fail(tree, f"{_short(node)} is {_a(node.kind)} and {_short(item)} is {_a(item.kind)}")
+                self._fail(
+                    tree,
+                    f"{_short(node)} is {_a(node.kind)} and {_short(item)} is {_a(item.kind)}; they cannot be compared",
+                )
         return membership(node, items)
 
     def _call(self, tree: ast.Call) -> Node:

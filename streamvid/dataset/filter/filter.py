@@ -47,10 +47,10 @@ class Filter:
     columns: tuple[str, ...]
 
     def matching(self, table: pa.Table) -> npt.NDArray[np.int32]:
-        """Return the row numbers that the condition admits, in ascending order.
+        """Return the numbers of the rows that the condition selects, in ascending order.
 
-        A row is not admitted if the result is unknown because a deciding value is null or NaN. Raise DatasetError if
-        `table` lacks one of `columns`, or if a column type differs from the one that the condition was parsed for.
+        A row is not selected if the result is unknown because a deciding value is null or NaN. Raise DatasetError if
+        `table` does not contain all of `columns`, or if a column's type does not match the condition.
         """
         import pyarrow.compute as pc
 
@@ -124,7 +124,7 @@ def _compiled(text: str, kinds: tuple[tuple[str, str | None], ...]) -> Node:
 def count_matches(
     dataset: Dataset, shards: Sequence[ShardInfo], filter: Filter, cache_dir: str | Path | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return the number of samples that the filter admits in each of `shards`, as an int64 array.
+    """Return the number of samples that the filter selects in each of `shards`, as an int64 array.
 
     The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
     `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the dataset's
@@ -136,7 +136,7 @@ def count_matches(
     counts = cache.read(everything.num_samples)
     if counts is None:
         with cache.locked():
-            counts = cache.read(everything.num_samples)  # written by the process that had the lock
+            counts = cache.read(everything.num_samples)  # another process may have written the counts meanwhile
             if counts is None:
                 counts = _scan(dataset, filter)
                 cache.write(counts)
@@ -148,7 +148,7 @@ def count_matches(
         return counts[[place[shard.path] for shard in shards]] if shards else np.empty(0, np.int64)
     except KeyError as error:
         raise IntegrityError(
-            f"{dataset.url}: shard {error.args[0]} is not in the shard table of the dataset"
+            f"{dataset.url}: shard {error.args[0]} is not in the dataset's shard table; pass shards of this dataset"
         ) from error
 
 
@@ -161,13 +161,13 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
         done += shard.num_samples
         if done // _ROWS_PER_REPORT > reports:
             _log.info("filter: scanned %d of %d samples of %s", done, total, dataset.url)
-    _log.info("filter %s admits %d of %d samples of %s", filter.text, counts.sum(), total, dataset.url)
+    _log.info("filter %s selects %d of %d samples of %s", filter.text, counts.sum(), total, dataset.url)
     return counts
 
 
 @dataclass(frozen=True, slots=True)
 class CountCache:
-    """Cached counts of one filter per shard. The file holds a line of JSON, int64 counts, and the SHA-256 of both.
+    """Cached counts of one filter per shard. The file contains a line of JSON, int64 counts, and the SHA-256 of both.
 
     No method raises file errors. Counts that cannot be read are computed again, and counts that cannot be written are
     not cached.
@@ -214,11 +214,11 @@ class CountCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this entry, which excludes other processes on this machine."""
+        """Hold the lock of this entry, which excludes other processes on this machine, while the context is open."""
         with contextlib.ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(wait_for_lock(self.path.with_suffix(".lock")))
             except (ImportError, OSError) as error:
-                _log.info("cannot lock in %s (%s); processes that start together each scan", self.path.parent, error)
+                _log.info("cannot lock in %s (%s); other processes may repeat the scan", self.path.parent, error)
             yield

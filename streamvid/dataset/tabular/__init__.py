@@ -1,5 +1,5 @@
 """User metadata: one reader for CSV, JSON, JSON Lines and Parquet files, and one set of rules for column types.
 
-The sharder, `streamvid annotate` and `streamvid plan` read metadata with this package, which imports only
-storage. Read `columns.py` (columns, types, usual names) before `reader.py` (files as blocks of rows).
+The sharder, `streamvid annotate` and `streamvid plan` read metadata with this package. Read `columns.py` (columns,
+types, usual names) before `reader.py` (files as blocks of rows).
 """

@@ -30,7 +30,7 @@ MAX_TEXT_BYTES = 64 * 2**10
 NOT_UTF8 = "is not valid UTF-8"
 
 _INTEGER = r"^-?(0|[1-9][0-9]{0,18})$"
-# No leading zeros, because texts such as 007 are names, and no more digits than a double holds.
+# Numbers have no leading zeros, because texts such as 007 are names, and no more digits than a double can represent.
 _NUMBER = r"^[+-]?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 _NO_VALUE = ("", "nan", "none", "null", "n/a", "na")
 _BOOLS = ("true", "false")
@@ -40,8 +40,8 @@ _BOOLS = ("true", "false")
 class Column:
     """Values of one column in a block of rows.
 
-    form: "typed" for Arrow values; "text" for CSV cells as written, in which "" means no value and whose type depends
-    on all cells together; "json" for cells that hold JSON texts, because the values are nested or differ in type.
+    form: "typed" for Arrow values. "text" for CSV cells as written: "" means no value, and the type depends on all
+    cells of the column. "json" for JSON texts of values that are nested or differ in type.
     """
 
     cells: pa.Array
@@ -94,7 +94,7 @@ def _text_kinds(cells: pa.Array) -> frozenset[ColumnType] | None:
         try:
             pc.cast(present, pa.int64())
             found.add("int64")
-        except pa.ArrowInvalid:  # 19 digits, but more than 64 bits
+        except pa.ArrowInvalid:  # a number of 19 digits can exceed 64 bits
             pass
     if _all(pc.match_substring_regex(present, _NUMBER)):
         found.add("double")
@@ -138,7 +138,7 @@ def _arrow_kinds(cells: pa.Array) -> frozenset[ColumnType] | None:
     if types.is_integer(kind):
         try:
             cells.cast(pa.int64())
-        except pa.ArrowInvalid:  # unsigned, and more than 63 bits
+        except pa.ArrowInvalid:  # an unsigned value exceeds 63 bits
             return frozenset()
         return frozenset({"int64", "double"})
     return frozenset({"double"}) if types.is_floating(kind) or types.is_decimal(kind) else frozenset()
@@ -192,21 +192,21 @@ def plain_text(value: object) -> str:
 
 
 def check_count(num_columns: int, where: str) -> None:
-    """Raise SourceError if there are more columns than an index may have."""
+    """Raise SourceError if there are more columns than an index can store."""
     if num_columns > MAX_COLUMNS:
         raise SourceError(f"{where} has {num_columns} columns; at most {MAX_COLUMNS} are allowed; remove some")
 
 
 def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return the names without duplicates. Raise SourceError for names that an index cannot hold."""
+    """Return the names without duplicates. Raise SourceError for names that an index cannot store."""
     found = tuple(dict.fromkeys(names))
     check_count(len(found), where)
     for name in found:
         shown = name.encode("utf-8", "backslashreplace")
         if len(shown) > MAX_NAME_BYTES or not name.isprintable():
             raise SourceError(
-                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; rename it. Names must be printable and have "
-                f"at most {MAX_NAME_BYTES} bytes of UTF-8"
+                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; names must be printable and have at most "
+                f"{MAX_NAME_BYTES} bytes of UTF-8; rename the column"
             )
     return found
 
@@ -224,13 +224,14 @@ def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], o
         found = usual_column(names, usual)
         if found is None:
             raise SourceError(
-                f"the metadata has no column with a usual name for {option}; choose one of its columns: {listed}"
+                f"the metadata has no column with a usual name for {option}; set {option} to one of its columns: "
+                f"{listed}"
             )
         return found
     if asked not in names:
         near = get_close_matches(asked, names, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise SourceError(f"{option}={asked!r} is not a column of the metadata{meant}; it has {listed}")
+        raise SourceError(f"{option}={asked!r} is not a column of the metadata{meant}; available: {listed}")
     return asked
 
 
@@ -241,7 +242,7 @@ def check_text(text: str, what: str) -> str:
     except UnicodeEncodeError:
         raise Rejected(f"{what} {NOT_UTF8}") from None
     if num_bytes > MAX_TEXT_BYTES:
-        raise Rejected(f"{what} has more than {MAX_TEXT_BYTES} bytes, which is the maximum", kind="long-text")
+        raise Rejected(f"{what} has {num_bytes} bytes; at most {MAX_TEXT_BYTES} are allowed", kind="long-text")
     if "\0" in text:
         raise Rejected(f"{what} contains a NUL character")
     return text

@@ -38,7 +38,7 @@ from streamvid.storage import StorageOptions, Store, open_store
 BLOCK_ROWS = 1 << 14
 _CSV_ROWS = 256
 _HEADER_CHARS = 2**17
-_FILE_ROWS = 8  # of cells that hold files
+_FILE_ROWS = 8  # rows per block if cells contain files
 _PARQUET_BUFFER_BYTES = 2**20
 MAX_METADATA_BYTES = 16 * 2**30
 MAX_JSON_BYTES = 2 * 2**30
@@ -68,7 +68,7 @@ class RowBlock:
     broken: Mapping[int, str] = field(default_factory=dict)
 
     def column(self, name: str) -> Column:
-        """Return a column, or a column of nulls if the block lacks it."""
+        """Return a column, or a column of nulls if the block does not contain the column."""
         return self.columns[name] if name in self.columns else Column(pa.nulls(self.num_rows))
 
     def rows(self) -> Iterator[InputRow]:
@@ -93,7 +93,7 @@ class MetadataTable:
 
     @staticmethod
     def of(blocks: Iterable[RowBlock], where: str) -> MetadataTable:
-        """Collect all blocks. Raise SourceError for columns that an index cannot hold."""
+        """Collect all blocks. Raise SourceError for columns that an index cannot store."""
         found = tuple(blocks)
         return MetadataTable(checked_names((name for block in found for name in block.columns), where), found)
 
@@ -151,7 +151,8 @@ def _json_column(values: Sequence[Any]) -> _Made:
         except RecursionError:
             texts.append(None)
             too_deep[place] = "is nested too deeply"
-    array, broken = _texts(texts, "replace")  # a backslash escape would be valid JSON
+    # A backslash escape would be valid JSON, which decodes to the same invalid text.
+    array, broken = _texts(texts, "replace")
     return Column(array, "json"), too_deep | broken
 
 
@@ -171,7 +172,7 @@ def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tup
 
 
 def is_metadata_name(name: str) -> bool:
-    """Return whether a file has the extension of a supported metadata format."""
+    """Return True if a file name has the extension of a supported metadata format."""
     return posixpath.splitext(name)[1].lower() in METADATA_SUFFIXES
 
 
@@ -208,7 +209,7 @@ def _bucket(url: str, storage: StorageOptions) -> Store:
 def _download(store: Store, key: str, local: Path, where: str) -> None:
     state = store.state(key)
     if state is None:
-        raise SourceError(f"cannot read the metadata {where}: the object does not exist")
+        raise SourceError(f"cannot read the metadata {where}: the object does not exist; check the URL")
     _check_size(where, state.num_bytes)
     with local.open("wb") as file:
         for start in range(0, state.num_bytes, _DOWNLOAD_BYTES):
@@ -256,7 +257,7 @@ def _read_csv(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         line = file.readline(_HEADER_CHARS)
         file.seek(0)
-        # A header without a comma decides between tabs and semicolons.
+        # The delimiter is the first of comma, tab and semicolon that the header contains.
         delimiter = next((sign for sign in ",\t;" if sign in line), ",")
         reader = csv.reader(file, strict=True, delimiter=delimiter)
         try:
@@ -275,7 +276,7 @@ def _csv_block(rows: Iterator[Sequence[str] | BrokenRow], num_fields: int, taken
     cells: dict[str, list[str]] = {name: [] for name in taken}
     broken: dict[int, str] = {}
     num_rows = 0
-    # Take a few rows at a time, because the garbage collector would keep visiting long lists of rows.
+    # Rows are read in small batches, because the garbage collector would repeatedly traverse long lists of rows.
     while num_rows < BLOCK_ROWS and (batch := list(islice(rows, _CSV_ROWS))):
         if BrokenRow in map(type, batch):
             broken |= {num_rows + place: reason for place, reason in _broken(batch).items()}
@@ -295,14 +296,14 @@ def _csv_rows(path: Path, reader: Any, num_fields: int) -> Iterator[Sequence[str
                 if len(cells) == num_fields:
                     yield cells
                 elif cells:
-                    reason = f"has {len(cells)} fields, but the header has {num_fields}; is a quote missing?"
+                    reason = f"has {len(cells)} fields, but the header has {num_fields}; check for a missing quote"
                     yield BrokenRow(f"line {line} {reason}")
                 line = reader.line_num + 1
             return
         except csv.Error as error:
-            if "end of data" in str(error):  # a quote that is never closed has swallowed all rows after it
+            if "end of data" in str(error):  # csv has read all rows after an unclosed quote as one field
                 raise SourceError(
-                    f'metadata {path}: the row on line {line} opens a quote (") that is never closed'
+                    f'metadata {path}: the row on line {line} opens a quote (") that is never closed; close the quote'
                 ) from error
             yield BrokenRow(f"line {line} is not valid CSV: {error}")
             line = reader.line_num + 1
@@ -344,10 +345,10 @@ def _json_list(value: object, path: Path) -> list[object]:
     if isinstance(value, dict):
         lists = [part for part in value.values() if isinstance(part, list)]
         if len(lists) != 1:
-            raise SourceError(f"metadata {path}: expected a list of objects, or an object that holds one such list")
+            raise SourceError(f"metadata {path}: expected a list of objects, or an object that contains one such list")
         value = lists[0]
     if not isinstance(value, list):
-        raise SourceError(f"metadata {path} holds a {type(value).__name__}, not a list of objects")
+        raise SourceError(f"metadata {path} contains a value of type {type(value).__name__}, not a list of objects")
     return value
 
 
@@ -356,7 +357,7 @@ def _parse_json(data: bytes) -> Any:
 
 
 def _not_object(value: object) -> BrokenRow:
-    return BrokenRow(f"is a {type(value).__name__}, not an object")
+    return BrokenRow(f"has type {type(value).__name__}; it must be an object")
 
 
 def _check_unique(names: Sequence[str], path: Path) -> None:
@@ -370,7 +371,7 @@ def _first_line(error: BaseException) -> str:
 
 def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
     try:
-        # A buffer of the reader's own makes it read pages one at a time, and not a whole row group of videos.
+        # With a buffer, the reader reads one page at a time instead of a whole row group, which may contain videos.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=_PARQUET_BUFFER_BYTES) as file:
             check_unpacked(file.metadata, path.stat().st_size)
             schema = file.schema_arrow
@@ -385,7 +386,7 @@ def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBl
 
 
 def is_embedded(kind: pa.DataType) -> bool:
-    """Return whether cells of this type hold files: bytes, or Hugging Face's structs of bytes and path."""
+    """Return True if cells of this type contain files: bytes, or Hugging Face's structs of bytes and path."""
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and is_embedded(kind.field("bytes").type)
     return bool(types.is_binary(kind) or types.is_large_binary(kind))

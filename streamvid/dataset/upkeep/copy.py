@@ -31,12 +31,12 @@ from streamvid.storage import FileState, LocalStore, StorageOptions, Store, Wron
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """The result of a copy.
+    """Result of a copy.
 
-    state: "copied", "repaired" (the same dataset was there, and some of its files were written again), or "already
+    state: "copied", "repaired" (the same dataset was at `dest`, and some of its files were written again), or "already
     there". num_files, num_bytes: number and size of the dataset's files. num_copied, num_bytes_copied: number and size
     of the files that this run wrote. num_kept: number of files that were already correct. num_uploads_aborted: number
-    of unfinished uploads that killed writers had left at `dest`.
+    of unfinished uploads of killed writers that were removed from `dest`.
     """
 
     source: str
@@ -72,7 +72,7 @@ def copy_dataset(
     The SHA-256 of every file is verified in transit, and the manifest is written last. An interrupted copy resumes: a
     journal in the folder `journal` (by default the user's cache) lists the finished files. If the same dataset is at
     `dest`, files that are missing or have the wrong size are copied again. With `check_existing`, existing files are
-    read, and those that differ are also copied again.
+    also read, and copied again if their content is wrong.
 
     storage: options for both stores. source_storage, dest_storage: options for one store, in place of `storage`.
     workers: number of files copied at a time. Each needs 16 MiB of memory and, unless `dest` is a local folder, room
@@ -92,7 +92,7 @@ def copy_dataset(
     manifest = _read_twice(source, MANIFEST)
     if manifest_from_json(manifest) != dataset.manifest:
         raise DatasetError(f"{source.url}: {MANIFEST} has just been replaced; run the same command again")
-    files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these determine all others
+    files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these files determine all other files
     about = {"dest": dest.url, "content": dataset.manifest.fingerprints.content, "files": files}
     with FinishedFiles(journal, "copy", about) as done:
         return _Copy(dataset, manifest, dest, done, check_existing, workers, progress or no_progress).run(temp_dir)
@@ -135,7 +135,8 @@ class _Copy:
         there, sealed = self._look()
         with scratch_folder(self.dest, self.journal.name, temp_dir) as folder:
             if sealed is None and MANIFEST in there:
-                self.dest.remove(MANIFEST)  # it is damaged, and a half-repaired dataset must not be readable
+                # The manifest is damaged. It is removed first, so that no reader opens a half-repaired dataset.
+                self.dest.remove(MANIFEST)
             copier = FileCopier(self.dataset.store, self.dest, folder)
             num_copied, num_bytes_copied = self._copy_files(copier, there, self._other_files(sealed))
             is_sealing = sealed != self.manifest
@@ -160,8 +161,8 @@ class _Copy:
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
         """Return the states of the dataset's files at `dest`, and its manifest (None if missing or invalid).
 
-        Raise SealedError if the manifest describes another dataset, and DatasetError if there are other files but no
-        valid manifest.
+        Raise SealedError if the manifest describes another dataset, and DatasetError if there are files of other origin
+        but no valid manifest.
         """
         names = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         there: dict[str, FileState] = {}
@@ -170,11 +171,12 @@ class _Copy:
             if state.path in names:
                 there[state.path] = state
             elif not state.path.startswith(f"{SCRATCH}/"):
-                foreign = foreign or (state.path if self.dest.state(state.path) else "")  # a listing can be damaged
+                # A damaged listing can contain files that do not exist.
+                foreign = foreign or (state.path if self.dest.state(state.path) else "")
         sealed = self._sealed_there() if MANIFEST in there else None
         if sealed is None and foreign:
             raise DatasetError(
-                f"dest {self.dest.url} holds {foreign!r}, which does not belong to this dataset; choose a dest that "
+                f"dest {self.dest.url} contains {foreign!r}, which does not belong to this dataset; choose a dest that "
                 "is empty, does not exist, or holds the same dataset"
             )
         return there, sealed
@@ -196,15 +198,15 @@ class _Copy:
         try:
             manifest = manifest_from_json(data)
         except StreamvidError:
-            return None  # damaged: the names of its files show which dataset it belongs to
+            return None  # the manifest is damaged; _look then checks whether other files are in the way
         mine, theirs = self.dataset.manifest, manifest.fingerprints
-        # `content` may differ by columns that were added later.
+        # `content` may differ because of columns that were added later.
         if (theirs.plan, theirs.base) != (mine.fingerprints.plan, mine.fingerprints.base):
             raise SealedError(
                 f"dest {self.dest.url} holds another sealed dataset (content fingerprint "
                 f"{theirs.content[:16]}…, not {mine.fingerprints.content[:16]}…); choose another dest"
             )
-        # Columns added to the source since then are copied. Columns added only at dest must not be lost silently.
+        # Columns added to the source since the last copy are copied, but columns added only at dest must not be lost.
         if manifest.columns != mine.columns[: len(manifest.columns)]:
             raise SealedError(
                 f"dest {self.dest.url} holds the same dataset with other columns, added by `streamvid annotate`; "

@@ -48,8 +48,8 @@ class FileCopier:
             self.dest.put(file.path, data)
             return
         raise IntegrityError(
-            f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}. Nothing was "
-            "sealed; list all damage with `streamvid verify --deep`, repair the source, and run the same command "
+            f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}; the copy is "
+            "not sealed; list all damage with `streamvid verify --deep`, repair the source, and run the same command "
             "again"
         )
 
@@ -86,7 +86,7 @@ class FileCopier:
 
 @contextmanager
 def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
-    """Create an empty folder, and remove it at the end. name: unique identifier of this copy."""
+    """Create an empty scratch folder, and remove it at the end. name: unique identifier of this copy."""
     if isinstance(dest, LocalStore):
         folder = dest.root / SCRATCH
     else:
@@ -106,12 +106,12 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
 
 
 def _remove(folder: Path) -> None:
-    """Remove the scratch folder of a killed run. Raise StorageError if the folder may have been created by others."""
+    """Remove the scratch folder of a killed run. Raise StorageError if the folder may have another origin."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
         return
     is_mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_mine or not all(_NAME.fullmatch(path.name) for path in folder.iterdir()):
-        raise StorageError(f"{folder} exists, but was not left by a killed copy of yours; remove it")
+        raise StorageError(f"{folder} exists, but is not the scratch folder of an earlier copy by this user; remove it")
     shutil.rmtree(folder)

@@ -25,8 +25,8 @@ class FinishedFiles:
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
-    folder: folder of the journal; None uses the user's cache. kind, about: values that identify the run. A
-    later run with the same values resumes it.
+    folder: folder of the journal; None uses the user's cache. kind, about: values that identify the run. A later run
+    with the same values resumes an interrupted run.
     """
 
     def __init__(self, folder: str | Path | None, kind: str, about: Mapping[str, Any]) -> None:
@@ -44,8 +44,8 @@ class FinishedFiles:
             self._journal = self._open.enter_context(Journal(self._path, {"run": self.name}))
         except TimeoutError:
             raise DatasetError(
-                f"the same command is already running on this machine (it holds {self._path}); wait for it, or stop it "
-                "first"
+                f"the same command is already running on this machine and has locked {self._path}; wait until it ends, "
+                "or stop it"
             ) from None
         except (ImportError, OSError) as error:
             self._give_up(error)
@@ -66,7 +66,7 @@ class FinishedFiles:
                 self._journal.clear()
 
     def is_done(self, path: str, *files: FileState) -> bool:
-        """Return whether `path` was finished with `files` in their current state. Unknown versions count as changed."""
+        """Return True if `path` was finished with `files` in their current state. Unknown versions count as changed."""
         if self._journal is None or not all(file.version for file in files):
             return False
         return bool(self._journal.findings.get((path,)) == _facts(files))
@@ -81,7 +81,7 @@ class FinishedFiles:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        _log.warning("cannot record progress in %s (%s); an interrupted run starts over", self._path, error)
+        _log.warning("cannot record progress in %s (%s); if interrupted, this run must start over", self._path, error)
         self._journal = None
         with contextlib.suppress(OSError):
             self._open.close()

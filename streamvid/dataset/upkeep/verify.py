@@ -52,12 +52,12 @@ class DatasetTotals:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of a check.
+    """Result of a verification.
 
-    is_complete: False if the manifest or the shard table is damaged, so that shards could not be checked.
+    is_complete: False if the manifest or the shard table is damaged, so that shards could not be verified.
     num_shards_resumed: number of shards that an interrupted run had verified, which are not read again. problems: first
-    1000 problems. extra: paths of the first 1000 files that are not part of the dataset. `num_problems` and `num_extra`
-    count all of them; `num_extra` is None if the store does not list its files.
+    1000 problems. extra: paths of the first 1000 files that are not part of the dataset. num_problems, num_extra: total
+    numbers of problems and extra files; `num_extra` is None if the store does not list its files.
     """
 
     url: str
@@ -127,7 +127,7 @@ def verify_dataset(
     check = _Check(dataset, deep, workers, progress or no_progress)
     if not deep:
         return check.run(None)
-    # These files determine whether a shard is right.
+    # These files determine what a correct shard contains.
     files = [[file.path, file.num_bytes, file.sha256] for file in dataset.manifest.files]
     about = {"url": store.url, "content": dataset.manifest.fingerprints.content, "manifest": files}
     with FinishedFiles(journal, "verify", about) as done:
@@ -138,7 +138,7 @@ def verify_dataset(
 
 @dataclass
 class _Check:
-    """One check of a dataset, with its findings so far. All problems are counted, and the first 1000 are kept."""
+    """One verification of a dataset, with its findings. All problems are counted, but only the first 1000 are kept."""
 
     dataset: Dataset
     is_deep: bool
@@ -180,7 +180,7 @@ class _Check:
                 self.problems.append(problem)
 
     def _has_shards(self, found: list[Problem]) -> bool:
-        """Return whether the shard table can be used; add a problem if it does not match the manifest."""
+        """Return True if the shard table can be used. Add a problem to `found` if it does not match the manifest."""
         if {file.path for file in self.dataset.manifest.files.shards} & {problem.path for problem in found}:
             return False
         try:
@@ -203,7 +203,7 @@ class _Check:
         )
 
     def _check_files(self) -> list[Problem]:
-        """Verify the files that the manifest names."""
+        """Verify the files that the manifest lists, and return the problems."""
         files = tuple(self.dataset.manifest.files)
         found: list[Problem] = []
         job = partial(check_file, self.dataset.store)
@@ -255,7 +255,10 @@ class _Check:
 def _check_shard(
     dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
-    """Verify a shard (only sizes without a journal). Return the findings, and whether an earlier run verified it."""
+    """Verify a shard; without a journal, only its file sizes.
+
+    Return the findings, and True if an earlier run has verified the shard.
+    """
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
     found = check_states(dataset, shard, is_index_right)
     if journal is None:

@@ -21,7 +21,7 @@ MISSING, SIZE, CHECKSUM, UNREADABLE = "missing", "size", "checksum", "unreadable
 CONTENT = "content"
 """Intact bytes that contradict the rest of the dataset; a copy cannot repair them."""
 
-_ATTEMPTS = 3  # for a file that is replaced while it is read, or whose version arrived damaged
+_ATTEMPTS = 3  # to read a file that is replaced during a read, or whose version was damaged in transit
 _COLUMNS = ("key", "text", "text_sha256", "clip_offset", "clip_bytes", "clip_sha256")
 _PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 
@@ -102,7 +102,7 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
         findings.num_bytes_read += file.num_bytes
         wrong = clips.wrong() if clips else []
         if problem is None and wrong:
-            problem = Problem(file.path, CONTENT, "the clips that the index describes", "others at their offsets")
+            problem = Problem(file.path, CONTENT, "the clips that the index describes", "other bytes at their offsets")
             findings.add(problem, wrong)
         elif problem is not None and clips is not None and not (problem.what == CHECKSUM and rows):
             findings.add(problem, [row.key for row in rows], is_lost=True)  # the affected samples are unknown
@@ -134,7 +134,7 @@ def check_file(
             found = until_right(store, file.path, bytes.fromhex(file.sha256), read).hex()
             break
         except StorageError as error:
-            # An unreachable store is not a problem of this file; in that case the next line raises.
+            # An unreachable store is not a problem of this file. In that case, the next line raises StorageError.
             state = store.state(file.path)
             if attempt == _ATTEMPTS - 1:
                 return problem_of_state(file, state) or Problem(file.path, UNREADABLE, "bytes", f"an error ({error})")
@@ -188,7 +188,7 @@ class ClipChecksums:
         self.begin()
 
     def begin(self) -> None:
-        """Reset all checksums, to begin again at the start of the tar."""
+        """Reset all checksums, so that `update` can begin again at the start of the tar."""
         self._digests = [hashlib.sha256() for _ in self._clips]
         self._first = 0  # all clips before this one are complete
 
@@ -229,7 +229,8 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
     rows = [IndexedClip(*values) for values in zip(*(table.column(n).to_pylist() for n in _COLUMNS), strict=True)]
     wrong = [row.key for row in rows if hashlib.sha256((row.text or "").encode()).digest() != row.text_sha256]
     if wrong:
-        findings.add(Problem(shard.index_path, CONTENT, "captions with the checksums of the index", "others"), wrong)
+        expected, found = "captions with the checksums of the index", "captions with other checksums"
+        findings.add(Problem(shard.index_path, CONTENT, expected, found), wrong)
     keys = [row.key for row in rows]
     _check_columns(dataset, findings, keys)
     if dataset.manifest.files.packets:
@@ -240,7 +241,7 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
 
 
 def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
-    """Verify that files of columns added later have the same sample keys as the samples index, row by row."""
+    """Verify that the files of columns added later contain the same keys as the samples index, row by row."""
     for path in dataset.column_paths(findings.shard):
         try:
             found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()
@@ -252,12 +253,12 @@ def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -
             continue
         wrong = [key for key, other in zip(keys, found, strict=True) if key != other]
         if wrong:
-            findings.add(Problem(path, CONTENT, "the keys of the samples index", "others"), wrong)
+            findings.add(Problem(path, CONTENT, "the keys of the samples index", "other keys"), wrong)
 
 
 def _check_packets(dataset: Dataset, findings: ShardFindings, keys: list[str], place: list[Any]) -> None:
     file = dataset.manifest.files.packets_of(findings.shard.index_path)
-    assert file is not None, "packets files were there"
+    assert file is not None, "the manifest lists packets files"
     wrong, first = [], ""
     try:
         tables = dataset.packets(findings.shard, *place)
@@ -281,4 +282,4 @@ def _keys(dataset: Dataset, shard: ShardInfo) -> list[str]:
     try:
         return [str(key) for key in dataset.samples(shard, ["key"]).column("key").to_pylist()]
     except StreamvidError:
-        return []  # the index has a problem of its own
+        return []  # the problem of the index is reported separately
