@@ -2,5 +2,5 @@
 
 lock.py provides exclusive file locks. journal.py stores the findings of interrupted runs. processes.py starts and ends
 worker processes, and worker.py is their entry point. resources.py reports memory, cores and the user's cache folder.
-range_file.py provides a seekable file over ranged reads.
+range_file.py provides a seekable file over ranged reads. share.py divides work into shares for several machines.
 """
