@@ -34,7 +34,7 @@ class Bucket:
     """Bucket of clips with the same shape.
 
     `resolution` and `aspect_ratio` (``"w:h"``) are either both set, or both None for an explicit size. TEXT_BUCKET, of
-    shape (0, 0, 0), holds samples without pictures.
+    shape (0, 0, 0), contains samples without pictures.
     """
 
     num_frames: int

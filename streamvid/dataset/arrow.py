@@ -23,7 +23,7 @@ def check_unpacked(footer: Any, num_bytes: int) -> None:
 
 
 def check_footer(footer: Any, num_bytes: int) -> None:
-    """Raise ValueError if an index file of `num_bytes` declares more rows or data than it can hold (SAFE-1).
+    """Raise ValueError if an index file of `num_bytes` declares more rows or data than it can contain (SAFE-1).
 
     Each row of an index has a unique name or checksum, so it takes at least one byte.
     """

@@ -192,7 +192,7 @@ class Sidecar:
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Tensors that replace those of the same names in a sample delivered without text; empty if there are none."""
+        """Tensors that replace those of the same names when a sample is delivered without text; may be empty."""
         file = self.manifest.null_file
         if file is None:
             return {}

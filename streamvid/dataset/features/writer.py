@@ -142,8 +142,8 @@ class SidecarWriter:
     made_with: JSON values that readers compare, such as the encoder's checksum. num_visits: number of visits per
     sample. Several processes may write different shards at the same time.
 
-    Raise ConfigError with the differences if `url` holds other features, sealed or unfinished; DatasetError if it holds
-    other files; StorageError if the store fails.
+    Raise ConfigError with the differences if `url` contains other features, sealed or unfinished; DatasetError if it
+    contains files that are not features; StorageError if the store fails.
     """
 
     def __init__(

@@ -78,9 +78,9 @@ def copy_dataset(
     workers: number of files copied at a time. Each needs 16 MiB of memory and, unless `dest` is a local folder, room
     for a tar in `temp_dir` (by default the system's temporary directory).
 
-    Raise DatasetError if there is no dataset at `source`, if `dest` holds other files, or if the same copy is already
-    running; SealedError if another dataset is at `dest`; IntegrityError if the source is damaged; StorageError if a
-    store fails.
+    Raise DatasetError if there is no dataset at `source`, if `dest` contains other files, or if the same copy is
+    already running; SealedError if another dataset is at `dest`; IntegrityError if the source is damaged; StorageError
+    if a store fails.
     """
     check_workers(workers)
     if isinstance(source, str | Path):
