@@ -1,13 +1,11 @@
-"""Loading of YAML into frozen dataclasses, with strict keys and types, and dotted overrides.
-
-A single error reports all mistakes.
+"""Strict loading of YAML files and dotted overrides into frozen dataclasses. A single error reports all mistakes.
 
     optimizer: {lr: 1e-4}          optimizer.lr=3e-4
           │                              │
           └──── one plain tree ◄─────────┘ ──► names checked ──► types checked (pydantic) ──► a frozen dataclass
 
-YAML is parsed according to version 1.2. Version 1.1 would misread common values: `16:9` as the number 969, `no` as
-false, and `1e-4` as a string.
+Files are parsed as YAML 1.2. YAML 1.1 would misread common values: `16:9` as the number 969, `no` as false, and `1e-4`
+as a string.
 """
 
 from __future__ import annotations
@@ -55,8 +53,8 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
     """Build the frozen dataclass `cls` from a YAML file and dotted overrides.
 
     path: YAML file of at most 1 MiB; None to start from the defaults.
-    overrides: each is `a.b=c`, with the value in YAML, or a pair of `a.b` and its value. Later overrides win.
-    Raises one ConfigError that lists every unknown key (with the nearest known one), wrong type and invalid value.
+    overrides: texts of the form `a.b=c`, where c is YAML, or pairs of a name `a.b` and its value. Later overrides win.
+    Raises one ConfigError that lists every unknown key (with the nearest known key), wrong type and invalid value.
     """
     source = "overrides" if path is None else str(path)
     tree: dict[str, Any] = {} if path is None else read_yaml(Path(path))
@@ -65,7 +63,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
     _check_size(tree, source)
     problems = list(_unknown_keys(cls, tree, ()))
     try:
-        # For JSON, pydantic's strict rules fit YAML: a list can be a tuple, a string a path, but "3" is not a number.
+        # pydantic's strict rules for JSON suit YAML: a list can become a tuple, but "3" cannot become a number.
         instance: T = _adapter(cls).validate_json(json.dumps(tree), strict=True)
     except ValueError as error:
         problems += _problems(error, tree)
@@ -76,7 +74,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
 
 
 def dump_config(instance: Any) -> str:
-    """Return a config dataclass as YAML text, from which `load_config` builds an equal instance."""
+    """Return a config dataclass as YAML text. `load_config` builds an equal instance from this text."""
     import yaml
 
     tree = _adapter(type(instance)).dump_python(instance, mode="json")
@@ -133,13 +131,13 @@ def _loader() -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text. Raise ConfigError if it is invalid; `where` names the text in the message."""
+    """Parse YAML text. Raise ConfigError if it is invalid. where: name of the text for the message."""
     import yaml
 
     try:
         return yaml.load(text, Loader=_loader())  # noqa: S506  # a SafeLoader with stricter scalars
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # The parser quotes an excerpt, in which credentials that are cut off cannot be recognized.
+        # The parser quotes an excerpt, in which truncated credentials would not be recognized.
         reason = str(error) if hide_all_credentials(text) == text else str(getattr(error, "problem", "syntax error"))
         raise ConfigError(f"{where} is not valid YAML: {' '.join(reason.split())}") from None
 
@@ -153,7 +151,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}; use a readable YAML file") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"the config {path} is not UTF-8 text; use a YAML file in UTF-8") from None
+        raise ConfigError(f"the config {path} is not UTF-8 text; save it as UTF-8") from None
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"the config {path} is larger than {MAX_FILE_BYTES} bytes; use a smaller file")
     tree = parse_yaml(text, str(path))
@@ -182,7 +180,7 @@ def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) ->
             raise ConfigError(
                 f"override {override!r}: {section} is {child!r}, not a section of fields; override the field itself"
             )
-        # Copied, because a YAML alias may share this branch with other parts of the tree.
+        # The branch is copied, because a YAML alias may share it with other parts of the tree.
         node[part] = {} if child is None else dict(child)
         node = node[part]
     node[parts[-1]] = value
@@ -263,7 +261,7 @@ def _sentence(location: Location, found: list[ErrorDetails]) -> str:
     first = found[0]
     if first["type"] == "missing":
         if isinstance(location[-1], int):
-            return f"{_dotted(location[:-1])} is too short: it has no item {location[-1]} (counted from 0)"
+            return f"{_dotted(location[:-1])} is too short: it has no item with index {location[-1]}; add items"
         return f"{name} is missing and has no default; set it in the file or with {name}=VALUE"
     if first["type"] == "value_error":
         message = str(first.get("ctx", {}).get("error", first["msg"]))
@@ -288,7 +286,7 @@ def _config_error(source: str, problems: list[str]) -> ConfigError:
     return ConfigError(f"{len(problems)} mistakes in {source}:\n{lines}")
 
 
-# Options: one declaration per option, from which flags, YAML, errors and reference documentation derive.
+# Options. Flags, YAML fields, errors and reference documentation all derive from one declaration per option.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -296,7 +294,7 @@ class OptionInfo:
     """Documentation and limits of one option, as declared by `option`.
 
     shown_default: text to show in place of a default that depends on other values.
-    flag: name of the command-line flag; None for the field's name, "" for no flag.
+    flag: name of the command-line flag. None derives the name from the field's name, and "" creates no flag.
     minimum, maximum: inclusive bounds of a number.   above: exclusive lower bound.
     """
 
@@ -318,7 +316,7 @@ def option(default: Any = dataclasses.MISSING, *, default_factory: Any = datacla
 
 
 def option_info(field: dataclasses.Field[Any]) -> OptionInfo | None:
-    """Return the OptionInfo of a field; None if the field was not declared with `option`."""
+    """Return the OptionInfo of a field, or None if the field was not declared with `option`."""
     info = field.metadata.get("option")
     return info if isinstance(info, OptionInfo) else None
 
@@ -331,7 +329,7 @@ def option_types(cls: type) -> Mapping[str, tuple[Any, ...]]:
 
 
 def nested_options(members: Sequence[Any]) -> type | None:
-    """Return the option dataclass among the types of a field; None if there is none."""
+    """Return the option dataclass among the types of a field, or None if there is none."""
     for kind in members:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             return kind if any(option_info(field) for field in dataclasses.fields(kind)) else None
@@ -344,7 +342,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tuple[str, ...]:
-    """Return the words that an option allows, from `choices` or a Literal in its type; empty if it has neither."""
+    """Return the words that `choices` or a Literal type allows for an option. Return () if the option has neither."""
     info = option_info(field)
     if info is not None and info.choices:
         return info.choices
@@ -355,7 +353,7 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 def options_of(cls: type[T], value: Any, name: str) -> T:
     """Build options from a mapping of fields, or from None for the defaults. Return an instance of `cls` unchanged.
 
-    name: name of the value in errors. A field of a mapping appears there as `name.field`.
+    name: name of the value for errors, in which the fields of a mapping appear as `name.field`.
     """
     if isinstance(value, cls):
         return value
@@ -377,7 +375,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    Raises ConfigError if the value is not an object or lacks a required field. The message calls it `name`.
+    name: name of the value for errors. Raises ConfigError if the value is not an object or a required field is missing.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
@@ -389,26 +387,26 @@ def from_fields(cls: type[T], value: object, name: str) -> T:
 def _refuse_missing(cls: type, value: Mapping[Any, Any], name: str) -> None:
     required = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
     if missing := [field for field in required if field not in value]:
-        raise ConfigError(f"{name} lacks required fields: {', '.join(missing)}")
+        raise ConfigError(f"{name} is missing required fields; add {', '.join(missing)}")
 
 
 def exact(name: str, value: object) -> Fraction:
     """Return a number, or text such as "9/16", as an exact fraction. Raise ConfigError for any other value."""
-    # Exponents are not allowed in text, because they would allow numbers of any size.
+    # Exponents are not allowed in text, because a short text such as "1e999999" would expand to a huge number.
     is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
     if is_number or (isinstance(value, str) and len(value) <= _MAX_DIGITS and "e" not in value.lower()):
         try:
             return Fraction(str(value).replace(":", "/"))
         except (ValueError, ZeroDivisionError):
-            pass  # inf and nan end here too
+            pass  # this also rejects inf and nan
     raise ConfigError(f"{name}={value!r}: expected a number, such as 0.5 or '9/16'")
 
 
 def check_options(instance: Any) -> None:
     """Check the type, choices and bounds of every field declared with `option`.
 
-    Also converts mappings to the nested options that they describe, and numbers and text to Fraction for fields of that
-    type. Call it first in `__post_init__`. Raises ConfigError, with the allowed values, if a check fails.
+    Also convert mappings to the nested options that they describe, and numbers and text to Fraction for fields of that
+    type. Call this function first in `__post_init__`. Raises ConfigError with the allowed values if a check fails.
     """
     cls: Any = type(instance)
     members_of = option_types(cls)
@@ -452,7 +450,7 @@ _SIMPLE: dict[Any, str] = {
 
 
 def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
-    """Return whether a value has one of these types. Always return True if any type is not in _SIMPLE."""
+    """Return True if the value has one of these types, or if any of these types is not in _SIMPLE."""
     if not set(members) <= _SIMPLE.keys():
         return True
     if isinstance(value, bool) or value is None:
@@ -473,14 +471,16 @@ def _allowed(info: OptionInfo, members: Sequence[Any], choices: Sequence[str]) -
     kinds = [member for member in members if member is not type(None)]
     kinds_allowed = dict.fromkeys(_SIMPLE[kind] for kind in kinds if kind in _SIMPLE)
     words = [repr(word) for word in choices] or list(kinds_allowed)
-    ends = (("from", info.minimum), ("above", info.above), ("to", info.maximum))
+    is_range = info.minimum is not None and info.maximum is not None
+    first, last = ("from", "to") if is_range else ("of at least", "of at most" if info.above is None else "and at most")
+    ends = ((first, info.minimum), ("above", info.above), (last, info.maximum))
     bounds = " ".join(f"{word} {int(bound) if bound % 1 == 0 else bound}" for word, bound in ends if bound is not None)
     text = " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
     return f"{text} {bounds}".strip() + (", or None" if type(None) in members else "")
 
 
 def require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise ConfigError with `name`, `value` and `allowed` unless `holds` is true."""
+    """Raise ConfigError, with `name`, `value` and `allowed` in the message, unless `holds` is true."""
     if not holds:
         raise ConfigError(f"{name} is {value}; allowed: {allowed}")
 

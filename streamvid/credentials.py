@@ -1,8 +1,9 @@
-"""Recognition and removal of credentials in locations and in messages that quote locations (SAFE-1).
+"""Recognition and removal of credentials in locations, and in messages that quote locations (SAFE-1).
 
 A mistyped URL such as `s3:/KEY:SECRET@bucket`, `s3::/…`, `//…` or `KEY:SECRET@bucket` looks like a path. Its secret may
-contain slashes. These are not credentials: an "@" or a colon behind the first folder (`videos/a:b@c.mp4`, and so
-`./a:b@c.mp4`), a time (`cam1-12:30@home.mp4`), a drive (`C:\\clips\\a@2x.mp4`) and text with a space after the colon.
+contain slashes. The following are not treated as credentials: an "@" or a colon after the first folder
+(`videos/a:b@c.mp4` or `./a:b@c.mp4`), a time (`cam1-12:30@home.mp4`), a drive (`C:\\clips\\a@2x.mp4`), and text with a
+space after the colon.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ _STORES = r"(?:s3a?|gcs|gs|az|abfss?|hf|hdfs|oss|cos|https?|ftp|sftp|ssh|smb|fil
 _START = rf"(?:(?:{_NAME}[:;]+)+[/\\]+|{_STORES}[:;.]+[/\\]*|{_STORES}[/\\]+|[:;.]{{0,2}}(?<!\.)[/\\]+)"
 _AFTER_START = re.compile(rf"({_START})(?:[^/\\:@]+:.|(?<=://)[^/\\:@]+$)", re.IGNORECASE | re.DOTALL)
 _PORT = re.compile(rf"(?:{_NAME}:+)*https?://[^/:@]+:\d{{2,5}}/", re.IGNORECASE)
-#: A user name without a scheme has a letter. Its secret is more than a time, and long if it contains a slash.
+#: Credentials without a scheme. The user name contains a letter, and the secret is not a time. A secret that contains a
+#: slash has at least six characters.
 _BARE = re.compile(
     rf"(?!{_STORES}:+/)(?=[^:]*[A-Za-z])[^\s/\\:@=,(\[{{]{{2,}}:(?!//)(?!(?<=\d:)[\d:.,+Z-]*$)(?:[^\s/\\]+|\S{{6,}})$",
     re.IGNORECASE,
 )
-#: A word of a message. It may follow a quote, a bracket, an equals sign or the dashes of a flag.
+#: Word of a message. Spaces, quotes, angle brackets and vertical bars separate words.
 _WORD = re.compile(r"[^\s'\"`<>|]+")
+#: Text that may precede a location within a word: the dashes of a flag, an equals sign, a comma or a bracket.
 _LEAD = re.compile(r"^-+|[=,(\[{]")
 
 
 def hide_credentials(location: str) -> str:
-    """Return a path or URL without user name and password, and all other text unchanged."""
+    """Return a path or URL without its user name and password. Return any other text unchanged."""
     before, at, after = location.rpartition("@")
     if not at or _PORT.match(before):
         return location

@@ -1,6 +1,6 @@
-"""All errors that streamvid raises deliberately, in one class hierarchy.
+"""Class hierarchy of all errors that streamvid raises deliberately.
 
-Messages name the field, its value, what is allowed and the remedy.
+Messages state the field, its value, the allowed values and the remedy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from streamvid.credentials import hide_all_credentials, hide_credentials
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return `text` with control characters escaped, except those in `keep`: names in data may contain any (SAFE-1)."""
+    """Escape control characters in `text`, except those in `keep`. Names in data may contain any character (SAFE-1)."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
@@ -21,7 +21,7 @@ def printable(text: str, keep: str = "") -> str:
 class StreamvidError(Exception):
     """Base class of all errors that streamvid raises deliberately.
 
-    Its text cannot control a terminal and contains no credentials (SAFE-1).
+    Its message contains neither credentials nor characters that could control a terminal (SAFE-1).
     """
 
     def __init__(self, *args: object) -> None:
@@ -91,7 +91,10 @@ class LoaderError(StreamvidError):
 
 
 class WorkerError(LoaderError):
-    """A decode worker died. `task_id` identifies the sample that it was decoding; None if it was idle."""
+    """A decode worker died.
+
+    `task_id` identifies the sample that the worker was decoding. It is None if the worker was idle.
+    """
 
     task_id: int | None = None
 
@@ -112,18 +115,21 @@ class RingFullError(LoaderError):
 
 
 def refuse_credentials(name: str, location: str | Path) -> None:
-    """Raise ConfigError if a path or URL contains credentials. name: the option or argument that holds it."""
+    """Raise ConfigError if a path or URL contains credentials. name: name of the option or argument for the message."""
     text = str(location)
     if (shown := hide_credentials(text)) != text:
         raise ConfigError(
-            f"{name}={shown.partition('?')[0]!r}: contained credentials, which are removed here; write a path, or a "
-            "URL such as s3://BUCKET/PATH. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS "
-            "config files or a role. For a file or folder with that name, write its absolute path"
+            f"{name}={shown.partition('?')[0]!r}: must not contain credentials (they are omitted here); pass a path, "
+            "or a URL such as s3://BUCKET/PATH. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "the AWS config files or a role. If this is the name of a local file or folder, pass its absolute path"
         )
 
 
 def fresh(error: StreamvidError) -> StreamvidError:
-    """Return a copy of an error to raise. A raised error keeps alive all stack frames that it passes through."""
+    """Return a copy of an error, to raise instead of the original.
+
+    A raised error keeps alive all stack frames that it passes through.
+    """
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again

@@ -1,4 +1,4 @@
-"""Files that ship with the package: in `_shipped/` in a wheel, and at their usual paths in a checkout."""
+"""Paths of the files that ship with the package. A wheel contains these files in `_shipped/`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 
 
 def shipped(name: str) -> Path:
-    """Return the path of a shipped file or folder, e.g. `configs/train/tiny.yaml`. Raise ConfigError if none exists."""
+    """Return the path of a shipped file or folder, such as `configs/train/tiny.yaml`.
+
+    Raises ConfigError if it is missing.
+    """
     first, _, rest = name.partition("/")
     for place in (_PACKAGE / "_shipped" / first, _PACKAGE.parent / _IN_CHECKOUT[first]):
         path = place / rest if rest else place
@@ -23,9 +26,10 @@ def shipped(name: str) -> Path:
 
 
 def shipped_config(kind: str, name: str | Path) -> Path:
-    """Return the path of a config: `name` itself if it is a path, else the shipped preset with that name."""
+    """Return `name` if it is a path, else the path of the preset `name`. Raise ConfigError if no such preset exists."""
     path = Path(name)
-    # Preset names may contain dots, such as wan2.1-480p. A folder with the name of a preset is ignored.
+    # Only known suffixes mark a path, because preset names may contain dots, such as wan2.1-480p. A folder with the
+    # name of a preset is ignored.
     if path.is_file() or len(path.parts) != 1 or path.suffix in _SUFFIXES:
         return path
     presets = sorted(shipped(f"configs/{kind}").glob("*.yaml"))

@@ -98,7 +98,7 @@ def test_scalars_are_what_they_look_like(override: str, name: str, value: object
         ("optimizer.lr=true", "overrides: optimizer.lr is true; allowed: a valid number"),
         ("optimizer.lr=-1", "overrides: optimizer: lr is -1.0; allowed: above 0"),
         ("optimizer.lr=.nan", "overrides: optimizer: lr is nan; allowed: above 0"),
-        ("optimizer.betas=[0.5]", "overrides: optimizer.betas is too short: it has no item 1 (counted from 0)"),
+        ("optimizer.betas=[0.5]", "overrides: optimizer.betas is too short: it has no item with index 1; add items"),
         ("optimizer=3", "overrides: optimizer is 3; allowed: a section of fields"),
         ("steps=1.5", "overrides: steps is 1.5; allowed: a valid integer"),
         ("steps='3'", 'overrides: steps is "3"; allowed: a valid integer'),

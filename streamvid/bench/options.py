@@ -25,8 +25,8 @@ class BenchOptions:
     seconds: float = option(5.0, help="Duration of each measurement, in seconds.", minimum=0.001, maximum=3600)
     split: str = option("train", help="Split of the dataset.")
     where: str | None = option(None, help="Condition on columns, e.g. 'duration_seconds > 10'.")
-    pixels: Pixels | None = option(None, help="Pixel format of batches.", shown_default="as the loader")
-    accuracy: Accuracy | None = option(None, help="Accuracy of the conversion to RGB.", shown_default="as the loader")
+    pixels: Pixels | None = option(None, help="Pixel format of batches.", shown_default="the loader's")
+    accuracy: Accuracy | None = option(None, help="Accuracy of the conversion to RGB.", shown_default="the loader's")
     device: str | None = option(None, help="Device to copy batches to, e.g. cuda.", shown_default="none")
     prefetch_bytes: int = option(256 * 2**20, help="Memory for prefetched batches and clips.")
     step_seconds: float | None = option(

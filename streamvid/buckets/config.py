@@ -57,7 +57,11 @@ class SizeRule:
     height: int | None = option(None, help="Height of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     width: int | None = option(None, help="Width of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     max_frames: int | None = option(
-        None, help="Maximum frame count, for one size or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
+        None,
+        help="Maximum frame count, with --max-pixels, or with --height and --width.",
+        metavar="N",
+        minimum=1,
+        maximum=MAX_NUM_FRAMES,
     )
 
     def __post_init__(self) -> None:
@@ -116,7 +120,7 @@ class BucketConfig:
     model: ModelRule | None = None
     policy: Policy = option(default_factory=Policy)
     assign: Literal["draw", "all"] = option(
-        "draw", help="Draw each clip's bucket once, or store the clip in all possible buckets and draw in each epoch."
+        "draw", help="Draw a bucket for each clip once, or store clips in all possible buckets and draw in each epoch."
     )
     about: PresetInfo = option(default_factory=PresetInfo, flag="")
 

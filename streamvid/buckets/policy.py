@@ -57,7 +57,7 @@ class Policy:
     )
     min_area: Fraction | None = option(
         None,
-        help="Minimum share of a resolution's area that a clip must have.",
+        help="Minimum area of a clip, as a share of the resolution's area.",
         metavar="SHARE",
         shown_default="0.8",
         minimum=0,

@@ -1,8 +1,8 @@
-"""Command line of streamvid. Each verb is a file in verbs/ that is imported when the verb is called.
+"""Command line of streamvid. Each verb is a module in verbs/, which is imported when the verb is called.
 
 flags.py derives flags from option dataclasses; shared_flags.py declares flags that several verbs share; console.py
-and report.py print. The package may import every other package; no other package imports it. Read flags.py first, then
-any verb.
+and report.py print. This package may import all other packages of streamvid, and none of them imports it. Read flags.py
+first, then any verb.
 """
 
 from __future__ import annotations

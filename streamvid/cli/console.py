@@ -29,14 +29,14 @@ class Report(Protocol):
 
 AnyReport = TypeVar("AnyReport", bound=Report)
 _PLAIN_SECONDS = 5.0
-_LEAST_TEXT = 24  # columns of a terminal for text that is wrapped
+_LEAST_TEXT = 24  # minimum width of wrapped text, in terminal columns
 _GAP = "   "
 
 
 class ProgressBar:
     """Progress display on standard error: one bar per phase on a terminal, otherwise a line every few seconds.
 
-    Call it with (phase, done, total). A phase ends with done == total. Bars stay visible after exit.
+    Call the object with (phase, done, total). A phase ends with done == total. Bars stay visible after exit.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class ProgressBar:
 
 
 def is_quiet() -> bool:
-    """Return whether --quiet was given."""
+    """Return True if --quiet was given."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.find_root().params.get("quiet"))
 
@@ -92,7 +92,7 @@ def _start_bar() -> Progress:
     )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # Standard output may go to a file, so only text on standard error is moved above the bar.
+    # Standard output may go to a file. Therefore, only text on standard error is redirected to appear above the bar.
     bar = Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), redirect_stdout=False
     )
@@ -106,7 +106,7 @@ def print_table(
     """Print a table with right-aligned numbers and left-aligned text.
 
     On a terminal, columns that do not fit its width are printed as a second table below the first, and long text is
-    wrapped between words. In a file or a pipe, lines have any width.
+    wrapped between words. In a file or a pipe, the width of lines is not limited.
     err: True to print on standard error.
     """
     cells = [[printable(str(cell)) for cell in row] for row in rows[:max_rows]]
@@ -125,7 +125,7 @@ def print_table(
 
 @dataclass(frozen=True)
 class _TableColumn:
-    """Column of a table. width: width of the widest cell, in terminal columns."""
+    """Column of a table. Its width is that of its widest cell, in terminal columns."""
 
     header: str
     cells: list[str]
@@ -150,7 +150,7 @@ def _width(text: str) -> int:
 
 
 def _parts(columns: list[_TableColumn], width: int) -> Iterator[list[_TableColumn]]:
-    """Divide columns among tables that fit the width. Each table begins with the first column, which names the row.
+    """Divide columns among tables that fit the width. Each table begins with the first column, which identifies rows.
 
     Only the last column of a table may be wider than the remaining space. Its text is then wrapped.
     """

@@ -1,8 +1,8 @@
 """Command-line flags derived from option dataclasses, and option objects built from the given flags.
 
-flags_of(ShardOptions) ──► --workers N, --where TEXT, …        nested dataclasses are flattened
-take(flags, given)     ──► {"work": {"workers": 2}}            given flags only; defaults stay in the dataclass
-@option_flags(StorageOptions, "storage")                       both, as a decorator
+flags_of(ShardOptions) ──► --workers N, --where TEXT, …        flags of a dataclass and its nested dataclasses
+take(flags, given)     ──► {"work": {"workers": 2}}            values of the given flags, without defaults
+@option_flags(StorageOptions, "storage")                       both steps, as a decorator
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """Type of values that a function parses. If it raises ValueError, the error is "VALUE is not EXPECTED"."""
+    """Type of values that `parse` converts. If `parse` raises ValueError, the error reads "VALUE is not EXPECTED"."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
         self.name = name
@@ -55,7 +55,7 @@ def _parse_size(text: str) -> int:
 
 
 def _parse_number(text: str) -> float:
-    """Parse a number. Return an int if it is whole, because some codecs accept only integers."""
+    """Parse a number. Return a whole number as int, because some codecs accept only integers."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -85,7 +85,7 @@ def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
 
     # The default serves as the example if it is a list rather than a description.
     example = shown_default if shown_default and " " not in shown_default else "a,b" if item is str else "1,2"
-    return Parsed("list", parse, f"a list; write it as {example}, or omit it")
+    return Parsed("list", parse, f"a comma-separated list; write it as {example}, or omit this option")
 
 
 class Location(click.Path):
@@ -132,7 +132,7 @@ def flags_of(
 ) -> list[Flag]:
     """Create a flag for every option that a dataclass and its nested dataclasses declare, in order.
 
-    group: help heading for options that declare none. prefix: prefix of each flag's name, as in --source-region.
+    group: help heading for options that declare no group. prefix: prefix of each flag's name, as in --source-region.
     exclude: names of fields that get no flag.
     """
     flags: list[Flag] = []

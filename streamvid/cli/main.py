@@ -106,7 +106,7 @@ def run(command: click.Command) -> None:
     """Run `command` and exit with its exit code. Errors are printed as one message; --verbose adds the traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name in another alphabet must not cause a failure
+            stream.reconfigure(errors="backslashreplace")  # names that the encoding cannot represent must not fail
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except (click.Abort, KeyboardInterrupt):
@@ -119,7 +119,7 @@ def run(command: click.Command) -> None:
         click.echo(hide_all_credentials(shown.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output is gone (a pager, head), so there is nothing to report.
+        # The program that read the output, such as a pager or head, has ended, so there is nothing to report.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except (StreamvidError, OSError, MemoryError) as error:  # an OSError's message names the cause, such as a full disk
@@ -127,7 +127,7 @@ def run(command: click.Command) -> None:
             logging.getLogger(__name__).exception("failed")
         text = hide_all_credentials(str(error))
         if isinstance(error, MemoryError):
-            text = f"out of memory; use a machine or a limit with more memory {error}".rstrip()
+            text = f"out of memory; use a machine with more memory, or raise the memory limit {error}".rstrip()
         lines = map(printable, text.splitlines())
         click.echo("\n".join(["error: " + next(lines, ""), *lines]), err=True)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)

@@ -30,7 +30,7 @@ _COUNTS = {
     "dropped": "num_dropped",
     "repeated": "num_repeated",
 }
-"""Table header → field of BucketReport."""
+"""Field of BucketReport for each table header."""
 
 
 def print_forecast(found: RunForecast) -> None:
@@ -106,7 +106,7 @@ def _print_tails(counts: RunCounts) -> None:
 
 def _print_shapes(shapes: Mapping[str, BucketShape], is_metadata: bool) -> None:
     click.echo("\nCost of each bucket's shape:")
-    headers = ["bucket", "cropped", "most", "scaled by", "frames unused", "expected" if is_metadata else "clip"]
+    headers = ["bucket", "cropped", "at most", "scaled by", "frames unused", "expected" if is_metadata else "clip"]
     rows = [
         (
             name,
@@ -157,7 +157,7 @@ def _print_memory(memory: HostMemory) -> None:
     yuv420p = "" if memory.ring_bytes_yuv420p is None else f" (yuv420p {size(memory.ring_bytes_yuv420p)})"
     click.echo(
         f"host memory per rank: ring {size(memory.ring_bytes)}{yuv420p}, workers ~{size(memory.workers_bytes)}; "
-        f"{memory.ranks_per_node} rank(s) of one machine ~{size(memory.per_node_bytes)}"
+        f"{memory.ranks_per_node} rank(s) on one machine ~{size(memory.per_node_bytes)}"
     )
 
 

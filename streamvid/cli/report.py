@@ -34,7 +34,9 @@ def print_input(summary: InputSummary) -> None:
         lowest, highest = (f"{fps:.4g}" for fps in summary.fps)
         rates = lowest if lowest == highest else f"{lowest} to {highest}"
         read = "every frame is read" if summary.read_fps is None else f"read at {summary.read_fps:.4g}"
-        dropped = f"; videos with more, which lose frames: {summary.num_dropped}" if summary.num_dropped else ""
+        dropped = (
+            f"; videos with a higher rate, which lose frames: {summary.num_dropped}" if summary.num_dropped else ""
+        )
         click.echo(f"  frames per second: {rates}, {read}{dropped}")
     slow = f"videos below {summary.read_fps or 0:.4g} frames per second, whose frames are repeated"
     _note(slow, summary.repeated, f"reject them with --min-fps {summary.read_fps or 0:.4g}")
@@ -46,7 +48,7 @@ def print_input(summary: InputSummary) -> None:
 
 
 def print_status(status: ShardStatus) -> None:
-    """Print how far a build is, and what to do if it has stopped."""
+    """Print the progress of a build, and what to do if it has stopped."""
     if status.state == "sealed":
         click.echo(printable(f"{status.url}: sealed; next: streamvid stats {status.url}"))
         return
@@ -64,7 +66,8 @@ def print_status(status: ShardStatus) -> None:
     ]
     print_table(("phase", "done", "total", "per second", "time left"), rows)
     for kind, count in status.rejections.items():
-        click.echo(printable(f"rejected so far: {count} as {kind}: {REMEDIES.get(kind, 'see the reason at the end')}"))
+        remedy = REMEDIES.get(kind, "the final report states the reason")
+        click.echo(printable(f"rejected so far: {count} as {kind}; {remedy}"))
     if status.state == "stopped":
         click.echo("run the same command again to resume, or add --abandon to remove the unfinished work")
 
@@ -80,7 +83,7 @@ def _print_source(source: SourceSummary) -> None:
         without = f"; without a caption: {missing}" if missing else ""
         click.echo(f"  captions: {source.num_captions} of {source.num_usable} usable rows{without}")
     _note("metadata files that were not read", source.unread_metadata, "read one with --metadata FILE")
-    _note("media files that the metadata does not name", source.unnamed_files)
+    _note("media files that the metadata does not list", source.unnamed_files)
 
 
 def _names(names: Sequence[str]) -> str:
@@ -105,7 +108,7 @@ def print_report(report: ShardReport, dest: str) -> None:
     is_unknown = report.state == "dry run" and report.clips == "native"
     shards = "" if is_unknown else f" in {report.num_shards} shards ({size(report.num_bytes)})"
     is_cut = report.num_windows != report.num_records
-    cut = f", cut into {report.num_windows} windows" if is_cut else ""
+    cut = f", split into {report.num_windows} windows" if is_cut else ""
     click.echo(
         f"{report.num_records} input rows{cut} = {report.num_samples} samples{shards} + {report.num_rejected} rejected"
     )
@@ -113,7 +116,7 @@ def print_report(report: ShardReport, dest: str) -> None:
         click.echo(stored_line(report.stored_clips))
     if report.encode_seconds is not None:
         click.echo(
-            f"encoded: {size(report.source_bytes)} of sources as {size(report.num_bytes)} of clips, "
+            f"encoded: {size(report.source_bytes)} of sources to {size(report.num_bytes)} of clips "
             f"in {report.encode_seconds:.1f} s of CPU time"
         )
     if is_unknown:
@@ -129,7 +132,7 @@ def stored_line(stored_clips: tuple[int, int]) -> str:
     """Return a line that reports how many clips are stored in several buckets."""
     return (
         f"{stored_clips[0]} clips are stored {stored_clips[1]} times, in every bucket that accepts them; an epoch "
-        "delivers each from at most one bucket"
+        "delivers each clip from at most one bucket"
     )
 
 

@@ -34,11 +34,11 @@ _BASE = [
     ),
 ]
 BUCKET_FLAGS = (*_BASE, *_SIZES)
-"""Flags --preset, --bucket-config and one per option of BucketConfig; `take_buckets` reads their values."""
+"""Flags --preset and --bucket-config, and a flag per option of BucketConfig; `take_buckets` reads their values."""
 
 
 def take_buckets(given: Values) -> BucketConfig | None:
-    """Remove the bucket flags from `given`, and return the configuration that they define, or None without flags."""
+    """Remove the bucket flags from `given`. Return the configuration that they define, or None if none was given."""
     preset, file = given.pop("preset"), given.pop("bucket_config")
     if preset is not None and file is not None:
         raise click.UsageError(f"--preset {preset} cannot be combined with --bucket-config {file}; omit one of them")
@@ -61,7 +61,8 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
         if flag.path[0] in tree and flag.path[0] not in ("assign", "frame_rule", "policy"):
             raise ConfigError(
                 f"{flag.opts[0]} cannot be combined with --preset or --bucket-config, which set the buckets; omit it, "
-                "or edit a copy: `streamvid presets show NAME --yaml > my.yaml`, then --bucket-config my.yaml"
+                "or edit a copy of a preset: run `streamvid presets show NAME --yaml > my.yaml`, then pass "
+                "--bucket-config my.yaml"
             )
     return replace(config, **tree)
 
@@ -70,7 +71,8 @@ def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with storage flags for both stores, and with --source- and --dest- flags for one store.
 
     The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access cannot be
-    combined, so a flag that sets either of them for one store overrides the common flags for both.
+    combined, so if one store has its own flag for either of them, the common flags --profile and --anon do not apply to
+    that store.
     """
     both = flags_of(StorageOptions, group="Storage")
     source = flags_of(StorageOptions, group="Storage of SOURCE alone", prefix="source-")

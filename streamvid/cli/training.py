@@ -43,15 +43,15 @@ def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: boo
     from streamvid.trainer.launch import end_processes
 
     _prepare_logs()
-    logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # the loader would log a plan per shard
+    logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # the loader logs a plan for each shard
     if is_launched():
         result = encode(config, part)
         end_processes()
     else:
-        logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar shows the same
+        logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar shows the progress
         with ProgressBar() as progress:
             result = encode(config, part, progress)
-    if result.is_sealed and is_main():  # every rank has waited for the seal
+    if result.is_sealed and is_main():  # every rank has waited until the features were sealed
         note_dataset(config)
     if is_main():
         _print_encoded(config, result, as_json)
@@ -59,7 +59,7 @@ def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: boo
 
 
 def is_launched() -> bool:
-    """Return whether a launcher started this process as one of several processes."""
+    """Return True if a launcher started this process as one of several processes."""
     return "RANK" in os.environ
 
 
@@ -74,7 +74,7 @@ def _prepare_logs() -> None:
         logging.getLogger(name).setLevel(logging.INFO if is_main() else logging.WARNING)
     if is_launched_alone(os.environ):
         _log.warning(
-            "this is the only process, because `accelerate launch --cpu --num_processes N` starts no others; "
+            "this process runs alone, because `accelerate launch --cpu --num_processes N` starts only one process; "
             "use `accelerate launch --config_file configs/accelerate/cpu_2ranks.yaml`"
         )
 
@@ -105,7 +105,7 @@ def _print_encoded(config: TrainConfig, result: EncodeResult, as_json: bool) -> 
         stopped = result.stopped_by and result.stopped_by.name
         print_json({"features": url, **vars(result), "stopped_by": stopped})
         return
-    bad = f"; {result.num_missing} visits of bad samples were left out" if result.num_missing else ""
+    bad = f"; {result.num_missing} visits of bad samples were skipped" if result.num_missing else ""
     click.echo(f"encoded {result.num_samples} samples in {result.num_shards} shards{bad}")
     if result.stopped_by is not None:
         click.echo(f"stopped by {result.stopped_by.name}; run the same command again to resume")

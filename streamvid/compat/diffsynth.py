@@ -129,7 +129,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag(
             "model_paths",
             "model.weights.paths",
-            "JSON list of weight files; a nested list holds the shards of one model.",
+            "JSON list of weight files; a nested list contains the shards of one model.",
             parse=_paths,
         ),
         DiffsynthFlag("model_id_with_origin_paths", "model.weights.id_with_origin_paths"),
@@ -146,7 +146,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("learning_rate", "optimizer.lr", "Learning rate.  [default: 1e-4]"),
         DiffsynthFlag("weight_decay", "optimizer.weight_decay", "Weight decay.  [default: 0.01]"),
         DiffsynthFlag("num_epochs", "num_epochs"),
-        DiffsynthFlag("trainable_models", "model.trainable", "Children to train as a whole.", parse=_words),
+        DiffsynthFlag("trainable_models", "model.trainable", "Child modules to train in full.", parse=_words),
         DiffsynthFlag("find_unused_parameters", "accelerate.find_unused_parameters"),
         DiffsynthFlag("resume_from_checkpoint", "checkpoints.resume"),
     ),

@@ -113,7 +113,7 @@ class SourceOptions:
         False, help="Use the whole file for each row, even if rows share a file or have time ranges."
     )
     other_buckets: bool = option(
-        False, help="Allow metadata in a bucket to name files in other buckets, which are read with your keys."
+        False, help="Allow metadata in a bucket to refer to files in other buckets, which are read with your keys."
     )
     where: str | None = option(
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
@@ -189,7 +189,7 @@ class ClipOptions:
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
-        None, help="Maximum seconds per native clip; longer sources are split.", metavar="S", above=0, maximum=86400
+        None, help="Maximum seconds of a native clip; longer sources are split.", metavar="S", above=0, maximum=86400
     )
     min_psnr: float | None = option(
         None, help="Minimum PSNR-Y of native clips; clips below it are rejected.", metavar="DB", above=0, maximum=100

@@ -89,7 +89,7 @@ class LocalStore(Store):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 _write(temporary, data)
-                target.hardlink_to(temporary)  # a rename would replace an existing file
+                target.hardlink_to(temporary)  # unlike a rename, a link does not replace an existing file
             except FileExistsError:
                 return False
             finally:
@@ -111,7 +111,7 @@ class LocalStore(Store):
 
 
 def write_reason(error: OSError) -> str:
-    """Return the reason of a file system error, with a remedy if the disk is full."""
+    """Return the reason for a file system error, with a remedy if the disk is full."""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return f"{error.strerror or error}{'; free some space, then run the same command again' if is_full else ''}"
 

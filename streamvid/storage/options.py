@@ -65,10 +65,10 @@ class StorageOptions:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
         if (self.cache_dir is None) != (self.cache_bytes is None):
             raise ConfigError(
-                f"cache_dir={self.cache_dir!r}: cannot be combined with cache_bytes={self.cache_bytes!r}; set both or "
-                "neither"
+                f"cache_dir={self.cache_dir!r} and cache_bytes={self.cache_bytes!r}: one of them is missing; set both "
+                "or neither"
             )
-        if self.cache_dir is not None:  # as text, because options travel to worker processes as JSON
+        if self.cache_dir is not None:  # stored as text, because options are sent to worker processes as JSON
             object.__setattr__(self, "cache_dir", str(Path(self.cache_dir).expanduser()))
 
     @staticmethod
@@ -93,6 +93,6 @@ def _check_endpoint(url: str) -> None:
         parts, is_url = urlsplit(""), False
     if not is_url or parts.username is not None or parts.password is not None or parts.query:
         raise ConfigError(
-            "endpoint_url must be the http(s) URL of a server, such as https://minio.example.org:9000; it must not "
-            "contain a path, a query or keys"
+            "endpoint_url must be the http(s) URL of a server, such as https://minio.example.org:9000; remove any keys "
+            "and any query from it"
         )

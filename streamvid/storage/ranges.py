@@ -9,7 +9,7 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.storage.store import Ranges
 
 GAP_BYTES = 32 * 2**10
-"""Maximum gap that is read between two ranges: larger than the gap between clips of a tar, smaller than a clip."""
+"""Maximum gap that is read between two ranges: larger than the gap between two clips of a tar, smaller than a clip."""
 
 
 @dataclass(frozen=True, slots=True)

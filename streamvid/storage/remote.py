@@ -1,4 +1,4 @@
-"""Store in an object store, with retries, versions and atomic writes on top of single requests (transport.py).
+"""Store in an object store. It adds retries, versions and atomic writes to the single requests of transport.py.
 
 Each read or write has one deadline: transient failures are retried after increasing, jittered pauses until
 `deadline_seconds` have passed. The underlying libraries try only once.
@@ -34,7 +34,7 @@ _stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
 _PARTS_AT_ONCE = 4
-_QUIET_SECONDS = 3.0  # then log a warning: the endpoint may be wrong while a user waits
+_QUIET_SECONDS = 3.0  # longer retries are logged, because a user may be waiting for a wrong endpoint
 _LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the deadline of a write, but not its retries
 
 
@@ -100,7 +100,7 @@ class RemoteStore(Store):
                 raise StorageError(f"{self.url}: cannot read {path}: no such object")
             try:
                 return self._read_version(path, state)
-            except _ConflictError:  # its size may have changed too
+            except _ConflictError:  # the object was replaced, so its size may have changed too
                 if is_last:
                     raise
         raise AssertionError
@@ -110,7 +110,8 @@ class RemoteStore(Store):
         self.read_ranges(path, [(0, memoryview(data))], version)
         wrong = WrongReads()
         while _is_md5(version) and (digest := hashlib.md5(data, usedforsecurity=False).hexdigest()) != version:
-            # Transit damaged the bytes, or the version is not an MD5. Bytes that arrive twice are accepted as stored.
+            # Either the bytes were damaged in transit, or the version is not an MD5. If two reads return the same
+            # bytes, these are the stored bytes.
             match wrong.judge(digest):
                 case "stored":
                     break
@@ -133,7 +134,7 @@ class RemoteStore(Store):
                 seconds += read.seconds
                 if error.kind != "conflict" or version or num_changes >= 2:
                     raise self._error("read", path, error, num_tries, seconds) from None
-                # Checksums decide whether the new object is right.
+                # The new object is read, because the caller verifies its bytes by checksum.
                 num_changes += 1
                 _log.warning("%s: %s was replaced while in use", self.url, path)
                 self._forget_version(path)
@@ -156,10 +157,11 @@ class RemoteStore(Store):
         prefix = self._key(folder) + "/" if folder else self._prefix
         following = ""
         while True:
-            found, following = self._retry("list", folder or "it", partial(_page, prefix=prefix, following=following))
+            page = partial(_page, prefix=prefix, following=following)
+            found, following = self._retry("list", folder or "its objects", page)
             for state in found:
                 path = state.path[len(self._prefix) :]
-                if path and not path.endswith("/"):  # some tools create such "folders"
+                if path and not path.endswith("/"):  # some tools create such objects to represent folders
                     yield FileState(path, state.num_bytes, state.version)
             if not following:
                 return
@@ -193,7 +195,7 @@ class RemoteStore(Store):
         try:
             self._retry("write", path, attempt, len(data))
         except _ConflictError:
-            # The response to an earlier try may have been lost.
+            # An earlier try may have created the object although its response was lost.
             return len(tries) > 1 and self.size(path) == len(data) and self.read(path) == data
         self._engine().stats.count(num_bytes_written=len(data))
         return True
@@ -211,7 +213,7 @@ class RemoteStore(Store):
 
     def _uploads(self, prefix: str) -> list[tuple[str, str]]:
         path = prefix[len(self._prefix) :]
-        return self._retry("list the uploads of", path or "it", lambda transport: transport.uploads(prefix))
+        return self._retry("list the uploads of", path or "this store", lambda transport: transport.uploads(prefix))
 
     def _abort(self, key: str, upload: str) -> None:
         path = key[len(self._prefix) :]
@@ -251,7 +253,7 @@ class RemoteStore(Store):
             upload = self._retry("write", path, attempt)
             return upload
         finally:
-            if tries > 1:  # the response to an earlier try may have been lost, and its upload would stay unfinished
+            if tries > 1:  # an earlier try may have begun an upload although its response was lost
                 self._try_abort(path, lambda: [(k, u) for k, u in self._uploads(key) if k == key and u != upload])
 
     def _try_abort(self, path: str, begun: Callable[[], list[tuple[str, str]]]) -> None:
@@ -266,7 +268,8 @@ class RemoteStore(Store):
         try:
             self._retry("write", path, lambda transport: transport.end_parts(key, upload, tags))
         except _AbsentError:
-            # No such upload: if the object exists as expected, the response to an earlier try was lost.
+            # The upload no longer exists. If the object exists as expected, an earlier try succeeded, but its response
+            # was lost.
             state = self.state(path)
             whole = hashlib.md5(b"".join(digest for _, digest in sent), usedforsecurity=False).hexdigest()
             if state is None or state.num_bytes != file.stat().st_size:
@@ -276,7 +279,7 @@ class RemoteStore(Store):
                 raise self._given_up(path) from None
 
     def _holds(self, path: str, file: Path) -> bool:
-        """Return whether the object has the same bytes as a local file of the same size."""
+        """Return True if the object has the same bytes as a local file of the same size."""
         self._forget_version(path)
         offset = 0
         with file.open("rb") as source:

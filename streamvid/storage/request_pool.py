@@ -16,7 +16,7 @@ from streamvid.storage.options import StorageOptions
 
 _FIRST_LIMIT = 16
 _IDLE_SECONDS = 1.0
-_LEAST_PAUSE_SECONDS = 1.0  # between two cuts of the limit: a burst of refusals counts once
+_LEAST_PAUSE_SECONDS = 1.0  # between two reductions of the limit, so that a burst of refusals counts once
 
 
 def shared_pool(options: StorageOptions) -> RequestPool:
@@ -27,7 +27,7 @@ def shared_pool(options: StorageOptions) -> RequestPool:
 
 
 def _forget_parent() -> None:
-    global _lock  # noqa: PLW0603 - the fork may have happened while a thread held it
+    global _lock  # noqa: PLW0603 - a thread may have held the lock during the fork
     _lock = threading.Lock()
     _pools.clear()
 
@@ -103,7 +103,8 @@ class RequestPool:
                 num_bytes, job = self._queue.popleft()
                 self._num_active += 1
                 self._bytes_active += num_bytes
-                # A starting job wakes the next thread; an ending job frees its own thread. None wakes in vain.
+                # A thread that starts a job wakes another thread only if the next job may begin as well. A thread that
+                # ends a job looks for the next one itself.
                 if self._may_begin():
                     self._condition.notify()
             try:

@@ -14,7 +14,7 @@ _LOOK_EVERY = 16  # requests per update: sorting the latencies each time would c
 _UNKNOWN_SECONDS = 4.0
 _MIN_SECONDS = 0.05
 _SLOW_PERCENTILE, _SLOW_FACTOR = 0.95, 2.0
-_HEDGED_SHARE = 0.05  # limit on hedging: a second request for each one would double the load on a slow store
+_HEDGED_SHARE = 0.05  # maximum share of hedged requests; hedging every request would double the load on a slow store
 _MOST_ERRORS = 20
 
 

@@ -55,7 +55,7 @@ class Engine:
         """
         if self._started.is_set():
             return
-        if self._lock.acquire(blocking=False):  # never released: the first caller starts it
+        if self._lock.acquire(blocking=False):  # never released, so that only the first caller starts the transport
             try:
                 self.pool.submit(0, self._start)
             except BaseException:
@@ -67,11 +67,11 @@ class Engine:
             if time.monotonic() > until:
                 raise RequestError(
                     f"the client of the store did not start within {_START_SECONDS:g} s",
-                    hint="Check the disk that Python's packages are on, and the source of the keys",
+                    hint="Check the disk that contains the Python packages, and the source of the keys",
                 )
 
     def _start(self) -> None:
-        with contextlib.suppress(Exception):  # the first request fails in the same way
+        with contextlib.suppress(Exception):  # the first request then raises the same error
             self.transport.start()
         self._started.set()
 
@@ -111,9 +111,9 @@ class _Event:
 
 
 class Operation:
-    """Group of requests that succeed or fail together. Its time begins once the transport has started.
+    """Group of requests that succeed or fail together. The deadline is measured from when the transport is ready.
 
-    `run` raises a permanent RequestError at once, or the last transient one if no time remains for a retry.
+    `run` raises a permanent RequestError at once. It raises the last transient error if no time remains for a retry.
     extra_seconds: time after the deadline in which responses are still awaited, but no retry starts. on_retry: function
     that is called before each retry with the error and the seconds since the start.
     """
@@ -166,7 +166,7 @@ class Operation:
             raise self._overdue(waiting)
         wake = min(self._deadline, *(min(one.retry_at, self._slow_at(one)) for one in waiting))
         try:
-            # The wait is bounded, because a queued request sets its times later, without an event.
+            # The wait is bounded, because a queued request sets `sent_at` when a thread sends it, without an event.
             return self._events.get(timeout=min(LOOK_SECONDS, max(0.0, wake - now)))
         except Empty:
             return None
@@ -189,7 +189,7 @@ class Operation:
 
     def _send(self, one: Request) -> None:
         if one.num_active == 0:
-            one.sent_at = _NEVER  # the time of the previous try does not apply to this one
+            one.sent_at = _NEVER  # the previous try's time does not apply to the new try
         one.num_active += 1
         self.num_tries += 1
         self._engine.pool.submit(one.num_bytes, lambda: self._request(one))
@@ -219,7 +219,7 @@ class Operation:
             raise error
         if one.failed_at is None:
             one.failed_at = now
-        if one.num_active == 0:  # else the hedge may still succeed
+        if one.num_active == 0:  # otherwise, the other try of this request may still succeed
             one.retry_at = now + pause_seconds(one.num_failures, error.kind)
             if one.retry_at > self._last_retry:
                 raise error
@@ -241,10 +241,10 @@ class Operation:
         cause = "no response arrived" if is_sent else "no request could be sent, because earlier ones are pending"
         return RequestError(cause, hint=_HINT)
 
-    # In a pool thread.
+    # The following method runs in a pool thread.
 
     def _request(self, one: Request) -> None:
-        if one.is_done:  # by a hedge, or because the operation has ended
+        if one.is_done:  # another try has succeeded, or the operation has ended
             return
         one.sent_at = time.monotonic()
         self._engine.stats.count(num_requests=1)
@@ -252,7 +252,7 @@ class Operation:
             event = _Event(one, answer=one.attempt(one))
         except RequestError as error:
             event = _Event(one, error)
-        except Exception as error:  # noqa: BLE001 - raised in the waiting thread; the pool's thread continues
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it; the pool's thread continues
             event = _Event(one, RequestError(f"{type(error).__name__}: {error}"))
         self._events.put(event)
 
@@ -270,7 +270,7 @@ class Call(Operation):
 
 
 class RangeRead(Operation):
-    """Operation that reads ranges of one object. version: version to read; "" until known."""
+    """Operation that reads ranges of one object. version: version of the object; "" until it is known."""
 
     version = ""
 
@@ -280,7 +280,7 @@ class RangeRead(Operation):
         self.run([Request(one.num_bytes, partial(self._fetch, one), may_hedge=True) for one in ranges])
 
     def take(self, answer: Any) -> None:
-        if self.version and answer not in ("", self.version):  # sent before the version was known
+        if self.version and answer not in ("", self.version):  # the request was sent before the version was known
             changed = RequestError("the object was replaced by another version", "conflict")
             self._engine.stats.count_error(changed)
             raise changed

@@ -8,7 +8,7 @@ from typing import Literal
 MAX_READS = 5
 """Maximum number of reads of a range while each read returns different wrong bytes."""
 
-UNPROVEN = f"{MAX_READS} reads returned different bytes each time; check the network and the store"
+UNPROVEN = f"each of {MAX_READS} reads returned different bytes; check the network and the store"
 
 
 class WrongReads:

@@ -28,13 +28,13 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counts of this process's requests to a store so far. Local folders count nothing.
+    """Counts of this process's requests to a store so far. For local folders, all counts are 0.
 
     num_requests: all requests sent.   num_retries: requests sent again after a failure.   num_hedged: second requests
     sent because the first was slow.   num_bytes_read: bytes received, including gaps between ranges.
-    num_bytes_wanted: bytes received, without gaps.   seconds_lost: total time from the first failure of each request
-    until its success.   p50_seconds, p99_seconds: latency percentiles of recent ranged reads; 0.0 before the first.
-    by_error: number of failed requests by cause.
+    num_bytes_wanted: bytes received, excluding gaps.   seconds_lost: total time from the first failure of each request
+    until its success.   p50_seconds, p99_seconds: latency percentiles of recent ranged reads; 0.0 before the first
+    read.   by_error: number of failed requests by cause.
     """
 
     num_requests: int = 0
@@ -81,7 +81,7 @@ class Store(Protocol):
         ...
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
-        """Fill all buffers from their offsets; nearby ranges share a request.
+        """Fill each buffer with the bytes that begin at its offset. Nearby ranges share a request.
 
         Raises StorageError if the file ends too early, or if `version` is given and the file has another version.
         """
@@ -123,5 +123,8 @@ def check_relative(path: str) -> str:
     except UnicodeEncodeError:
         raise StorageError(f"path {path!r} is not allowed: it must be valid Unicode") from None
     if not path.strip("./") or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
-        raise StorageError(f"path {path!r} is not allowed: it must be relative and stay inside the dataset")
+        raise StorageError(
+            f"path {path!r} is not allowed: it must be relative, stay inside the dataset, and contain no backslash and "
+            "no NUL"
+        )
     return path

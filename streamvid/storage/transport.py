@@ -9,15 +9,15 @@ from typing import Literal, TypeAlias
 from streamvid.storage.store import FileState
 
 Failure: TypeAlias = Literal[
-    "refused",  # for a reason that a retry does not change
+    "refused",  # a retry cannot succeed
     "transient",  # the same request may succeed in a moment
     "slow down",  # transient; the store asks for fewer requests
     "expired",  # transient; keys or signature are no longer valid
     "absent",  # the object does not exist
     "conflict",  # the object has another version, or exists where none was expected
-    "denied",  # these keys do not allow the request, or must not learn that the object does not exist
+    "denied",  # the keys do not allow the request; some stores also report this for a missing object
     "unsupported",  # the store does not support the request
-    "short",  # the object ends before the range
+    "short",  # the object ends before the end of the range
 ]
 
 
@@ -61,7 +61,7 @@ class Transport:
         raise NotImplementedError
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
-        """Return a whole range. If `version` is not "", raise RequestError if the object has another version.
+        """Return the bytes of a range. Raise RequestError if `version` is not "" and the object has another version.
 
         `is_wanted` is called only after the response has begun. Once it returns False, the read may end early, with any
         error or result.

@@ -38,9 +38,10 @@ def redact(url: str) -> str:
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
     """Return the store at a local path or at a file://, s3:// or memory:// URL. `options` apply to object stores.
 
-    Other object stores are opened through their fsspec packages and are untested. No connection or file is created yet.
+    Other object stores are opened through their fsspec packages and are untested. This function opens no connection and
+    creates no file.
 
-    Raises ConfigError if the path or URL contains credentials, and StorageError if the URL is of any other kind.
+    Raises ConfigError if the path or URL contains credentials, and StorageError if the URL is not supported.
     """
     refuse_credentials("url", url)
     if isinstance(url, Path):
@@ -53,7 +54,7 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
     if scheme == "file":
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
-            raise StorageError(f"url {redact(url)!r} names a host; write file URLs as file:///folder/dataset")
+            raise StorageError(f"url {redact(url)!r} contains a host; write file URLs as file:///folder/dataset")
         return LocalStore(Path(unquote(parts.path)))
     return _open_remote(scheme, url, options or StorageOptions())
 
@@ -63,8 +64,8 @@ def _check_local(path: str) -> None:
     scheme, _, rest = path.partition(":/")
     if scheme in _BUCKETS and not rest.startswith("/"):
         raise StorageError(
-            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? For a folder with that "
-            "name, prefix it with ./"
+            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? If this is the name of a "
+            "folder, prefix it with ./"
         )
 
 
@@ -90,7 +91,7 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
     if scheme in ("s3", "s3a"):
         return RemoteStore(f"s3://{bucket}/{path}".rstrip("/"), prefix, options, partial(_s3, bucket, options))
     if scheme != "memory":
-        _log.warning("%s:// URLs open through an fsspec package that streamvid is not tested with", scheme)
+        _log.warning("streamvid is not tested with the fsspec package that opens %s:// URLs", scheme)
     clean = f"{scheme}://{bucket}/{path}".rstrip("/")
     return RemoteStore(clean, f"{bucket}/{prefix}", options, partial(_fsspec, scheme))
 

@@ -235,7 +235,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{buckets: [832x480@81], assign: any}', "assign='any': must be 'draw' or 'all'"),
         ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "frame_rate.rule='native' with fps=16: omit fps for rule"),
         ('{buckets: [832x480@81], frame_rate: {rule: cap, fps: .inf}}', "fps=inf: expected a number"),
-        ('{buckets: [832x480@81], model: {multiple: 16}}', "lacks required fields: frame_rule"),
+        ('{buckets: [832x480@81], model: {multiple: 16}}', "is missing required fields; add frame_rule"),
         ('{buckets: [832x480@81], model: {frame_rule: 4k+1, multiple: 16, fps: .inf}}', "fps=inf: expected a number"),
         ('{buckets: [832x480@81], frame_rate: {rule: cap, rate: 16}}', "frame_rate has no field 'rate'"),
         ('{resolution: [480p], num_frames: [17], min_ar: 2, max_ar: 1}', "min_ar=2 is above max_ar=1"),

@@ -84,7 +84,7 @@ def test_a_rule_that_no_model_has_is_refused(fields: dict[str, object], message:
 @pytest.mark.parametrize("model", [WAN, OPENSORA, MOCHI])
 def test_a_rule_survives_json(model: ModelRule) -> None:
     assert ModelRule.from_json({**model.to_json(), "of a later version": 1}) == model
-    with pytest.raises(ConfigError, match="model lacks required fields: frame_rule"):
+    with pytest.raises(ConfigError, match="model is missing required fields; add frame_rule"):
         ModelRule.from_json({"name": "x"})
 
 

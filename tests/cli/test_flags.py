@@ -96,7 +96,7 @@ def test_wrong_values_name_the_flag(arguments: tuple[str, ...], message: str) ->
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"size_bytes": 9}, "size_bytes=9: must be an integer from 10"),
+        ({"size_bytes": 9}, "size_bytes=9: must be an integer of at least 10"),
         ({"size_bytes": True}, "size_bytes=True: must be an integer"),
         ({"fast": 1}, "fast=1: must be True or False"),
         ({"inner": {"kind": "some"}}, "kind='some': must be 'copy' or 'native'"),

@@ -58,7 +58,9 @@ def test_a_lack_of_memory_is_an_error_of_one_line(tmp_path: Path) -> None:
         file.truncate(2_000_000_000)  # a hole
     limited = ["bash", "-c", 'ulimit -v 1800000 && exec "$@"', "-", sys.executable, "-m", "streamvid"]
     done = run_command([*limited, "shard", tmp_path, tmp_path / "out"], check=False)
-    assert done.returncode == 1 and done.stderr.startswith("error: out of memory; use a machine or a limit with more")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: out of memory; use a machine with more memory, or raise"
+    )
     assert done.stderr.count("\n") == 1
 
 

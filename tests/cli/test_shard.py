@@ -106,12 +106,12 @@ def test_native_clips_are_reported_with_bytes_and_quality(tiny: Tiny, tmp_path: 
     """SHARD-3: encoded as asked, in the tables, as JSON and in `stats`; a dry run encodes nothing and says so."""
     native = ("--clips", "native", "--crf", "23", "--gop", "8", "--fps", "30000/1001", "--max-clip-seconds", "0.3")
     planned = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native, "--dry-run")
-    assert "3 input rows, cut into 5 windows = 4 samples + 1 rejected" in planned.stdout
+    assert "3 input rows, split into 5 windows = 4 samples + 1 rejected" in planned.stdout
     assert "to be encoded: " in planned.stdout and "encode" not in planned.stderr and list(tmp_path.iterdir()) == []
     done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native)
     assert "encode 4/4\n" in done.stderr
     assert re.search(r"^96x64-5f +5 x 64 x 96 +2 +1 .* dB +[0-9.]+ dB$", done.stdout, re.MULTILINE)
-    assert re.search(r"^encoded: .* of sources as .* of clips, in [0-9.]+ s of CPU time$", done.stdout, re.MULTILINE)
+    assert re.search(r"^encoded: .* of sources to .* of clips in [0-9.]+ s of CPU time$", done.stdout, re.MULTILINE)
     value = json.loads(run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native, "--json").stdout)
     assert (value["num_records"], value["num_windows"], value["num_samples"], value["num_rejected"]) == (3, 5, 4, 1)
     stats = run_streamvid("stats", tmp_path / "ds").stdout
@@ -205,9 +205,9 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
     [
         (("--shard-size", "12XB"), "write it as 512MB"),
         (("--shard-size", "-1"), "write it as 512MB"),
-        (("--shard-size", "1B"), "--shard-size 1: must be an integer from 1000"),
+        (("--shard-size", "1B"), "--shard-size 1: must be an integer of at least 1000"),
         (("--num-frames", "1,x"), "write it as 1,17,33"),
-        (("--num-frames", "0"), "--num-frames 0: must be an integer from 1"),
+        (("--num-frames", "0"), "--num-frames 0: must be an integer of at least 1"),
         (("--num-frames", ","), "write it as 1,17,33"),
         (("--resolution", ""), "write it as 256px"),
         (("--resolution", "large"), "'large'"),
@@ -357,7 +357,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
 
 def test_a_forgotten_destination_is_named(tiny: Tiny) -> None:
     done = run_streamvid("shard", tiny.videos, check=False)
-    assert done.returncode == 2 and "DEST is missing; add the dataset to write" in done.stderr
+    assert done.returncode == 2 and "DEST is missing; add the location of the new dataset" in done.stderr
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_is_built(tiny: Tiny, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ TINY = ROOT / "configs" / "train" / "tiny.yaml"
         ("optimizer.learning_rate=1", "optimizer.learning_rate"),
         ("max_steps=many", 'max_steps is "many"'),
         ("max_steps", "max_steps"),
-        ("max_steps=0", "must be an integer from 1"),
+        ("max_steps=0", "must be an integer of at least 1"),
         ("max_steps=1.5", "max_steps"),
         ("output=s3://bucket/run", "output is s3:/bucket/run"),
         ("output=s3://key:secret@bucket/run", "output='s3:/bucket/run'"),

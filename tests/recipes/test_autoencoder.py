@@ -91,7 +91,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"12345678910")
     with pytest.raises(ConfigError, match=r"bad\.safetensors"):
         load_autoencoder(tmp_path / "bad.safetensors")
-    with pytest.raises(ConfigError, match="outer_width=0: must be an integer from 1"):
+    with pytest.raises(ConfigError, match="outer_width=0: must be an integer of at least 1"):
         AutoencoderConfig(outer_width=0)
 
 

@@ -177,7 +177,7 @@ def _seeds(values: torch.Tensor) -> dict[str, list[int]]:
         ({"autoencoder": "x.safetensors"}, "omit autoencoder"),
         ({"codec": "autoencoder", "autoencoder": "no/such.safetensors"}, "no/such.safetensors"),
         ({"dim": 30, "heads": 4}, "dim is 30"),
-        ({"depth": 0}, "depth=0: must be an integer from 1"),
+        ({"depth": 0}, "depth=0: must be an integer of at least 1"),
         ({"patch": [1, 8]}, "patch is"),
         ({"patch": [1, 0, 8]}, "patch is"),
         ({"time_shift": 0.0}, "time_shift is 0.0"),

@@ -126,7 +126,7 @@ def test_padding_keeps_every_state_and_says_where_they_are(lengths: list[int]) -
         ({"kind": "transformers", "path": "x", "package": "y"}, "set exactly one of them"),
         ({"kind": "bytes", "path": "x"}, "omit both"),
         ({"kind": "bytes", "width": 7}, "width is 7"),
-        ({"max_tokens": 0}, "max_tokens=0: must be an integer from 2"),
+        ({"max_tokens": 0}, "max_tokens=0: must be an integer of at least 2"),
         ({"tokens": 5}, "no field 'tokens'"),
     ],
 )

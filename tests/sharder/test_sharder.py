@@ -305,7 +305,7 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"clips": "native", "hdr": "tonemap"}, "hdr='tonemap': must be 'refuse' or 'allow'"),
         ({"clips": "native", "codec": "vp9"}, "codec is 'vp9'; it must be one of h264"),
         ({"clips": "native", "crf": 99}, "crf is 99"),
-        ({"clips": "native", "gop": -1}, "gop=-1: must be an integer from 1"),
+        ({"clips": "native", "gop": -1}, "gop=-1: must be an integer of at least 1"),
         ({"clips": "native", "fps": 0}, "fps=0: must"),
         ({"clips": "native", "fps": "many"}, "fps='many': must be a number, or None"),
         ({"clips": "native", "max_clip_seconds": 0}, "max_clip_seconds=0"),

@@ -27,7 +27,7 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["model.factory=package.module"], "model: factory is 'package.module'; allowed: 'package.module:name'"),
-        (["model.lora.rank=0"], "model.lora: rank=0: must be an integer from 1"),
+        (["model.lora.rank=0"], "model.lora: rank=0: must be an integer of at least 1"),
         (
             ["model.lora.preset_path=x"],
             "model.lora: preset_path is x and preset_model is None; allowed: values for both",
@@ -46,8 +46,8 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
         (["optimizer.lr=0"], "optimizer: lr is 0.0; allowed: a finite number above 0"),
         (["optimizer.betas=[0.9, 1.0]"], "optimizer: betas is"),
         (["optimizer.grad_clip=0"], "optimizer: grad_clip=0.0: must be a number above 0, or None"),
-        (["eval.steps=0"], "eval: steps=0: must be an integer from 1, or None"),
-        (["max_steps=0"], "max_steps=0: must be an integer from 1, or None"),
+        (["eval.steps=0"], "eval: steps=0: must be an integer of at least 1, or None"),
+        (["max_steps=0"], "max_steps=0: must be an integer of at least 1, or None"),
         (["max_steps=3", "num_epochs=1"], "max_steps=3 and num_epochs=1 are both set"),
         (
             ["data.batch_size=2", "data.max_tokens_per_batch=9"],

@@ -23,7 +23,7 @@ Examples:
 FILE is a CSV, JSON, JSON lines or Parquet file. Its column `key`, `record_key` or `source` (or path, video, file_name)
 identifies the sample of each row. Tars and index files do not change, and plans and saved states remain valid. Loaders
 that start after this command see the new columns. A sample without a row, or with an empty cell, keeps its value. If
-interrupted, run the same command again."""
+the command is interrupted, run it again."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
@@ -34,7 +34,7 @@ interrupted, run the same command again."""
 @click.option(
     "--caption-column",
     metavar="C",
-    help="Column with one caption or a list per row; '' for none.  [default: caption, text, …]",
+    help="Column with one or several captions per row; '' for none.  [default: caption, text, …]",
 )
 @click.option("--overwrite", is_flag=True, help="Also replace values of existing columns.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

@@ -27,15 +27,15 @@ Examples:
   streamvid bench ds/ --json | jq .verdict
 
 \b
-Caches are not dropped. The first pass over the store represents a first epoch if the kernel reports
-that it came from a disk. All other figures are for warm caches. Nothing is written.
+Caches are not dropped. The first pass over the store represents a first epoch only if the kernel
+reports that the data came from a disk. All other figures are for warm caches. Nothing is written.
 
 \b
 Exit codes: 0 measured (and --step-seconds, if given, can be met), 1 --step-seconds cannot be met or
 the dataset cannot be read, 2 incorrect usage."""
 
 _LIMITS = {
-    "decoders": "the decode workers; cores are left for more of them",
+    "decoders": "the decode workers; free cores remain for more workers",
     "cores": "decoding, on all available cores",
     "store": "the store",
     "main": "the main process",
@@ -87,7 +87,7 @@ def _print(report: BenchReport) -> None:
         )
     )
     click.echo("\nThe store alone (ranges are read and their checksums verified, but nothing is decoded):")
-    headers = ["pass", "samples", "samples/s", "MB/s", "read/sample", "of stored", "from a disk"]
+    headers = ["pass", "samples", "samples/s", "MB/s", "read/sample", "share of clips", "from a disk"]
     print_table(headers, [_store_row(*one) for one in zip(("first", "second"), report.store, strict=True)])
     click.echo("\nThe loader (its batches are discarded):")
     headers = ["workers", "first batch", "samples/s", "batches/s", "decoders busy", "CPU/sample", "main CPU/batch"]
@@ -121,7 +121,7 @@ def _run_row(run: LoaderRun) -> tuple[object, ...]:
 
 
 def _print_buckets(report: BenchReport) -> None:
-    # Taken from the run with the fewest workers, which wait least for a core.
+    # The times come from the run with the fewest workers, because these workers wait least for a core.
     run = min(report.runs, key=lambda run: run.num_workers)
     rows = [
         (
@@ -149,11 +149,11 @@ def _print_verdict(report: BenchReport) -> None:
 def _print_need(need: Need) -> None:
     whose = f"each of {need.num_local_ranks} ranks needs" if need.num_local_ranks > 1 else "a rank needs"
     click.echo(
-        f"\na step of {need.step_seconds:g} s: {whose} {need.num_workers} worker(s), {need.margin:.0%} in reserve"
+        f"\na step of {need.step_seconds:g} s: {whose} {need.num_workers} worker(s), with {need.margin:.0%} in reserve"
     )
     click.echo(f"  {need.samples_per_second:.1f} samples/s and {need.num_cores:.1f} cores in all")
     if need.heaviest_workers > need.num_workers:
         click.echo(f"  for many steps of {need.heaviest_bucket} in a row: {need.heaviest_workers} worker(s)")
     if need.unmeasured:
         click.echo(f"  not counted, because no sample was measured: {', '.join(need.unmeasured)}")
-    click.echo(f"  this machine and store can feed steps of {need.fastest_step_seconds:.3g} s and longer")
+    click.echo(f"  this machine and store can feed steps of {need.fastest_step_seconds:.3g} s or longer")

@@ -21,7 +21,7 @@ Examples:
   streamvid copy ds/ s3://bucket/ds --check-existing      replace files that differ
 
 Every file's checksum is verified in transit, and manifest.json is written last, so that no reader sees a partial
-dataset. If interrupted, run the same command again: it resumes."""
+dataset. If the command is interrupted, run it again to resume."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)

@@ -77,7 +77,7 @@ def _run_to_its_end(command: list[str]) -> int:
     try:
         return process.wait()
     except BaseException:
-        # Ctrl-C in the terminal has also reached the process, which cleans up if it has the time.
+        # Ctrl-C in a terminal also reaches the subprocess, which needs some time to clean up.
         for remind in (process.send_signal, lambda _: process.kill()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_CLEAN_UP_SECONDS)
@@ -94,7 +94,7 @@ def _shard(corpus: Path, dataset: Path) -> None:
     options = ShardOptions(
         buckets=BucketConfig(resolution=RESOLUTIONS, num_frames=NUM_FRAMES),
         shard_size_bytes=2 * 10**6,
-        val_fraction=0.15,  # the evaluation loss is for clips outside the training split
+        val_fraction=0.15,  # the evaluation loss requires clips that are not in the training split
         work=WorkOptions(overwrite=True),
     )
     with ProgressBar() as progress:
@@ -128,7 +128,7 @@ def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
 
     overrides = [f"data.dataset={json.dumps(str(dataset))}", f"output={json.dumps(str(run))}"]
     overrides += [f"max_steps={steps}"] if steps is not None else []
-    # With so few samples, some buckets do not fill a step of two; the warning matters only for real datasets.
+    # With so few samples, some buckets do not fill a step of two. The loader's warning matters only for real datasets.
     logging.getLogger("streamvid.loader").setLevel(logging.ERROR)
     # On a terminal, the progress bar is enough.
     logging.getLogger("streamvid.trainer").setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)
@@ -145,7 +145,7 @@ def _show_loss(run: Path) -> None:
 
 def _whats_next(root: Path, dataset: Path, run: Path) -> None:
     weights = sorted(run.glob("step-*.safetensors"))
-    # If the environment is not active, the bare names are not on the PATH.
+    # If the virtual environment is not active, its commands are not on the PATH.
     is_on_path = shutil.which("streamvid") is not None
     streamvid, python = ("streamvid", "python") if is_on_path else (sys.argv[0], sys.executable)
     where = shlex.quote(str(dataset))

@@ -23,7 +23,7 @@ Examples:
   streamvid encode --config mine.yaml --part 3/16       one of 16 independent jobs
   streamvid train --config mine.yaml --set task=sft:train          train on the features
 
-All splits are encoded, each sample `num_visits` times. If the command is stopped or killed, run it
+Each sample of every split is encoded `num_visits` times. If the command is stopped or killed, run it
 again: it resumes and writes the same bytes as an uninterrupted run."""
 
 

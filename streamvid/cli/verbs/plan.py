@@ -40,9 +40,9 @@ columns num_frames, height and width (and fps, duration or bytes if a rule needs
 Bucket options are for metadata. For a dataset, --preset checks the model's rule and --bucket-config sets batch sizes.
 
 \b
-A cost table (--cost-table) is YAML: decode_ms: {'480p-*': 23}, num_workers: 8, ranks_per_node: 8, request_ms: 30,
-requests_in_flight: 8, link_mb_per_second: 1000, decode_ns_per_pixel: 2.0 …; defaults were measured on another
-machine. All results derived from it are estimates, marked with ~.
+A cost table (--cost-table) is a YAML file with fields such as decode_ms: {'480p-*': 23}, num_workers: 8,
+ranks_per_node: 8, request_ms: 30, requests_in_flight: 8, link_mb_per_second: 1000 and decode_ns_per_pixel: 2.0.
+The defaults were measured on another machine. All results derived from the table are estimates, marked with ~.
 
 \b
 Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 incorrect usage."""
@@ -55,7 +55,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
     "sizes",
     multiple=True,
     metavar="N|BUCKET=N",
-    help="Samples per rank and step. BUCKET: an id, WxH@F or glob; '*' covers all others.",
+    help="Samples per rank and step. BUCKET is an id, WxH@F or a glob; '*' covers all other buckets.",
 )
 @add_flags(_RUN_FLAGS)
 @click.option("--costs", type=LOCATION, help="JSON file of a measured CostTable, for --sync and time estimates.")
@@ -134,8 +134,9 @@ def _is_metadata(source: str) -> bool:
         return True
     if path.is_dir() and not (path / "manifest.json").exists():
         raise SourceError(
-            f"{source} is not a sealed dataset (it has no manifest.json), and it holds no Parquet files. For a folder "
-            f"of videos, use `streamvid shard {source} DEST --dry-run`; for metadata with sizes, pass the file itself"
+            f"{source} is not a sealed dataset (it has no manifest.json), and it contains no Parquet files. For a "
+            f"folder of videos, run `streamvid shard {source} DEST --dry-run`; for metadata with sizes, pass the file "
+            "itself"
         )
     return False
 
@@ -145,7 +146,7 @@ def _from_metadata(source: str, run: PlannedRun, given: Values) -> RunForecast:
     from streamvid.sharder.options import ClipOptions, ShardOptions
 
     video_column = given.pop("video_column")
-    # The buckets that `streamvid shard --clips copy` would create from the same flags.
+    # `streamvid shard --clips copy` would create the same buckets from the same flags.
     clips = ClipOptions(fps=given.pop("fps"), fps_rule=given.pop("fps_rule"))
     options = ShardOptions(buckets=take_buckets(given), clips=clips)
     config = replace(options.config, frame_rate=options.frame_rate)
@@ -185,7 +186,7 @@ def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
     for text in sizes:
         name, equals, number = text.rpartition("=")
         if not number.isascii() or not number.isdigit() or bool(equals) != bool(name) or name in pairs:
-            raise ConfigError(f"--batch-size {text!r}: must be N, or BUCKET=N once per bucket or glob")
+            raise ConfigError(f"--batch-size {text!r}: must be N, or BUCKET=N with a different BUCKET each time")
         pairs[name] = int(number)
     if "" in pairs and len(pairs) > 1:
         raise ConfigError(

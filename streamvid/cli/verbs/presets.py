@@ -19,7 +19,7 @@ _MANY = 40
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List the bucket configurations of known models; `presets show NAME` shows one with its sources.
+    """List the bucket configurations of known models. `presets show NAME` shows one preset with its sources.
 
     \b
     streamvid shard videos/ ds/ --preset wan2.1-480p
@@ -106,7 +106,10 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
     headers = ["bucket", "size", "tokens", "host bytes per sample", "batch size", "host bytes per batch", "choice"]
     print_table(headers, rows, max_rows=len(rows))
     if len(shown) < len(costs):
-        click.echo(f"\n{len(costs)} buckets; per frame count, the one with the most tokens is shown (--all shows all).")
+        click.echo(
+            f"\n{len(costs)} buckets; the table shows the bucket with the most tokens per resolution and frame count. "
+            "--all shows all buckets."
+        )
 
 
 def _largest_of_each_count(costs: tuple[BucketCost, ...]) -> tuple[BucketCost, ...]:

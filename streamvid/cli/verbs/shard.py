@@ -67,7 +67,7 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
         _show_status(dest, _options(given), as_json)
         return 0
     if not source:
-        raise click.UsageError(f"DEST is missing; add the dataset to write: `streamvid shard {dest} DEST`")
+        raise click.UsageError(f"DEST is missing; add the location of the new dataset: `streamvid shard {dest} DEST`")
     options = _options(given)
     if abandons:
         _abandon(dest, options)
@@ -83,7 +83,7 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
         return build_or_plan(source, dest, options, progress, tell)
 
     report = run_and_print(work, as_json, lambda done: print_report(done, dest))
-    return 0 if report.num_samples else 1  # a dry run that accepts nothing, as the run itself would fail
+    return 0 if report.num_samples else 1  # a dry run that accepts no row fails, just as the build would
 
 
 def _abandon(dest: str, options: ShardOptions) -> None:

@@ -56,7 +56,7 @@ def command(
     if init is not None:
         return _init_project(Path(init))
     if config is None and not overrides and not any(value is not None for value in (factory, *flags.values())):
-        raise click.UsageError("nothing to train: set --config FILE, --dataset_base_path, or --init FOLDER")
+        raise click.UsageError("nothing to train: pass --config FILE, --dataset_base_path or --init FOLDER")
     run = request_of(config, overrides, factory, trackers, flags).resolve(_shard)
     return run_encoding(run) if run.task == "sft:data_process" else run_training(run)
 
@@ -111,7 +111,8 @@ def _init_project(folder: Path) -> int:
     click.echo(printable(f"written: {', '.join(str(folder / name) for name in _PROJECT)}"))
     click.echo(
         printable(
-            f"next: cd {folder}, shard your videos as in README.md, then run streamvid train --config config.yaml"
+            f"next: cd {folder}, shard your videos as README.md describes, then run "
+            "streamvid train --config config.yaml"
         )
     )
     return 0

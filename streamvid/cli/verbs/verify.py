@@ -23,7 +23,8 @@ Examples:
   streamvid verify s3://bucket/ds --deep --endpoint-url http://127.0.0.1:9000 --json | jq .problems
 
 Without --deep, verify checks the manifest and the index by checksum, and shards by size. The exit code is 0 if no
-problem is found, otherwise 1; the last line then gives the remedy. If interrupted, run the same command again."""
+problem is found, otherwise 1; the last line then states the remedy. If the command is interrupted, run it again to
+resume."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)

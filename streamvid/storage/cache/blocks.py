@@ -3,8 +3,8 @@
 Cached bytes are not trusted. Readers verify them against the checksums in the index and call `discard` if they are
 wrong. If the disk fails, the cache logs a warning once and reads from the store.
 
-Put the folder on a local disk (host/lock.py lists the requirements of its locks). If several machines share a folder,
-each of them recounts its files repeatedly.
+Put the folder on a local disk; host/lock.py lists the requirements of the locks. If several machines share a folder,
+each of them recounts the files repeatedly.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 8 * 2**20
 
-_MOST_FETCHED = 2.0  # limit in a full cache, as a multiple of the requested bytes
-_TOUCH_SECONDS = 10.0  # a block's time of last use is no finer than this, so most hits write nothing
+_MOST_FETCHED = 2.0  # limit on the fetched bytes in a full cache, as a multiple of the wanted bytes
+_TOUCH_SECONDS = 10.0  # resolution of a block's time of last use, so that most hits write nothing
 _PAUSE_SECONDS = 60.0  # time without the cache after a disk error
 _NAME = re.compile("[0-9a-f]{64}")
 _COUNTS = ("hits", "misses", "bytes_from_cache", "bytes_fetched", "evicted")
@@ -197,7 +197,7 @@ class BlockCache:
             if any(fill(descriptor, start, buffer) < len(buffer) for start, buffer in block.pieces):
                 return False
             if abs(time.time() - status.st_mtime) > _TOUCH_SECONDS:
-                with contextlib.suppress(OSError):  # a read-only folder can serve hits too
+                with contextlib.suppress(OSError):  # hits can also be served from a read-only folder
                     os.utime(descriptor)
         except OSError as error:
             return self._give_up(error)
@@ -210,7 +210,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read or claim a block. Return True if read, False if it must be fetched, None if another reader does."""
+        """Read or claim a block. Return True if it was read, False if it must be fetched, or None if it is claimed."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
@@ -243,7 +243,11 @@ class BlockCache:
             process.recently_fetched /= 2
 
     def _wait(self, block: CacheBlock, deadline: float) -> bool:
-        """Call `_try`, and wait while another reader fetches the block. Return False after the deadline."""
+        """Wait while another reader fetches the block, then read or claim it as `_try` does.
+
+        Return True if the block was read. Return False if it must be fetched, which is also the result after the
+        deadline.
+        """
         delay = 0.001
         while not self._read(block):
             got = self._try(block)

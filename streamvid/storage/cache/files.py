@@ -90,7 +90,7 @@ class CacheFolder:
 
     @property
     def root(self) -> str:
-        return os.path.join(self.folder, _SUBFOLDER)  # noqa: PTH118 - text, because this path is hot
+        return os.path.join(self.folder, _SUBFOLDER)  # noqa: PTH118 - text is faster than Path in frequent calls
 
     def path(self, name: str, block: int) -> str:
         return f"{self.root}/{name[:2]}/{name}-{block}"
@@ -130,7 +130,7 @@ class CacheFolder:
         )
 
     def claim(self, block: CacheBlock) -> bool:
-        """Claim a block and return True; return False if another reader has claimed it. Always call `release` later."""
+        """Claim a block and return True, or return False if another reader has claimed it. Call `release` later."""
         part = block.path + _PART
         _check_folder(part)
         try:
@@ -259,7 +259,7 @@ class CacheFolder:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
-                        # A clock that was once ahead must not protect a block forever.
+                        # A time in the future, from a clock that was wrong, must not protect a block forever.
                         used = status.st_mtime if status.st_mtime < now + _FUTURE_SECONDS else 0.0
                         yield used, status.st_size, entry.path
 

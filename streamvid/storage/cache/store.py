@@ -68,7 +68,7 @@ class CachedStore(Store):
         """Read ranges of a file with known content through the cache."""
         try:
             self.cache.read_ranges(*content, ranges, partial(self._store.read_ranges, path))
-        except ShortFileError:  # no whole block exists, but the wanted bytes may
+        except ShortFileError:  # the file ends within a block, but may still contain the wanted bytes
             self._store.read_ranges(path, ranges)
 
     def forget(self, path: str) -> None:

@@ -38,7 +38,7 @@ _REGION_TEXT = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
 
 
 def error_of_body(status: int, text: str, headers: Mapping[str, str], options: StorageOptions) -> RequestError:
-    """Convert the status and text of an error response. The text is XML if it comes from S3."""
+    """Convert the status and text of an error response. S3 sends the text as XML."""
     match = _CODE.search(text)
     region = headers.get("x-amz-bucket-region") or (found[1] if (found := _REGION_TEXT.search(text)) else "")
     return _error(match[1] if match else "", status, options, region)
@@ -108,7 +108,7 @@ def _error(code: str, status: int, options: StorageOptions, region: str) -> Requ
     if kinds & _EXPIRED:
         return RequestError(shown, "expired", hint=_EXPIRED_HINT)
     if kinds & _SLOW_DOWN:
-        return RequestError(shown, "slow down", hint="The store asks for fewer requests")
+        return RequestError(shown, "slow down", hint="The store requests a lower rate of requests")
     if kinds & _UNKNOWN:
         return RequestError(shown, "unsupported", hint="The store does not support this operation")
     if kinds & _MAY_PASS or status >= 500 or status == 408:

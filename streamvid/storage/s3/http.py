@@ -29,12 +29,12 @@ class HttpHeaders(dict[str, str]):
 
 
 class Connections:
-    """Connections to one server, reused after a response is read to its end. Thread-safe.
+    """Connections to one server, which are reused after a response is read to its end. Thread-safe.
 
-    Each request is sent once. Raises OSError if a connection fails (TimeoutError after `connect_seconds`, or after at
-    most twice `stall_seconds` without a byte or without the end of the headers), and ValueError if the response is not
-    HTTP.
-    tls: function that creates the TLS context, called at the first https connection.
+    Each request is sent once. Raises OSError if a connection fails, and ValueError if the response is not HTTP. The
+    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, or if no byte or no end of the headers
+    arrives for at most twice `stall_seconds`.
+    tls: function that creates the TLS context. It is called for the first https connection.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Connections:
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._make_tls is None:
-                # Kernel timeouts: Python's would make the socket non-blocking, and MSG_WAITALL would have no effect.
+                # The kernel's timeouts are used, because Python's would make the socket non-blocking, and MSG_WAITALL
+                # would have no effect.
                 plain.settimeout(None)
                 span = struct.pack("ll", int(stall_seconds), max(1, int(stall_seconds % 1 * 1e6)))
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
@@ -128,7 +129,7 @@ class _Connection:
         return not poll.poll(0)
 
     def until(self, mark: bytes, deadline: float) -> bytes:
-        """Read and return the bytes before `mark`. Raise TimeoutError soon after `deadline`, however fast they come."""
+        """Read and return the bytes before `mark`. Raise TimeoutError after `deadline`, even if bytes keep arriving."""
         while (end := self._ahead.find(mark)) < 0:
             if len(self._ahead) > _MAX_HEAD_BYTES:
                 raise ValueError("the headers of a response are too long")
@@ -147,7 +148,7 @@ class _Connection:
         return data
 
     def readinto(self, view: memoryview) -> int:
-        """Read some bytes into `view` and return their number, 0 at the end."""
+        """Read some bytes into `view`, and return their number, or 0 at the end."""
         if self._ahead:
             num_bytes = min(len(view), len(self._ahead))
             view[:num_bytes] = self._ahead[:num_bytes]
@@ -197,11 +198,14 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """This response, for botocore, which reads the body from here. An attribute would create a cycle."""
+        """This response, because callers read the body from `raw`, as they do with a response of botocore.
+
+        It is a property, because an attribute would create a reference cycle.
+        """
         return self
 
     def readinto(self, view: memoryview) -> int:
-        """Read some bytes of the body into `view` and return their number, 0 at its end.
+        """Read some bytes of the body into `view`, and return their number, or 0 at the end of the body.
 
         Raises ConnectionResetError if the connection closes before the end of the body.
         """

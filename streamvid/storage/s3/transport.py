@@ -1,7 +1,7 @@
 """Transport to S3 and compatible stores.
 
-s3fs finds keys and endpoints, and writes and lists objects. Reads are signed here and sent by http.py, which needs a
-tenth of the time that a full client needs per request. Behind a proxy, botocore's HTTP session sends the reads.
+s3fs finds keys and endpoints, and writes and lists objects. This module signs reads, and http.py sends them, because it
+needs much less CPU time per request than a full client. Behind a proxy, botocore's HTTP session sends the reads.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class S3Transport(Transport):
         self._client()
 
     def disconnect(self) -> None:
-        # Connections close with the last reference to their owner, which a request in progress holds. Do not wait for
-        # the lock: a thread that holds it may look for keys for a while.
+        # Connections close when the last reference to their owner is dropped. A request in progress holds one. This
+        # method does not wait for the lock, because a thread that holds it may spend some time looking for keys.
         self._sender = self._made = None
 
     # Reading.
 
     def state(self, key: str) -> FileState:
-        # Reads one byte, because a failed HEAD request has no error text in its response.
+        # This request reads one byte, because the response to a failed HEAD request contains no error text.
         response = self._send(key, {"Range": "bytes=0-0"})
         is_whole = False
         try:
@@ -78,7 +78,8 @@ class S3Transport(Transport):
         raise refused
 
     def _is_listed(self, key: str, refused: RequestError) -> bool:
-        # Users who may list only some prefix get "denied" for a missing object, because no read meets that condition.
+        # If a user may list only certain prefixes, S3 answers a read of a missing object with "denied", because a read
+        # does not meet the condition on the prefix. A listing does, and shows whether the object exists.
         try:
             found = self._call("list_objects_v2", Prefix=key, MaxKeys=1).get("Contents", ())
         except RequestError:
@@ -121,7 +122,7 @@ class S3Transport(Transport):
     def _read_some(self, response: Any, view: memoryview) -> int:
         try:
             num_bytes: int = response.raw.readinto(view)
-        except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the next one may work
+        except Exception as error:  # noqa: BLE001 - after any failure of a connection, the next one may work
             raise connection_error(error, "while reading the response") from None
         if not num_bytes:
             raise RequestError("the response ended early", "transient")
@@ -163,10 +164,11 @@ class S3Transport(Transport):
         return made
 
     def renew(self) -> None:
-        # Do not wait: a thread that holds the lock is already looking for keys, which may take a while.
+        # This method does not wait for the lock, because a thread that holds it is already looking for keys, which may
+        # take some time.
         if self._lock.acquire(blocking=False):
             try:
-                if time.monotonic() - self._made_at > _RENEWED_SECONDS:  # many requests may fail at once
+                if time.monotonic() - self._made_at > _RENEWED_SECONDS:  # one renewal serves all requests that failed
                     self._made = None
             finally:
                 self._lock.release()
@@ -185,7 +187,8 @@ class S3Transport(Transport):
         except RequestError as error:
             if not if_absent or not error.kind == "unsupported":
                 raise
-            # The store does not support this condition: check, then write. Two concurrent writers may both succeed.
+            # The store does not support this condition, so check and then write. Two concurrent writers may both
+            # succeed.
             try:
                 self.state(key)
             except RequestError as absent:
@@ -237,8 +240,10 @@ class S3Transport(Transport):
             except RequestError as error:
                 if error.kind not in ("unsupported", "denied"):
                     raise
-                # Without the list, what killed runs left cannot be removed. This must not fail a run that is complete.
-                _log.info("the store does not list incomplete uploads (%s); they stay until it removes them", error)
+                # Without the list, uploads of killed runs cannot be removed. This must not make a complete run fail.
+                _log.info(
+                    "the store does not list unfinished uploads (%s); they remain until the store removes them", error
+                )
                 return found
             found += [(upload["Key"], upload["UploadId"]) for upload in page.get("Uploads", ())]
             if not page.get("IsTruncated"):
