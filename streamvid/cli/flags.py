@@ -85,7 +85,8 @@ def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
 
     # The default serves as the example if it is a list rather than a description.
     example = shown_default if shown_default and " " not in shown_default else "a,b" if item is str else "1,2"
-    return Parsed("list", parse, f"a comma-separated list; write it as {example}, or omit this option")
+    items = "items" if item is str else "numbers"
+    return Parsed("list", parse, f"a comma-separated list of {items}; write it as {example}, or omit this option")
 
 
 class Location(click.Path):

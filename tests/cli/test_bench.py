@@ -47,7 +47,7 @@ def test_json_has_it_all_and_a_step_too_short_is_a_failure_with_its_reason(tiny:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--num-workers", "two"), 2, "'two' is not a list"),
+        (("--num-workers", "two"), 2, "'two' is not a comma-separated list of numbers"),
         (("--seconds", "nan"), 2, "--seconds nan: must be a number from 0.001 to 3600"),
         (("--split", "test"), 1, "split='test' has no samples"),
     ],
