@@ -40,7 +40,7 @@ from streamvid.sharder.work.destination import find_destination
 from streamvid.sharder.work.ray import run_on_ray
 from streamvid.sharder.work.shared_journal import SharedJournal
 from streamvid.sharder.work.staging import EMBEDDED, PROBES, Staging, locked_staging
-from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status
+from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status, read_task_phases
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.storage import Store, open_store
 
@@ -128,8 +128,8 @@ def _shard_on_ray(
     place = find_destination(dest, local)
 
     def report() -> None:
-        with contextlib.suppress(DatasetError):  # nothing has begun
-            for phase in read_status(place).phases:
+        with contextlib.suppress(StorageError, OSError):  # the build does not depend on its progress report
+            for phase in read_task_phases(place):
                 progress(phase.name, phase.done, phase.total)
 
     work = options.work

@@ -162,6 +162,11 @@ def read_status(dest: Destination) -> ShardStatus:
     )
 
 
+def read_task_phases(dest: Destination) -> tuple[Phase, ...]:
+    """Return the phases of all tasks together, without reading their journals. Raises StorageError."""
+    return _phases([note for note in _status_notes(dest) if note.is_task])
+
+
 @dataclass(frozen=True, slots=True)
 class _Note:
     """Status of one run or task. is_locked: True if it runs on this machine."""
