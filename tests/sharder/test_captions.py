@@ -91,7 +91,7 @@ def test_several_columns_are_captions_of_one_sample(clips: Path, tmp_path: Path)
     texts = [[text for text, _ in captions_of(row)] for row in found]
     assert texts == [["short", "long one"], ["long two"], ["only short"]]
     with pytest.raises(
-        SourceError, match=r"caption_column='breif' is not .* \(did you mean 'brief'\?\); available: brief"
+        SourceError, match=r"captions.column='breif' is not .* \(did you mean 'brief'\?\); available: brief"
     ):
         built(source, tmp_path / "no", caption_column=("detailed", "breif"))
 

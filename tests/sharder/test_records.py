@@ -187,7 +187,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
     write_rows(tmp_path / "metadata.csv", [{"Video": "a.mp4", "Prompt": "x", "where": "a.mp4", "say": "y"}])
     assert read(tmp_path).records[0].caption == "x"
     assert read(tmp_path, video_column="where", caption_column="say").records[0].caption == "y"
-    with pytest.raises(SourceError, match=r"caption_column='no' is not a column.*Prompt, where, say"):
+    with pytest.raises(SourceError, match=r"captions.column='no' is not a column.*Prompt, where, say"):
         read(tmp_path, caption_column="no")
     write_rows(tmp_path / "metadata.csv", [{"one": "a.mp4", "two": "x"}])
     with pytest.raises(SourceError, match=r"a usual name for video_column.*one, two"):

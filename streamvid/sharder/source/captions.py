@@ -68,7 +68,7 @@ def find_caption_columns(
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
-        find_column(names, weights, (), "caption_weight_column")
+        find_column(names, weights, (), "captions.weight_column")
     return CaptionColumns(found, weights)
 
 
@@ -110,7 +110,7 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
     if asked == "" or (asked is None and not names):
         return None
     try:
-        return find_column(names, asked, CAPTION_COLUMNS, "caption_column")
+        return find_column(names, asked, CAPTION_COLUMNS, "captions.column")
     except SourceError as error:
         raise SourceError(f"{error}; for no captions, set captions.column='' (--caption-column '')") from None
 
