@@ -130,7 +130,7 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     config: configuration of the run without these options.
     Raises ConfigError for a folder of another kind, and the same errors as `shard`.
     """
-    from streamvid.dataset.tabular.reader import read_table
+    from streamvid.dataset.tabular.table import read_table
     from streamvid.modules.factory import import_object
     from streamvid.modules.weight_files import resolve
 

@@ -14,10 +14,12 @@ from streamvid.buckets.bucket import TEXT_BUCKET, Bucket
 from streamvid.buckets.classes import Choices
 from streamvid.buckets.frames import NEAR_RATE
 from streamvid.buckets.policy import cover_scale, cropped_share
+from streamvid.dataset.tabular.rows import Rows
+from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import NoBucketError, Rejected
 from streamvid.sharder.media_fit import PlannedMedium, fit_media, still_media
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.probing import Probe, Probes, file_state
+from streamvid.sharder.probing import Probe, Probes
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
 from streamvid.sharder.source.time_ranges import TimeRange
@@ -80,7 +82,7 @@ class Assignment:
     draw_sets: PlannedSample.draw_set → (bucket id, probability) pairs, for clips stored in several buckets.
     """
 
-    samples: tuple[PlannedSample, ...]
+    samples: Rows[PlannedSample]
     rejections: tuple[Rejection, ...]
     draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]] = field(default_factory=dict)
 
@@ -91,62 +93,93 @@ def window_name(window: Window, probe: Probe) -> str:
     return "" if is_whole else f"frames {window.start} to {window.start + window.num_frames - 1}: "
 
 
-def assign(records: Sequence[Record], probes: Probes, options: ShardOptions) -> Assignment:
+def assign(records: Rows[Record], probes: Probes, options: ShardOptions) -> Assignment:
     """Assign a bucket to every probed record, or reject the record with a reason."""
-    samples: list[PlannedSample] = []
     rejected: list[Rejection] = []
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]] = {}
-    seen: Counter[tuple[str, int, int, str]] = Counter()
+    repeats = _Repeats(records)
     stills = still_media(records, probes, options.source.media_columns)
-    for record in records:
-        probe = probes[file_state(record)]
-        if isinstance(probe, Rejected):
-            rejected.append(Rejection(record.row, record.source, str(probe), probe.kind))
+
+    def samples() -> Iterator[PlannedSample]:
+        for record in records:
+            try:
+                yield from _samples(record, probes, stills, repeats, options, rejected, draw_sets)
+            except Rejected as error:
+                rejected.append(Rejection(record.row, record.source, str(error), error.kind))
+
+    return Assignment(Rows.of(PlannedSample, samples()), tuple(rejected), draw_sets)
+
+
+class _Repeats:
+    """Counter of samples with equal names, windows and buckets. Only names of several records are counted."""
+
+    def __init__(self, records: Rows[Record]) -> None:
+        names = (source if origin is None else origin.name for source, origin in records.tuples("source", "origin"))
+        self._repeated = TextSet.repeated(names)
+        self._counts: Counter[tuple[str, int, int, str]] = Counter()
+
+    def occurrence(self, place: tuple[str, int, int, str]) -> int:
+        """Return the number of earlier samples of this name, window and bucket."""
+        if not len(self._repeated) or place[0] not in self._repeated:
+            return 0
+        self._counts[place] += 1
+        return self._counts[place] - 1
+
+
+def _samples(
+    record: Record,
+    probes: Probes,
+    stills: frozenset[str],
+    repeats: _Repeats,
+    options: ShardOptions,
+    rejected: list[Rejection],
+    draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
+) -> Iterator[PlannedSample]:
+    """Yield the samples of a record, and add the rejections of its windows. Raises Rejected for the whole record."""
+    probe = probes(record)
+    if isinstance(probe, Rejected):
+        raise probe
+    _check_rate(probe, options)
+    extra = fit_media(record, probe, probes, options.source.media_columns, stills) if record.extra else ()
+    try:
+        windows = list(_windows(record.time_range, probe, options))
+    except NoBucketError as error:
+        raise Rejected(_with_rate(str(error), probe, options), kind=error.kind) from None
+    kept = record.origin
+    own = record_key(record.source) if kept is None else kept.record_key
+    name = record.source if kept is None else kept.name
+    split = "val" if kept is not None and kept.is_val else split_of(own, options.val_fraction)
+    for window, bucket, draw_set in _drawn(windows, own, probe, options, draw_sets):
+        if bucket is None:
+            reason = f"{window_name(window, probe)}{draw_set}"
+            rejected.append(Rejection(record.row, record.source, reason, "probability"))
             continue
-        try:
-            _check_rate(probe, options)
-            extra = fit_media(record, probe, probes, options.source.media_columns, stills)
-            windows = list(_windows(record.time_range, probe, options))
-        except Rejected as error:
-            reason = _with_rate(str(error), probe, options) if isinstance(error, NoBucketError) else str(error)
-            rejected.append(Rejection(record.row, record.source, reason, error.kind))
-            continue
-        kept = record.origin
-        own = record_key(record.source) if kept is None else kept.record_key
-        name = record.source if kept is None else kept.name
-        for window, bucket, draw_set in _drawn(windows, own, probe, options, draw_sets):
-            if bucket is None:
-                reason = f"{window_name(window, probe)}{draw_set}"
-                rejected.append(Rejection(record.row, record.source, reason, "probability"))
-                continue
-            place = (name, window.start, window.num_frames, bucket.id)
-            key = sample_key(*place, seen[place], stem_of=record.source)
-            seen[place] += 1
-            clip = _stored(probe.copy_of(record), probe, window, bucket, options)
-            split = "val" if kept is not None and kept.is_val else split_of(own, options.val_fraction)
-            media = []
-            for medium in extra:
-                shown = Window(0, 1, 1) if medium.is_still else window
-                media.append(replace(medium, clip=_stored(medium.clip, medium.probe, shown, bucket, options)))
-            samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip, tuple(media), draw_set))
-    return Assignment(tuple(samples), tuple(rejected), draw_sets)
+        place = (name, window.start, window.num_frames, bucket.id)
+        key = sample_key(*place, repeats.occurrence(place), stem_of=record.source)
+        clip = _stored(probe.copy_of(record), probe, window, bucket, options)
+        media = []
+        for medium in extra:
+            shown = Window(0, 1, 1) if medium.is_still else window
+            media.append(replace(medium, clip=_stored(medium.clip, medium.probe, shown, bucket, options)))
+        yield PlannedSample(key, own, record, probe, bucket, split, window, clip, tuple(media), draw_set)
 
 
 _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
 
 
-def assign_texts(records: Sequence[Record], options: ShardOptions) -> Assignment:
+def assign_texts(records: Rows[Record], options: ShardOptions) -> Assignment:
     """Create a sample from each text record. Records with the same text share a record key and thus a split."""
-    seen: Counter[str] = Counter()
-    samples = []
-    for record in records:
+    repeats, window = _Repeats(records), Window(0, 0, 0)
+
+    def sample(record: Record) -> PlannedSample:
         own = record_key(record.source)
-        key = sample_key(record.source, 0, 0, TEXT_BUCKET.id, seen[record.source])
-        seen[record.source] += 1
+        place = (record.source, 0, 0, TEXT_BUCKET.id)
+        key = sample_key(*place, repeats.occurrence(place))
         clip = Clip("", record.num_bytes, TEXT_EXTENSION, "text", 0, 0.0, 0.0, 0, 0)
         split = split_of(own, options.val_fraction)
-        samples.append(PlannedSample(key, own, record, _NOTHING, TEXT_BUCKET, split, Window(0, 0, 0), clip))
-    return Assignment(tuple(samples), ())
+        return PlannedSample(key, own, record, _NOTHING, TEXT_BUCKET, split, window, clip)
+
+    return Assignment(Rows.of(PlannedSample, map(sample, records)), ())
 
 
 def _drawn(

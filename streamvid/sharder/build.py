@@ -8,7 +8,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,13 +146,18 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     clips = staging.clips(options)
     _check_space(todo, staging, options)
     if options.clips.is_native:
-        restore_clips([sample for shard in todo for sample in shard.samples], options, staging, progress)
+        restore_clips((sample for shard in todo for sample in shard.samples), options, staging, progress)
     uses = Counter(path for shard in todo for path in _clip_paths(shard))
     progress("build", done, len(shards))
     dest, storage = staging.store.url, options.worker_storage
     opens_stores = not staging.store.is_local or any(map(is_remote, uses))
     with Pool(f"{__name__}:build_shard", options.work.workers, staging.lock_fd, opens_stores=opens_stores) as pool:
-        for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, clips, todo[index])):
+
+        def task(number: int) -> ShardTask:
+            shard = todo[number]
+            return ShardTask(dest, storage, folder, clips, replace(shard, samples=tuple(shard.samples)))
+
+        for number, answer in pool.run(len(todo), task):
             if isinstance(answer, Crash):
                 raise StorageError(
                     f"cannot write {todo[number].path}: the worker process died twice ({answer}). Signal 9 (SIGKILL) "

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected, StorageError
 from streamvid.host.journal import Key
 from streamvid.sharder.assign import Assignment, PlannedSample, window_name
@@ -74,13 +75,23 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
     journal.refresh()
     if num_missing := sum(key not in journal.findings for key in wanted):
         raise TasksUnfinished(Remaining("encode", num_missing, len(wanted)))
-    samples: list[PlannedSample] = []
     rejections = list(assignment.rejections)
-    for sample in assignment.samples:
+    samples = Rows.of(PlannedSample, _encoded(assignment.samples, journal.findings, options, rejections))
+    return replace(assignment, samples=samples, rejections=tuple(rejections))
+
+
+def _encoded(
+    samples: Iterable[PlannedSample],
+    findings: Mapping[Key, Finding],
+    options: ShardOptions,
+    rejections: list[Rejection],
+) -> Iterator[PlannedSample]:
+    """Yield the samples with their encoded clips, and add rejections of samples with a clip that failed."""
+    for sample in samples:
         clips = []
         for job in jobs_of(sample):
             try:
-                clips.append(_clip(journal.findings[job.key], job, options))
+                clips.append(_clip(findings[job.key], job, options))
             except Rejected as error:
                 reason = f"{window_name(sample.window, sample.probe)}{job.label}{error}"[:MAX_REASON_CHARS]
                 kind = "medium" if job.label else error.kind
@@ -88,12 +99,11 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
                 break
         else:
             media = (replace(medium, clip=clip) for medium, clip in zip(sample.media, clips[1:], strict=True))
-            samples.append(replace(sample, clip=clips[0], media=tuple(media)))
-    return replace(assignment, samples=tuple(samples), rejections=tuple(rejections))
+            yield replace(sample, clip=clips[0], media=tuple(media))
 
 
 def restore_clips(
-    samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
+    samples: Iterable[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
     """Encode the missing clips of these samples again. Unless other tasks may need them, remove all other clips.
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ProbeError, Rejected
 from streamvid.sharder.media_columns import MediaColumn
-from streamvid.sharder.probing import Probe, Probes, file_state
+from streamvid.sharder.probing import Probe, Probes
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Clip, Timing
@@ -41,12 +42,12 @@ class PlannedMedium:
         return f"{self.column.stem}{item}.{self.clip.extension}"
 
 
-def still_media(records: Sequence[Record], probes: Probes, columns: Sequence[MediaColumn]) -> frozenset[str]:
+def still_media(records: Rows[Record], probes: Probes, columns: Sequence[MediaColumn]) -> frozenset[str]:
     """Return the names of the inputs that are declared as images or have only image files."""
     found: dict[str, bool] = {}
-    for record in records:
-        for file in record.extra:
-            probe = probes[file_state(file)]
+    for (extra,) in records.tuples("extra") if columns else ():
+        for file in extra:
+            probe = probes(file)
             if isinstance(probe, Probe):
                 found[file.name] = found.get(file.name, True) and probe.is_image
     return frozenset(medium.name for medium in columns if (medium.kind == "image" or found.get(medium.name, True)))
@@ -63,7 +64,7 @@ def fit_media(
     of_name = {medium.name: medium for medium in columns}
     found = []
     for file in record.extra:
-        medium, own = of_name[file.name], probes[file_state(file)]
+        medium, own = of_name[file.name], probes(file)
         if isinstance(own, Rejected):
             raise Rejected(f"{file.label}: {own}", kind="medium")
         is_still = file.name in stills and medium.kind != "video"

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias, TypeVar
+from itertools import islice, pairwise
+from typing import Any, TypeAlias
 
-from streamvid.buckets.bucket import Bucket
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.buckets.bucket import TEXT_BUCKET, Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.draws import UNIT, StoredSet
 from streamvid.dataset.manifest import shard_path
+from streamvid.dataset.tabular.rows import Rows
 from streamvid.sharder.assign import Assignment, PlannedSample, stable_hash
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.records import RecordSet, Rejection
 
-_Item = TypeVar("_Item")
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 Build: TypeAlias = dict[str, Any]
 """Everything that determines a dataset's content, as JSON in the manifest. Equal builds create equal datasets."""
 
@@ -29,31 +35,31 @@ MAX_TEXTS_A_SHARD = 8192
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """Ordered samples of one tar, all with the same bucket, split and member extensions."""
+    """Ordered samples of one tar, all with the same bucket, split and member extensions.
+
+    clip_bytes: total size in bytes of the shard's clips and conditioning inputs.
+    """
 
     bucket: Bucket
     number: int
     split: str
-    samples: tuple[PlannedSample, ...]
+    samples: Sequence[PlannedSample]
+    clip_bytes: int
 
     @property
     def path(self) -> str:
         return shard_path(self.bucket.id, self.number)
-
-    @property
-    def clip_bytes(self) -> int:
-        """Total size in bytes of the shard's clips and conditioning inputs."""
-        return sum(sample.num_bytes for sample in self.samples)
 
 
 @dataclass(frozen=True)
 class ShardPlan:
     """Shards in the order of the bucket table, and rejections in the order of the input.
 
-    draws: sets of clips that are stored in several buckets.
+    samples: samples of all shards, in the order of the shards. draws: sets of clips that are stored in several buckets.
     """
 
     shards: tuple[PlannedShard, ...]
+    samples: Rows[PlannedSample]
     rejections: tuple[Rejection, ...]
     num_records: int
     user_types: dict[str, str]
@@ -66,34 +72,33 @@ class ShardPlan:
 
     @property
     def num_samples(self) -> int:
-        return sum(len(shard.samples) for shard in self.shards)
+        return len(self.samples)
 
 
 def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions, build: Build) -> ShardPlan:
     """Return the shard plan: the samples of each bucket, split into shards by the size of their clips."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedSample]] = {}
-    for sample in assignment.samples:
-        if not sample.draw_set:
-            # Other tools refuse a tar whose samples have different members.
-            groups.setdefault((sample.bucket.id, sample.split, sample.extensions), []).append(sample)
-    drawn = drawn_groups(assignment.samples, assignment.draw_sets, options.seed, options.shard_size_bytes)
-    shards: list[PlannedShard] = []
+    facts = _facts_of(assignment, options.seed)
+    plain = _plain_cuts(facts, options.shard_size_bytes)
+    drawn = drawn_groups(facts.drawn, assignment.draw_sets, options.shard_size_bytes)
+    found: list[tuple[Bucket, int, str, Int64Array]] = []
     firsts: list[dict[str, int]] = [{} for _ in drawn]
-    for bucket in _ordered_buckets(options.config, (sample.bucket for sample in assignment.samples)):
-        cuts: list[tuple[str, Sequence[PlannedSample]]] = []
-        for group in sorted((key for key in groups if key[0] == bucket.id), key=lambda k: (SPLITS.index(k[1]), k[2])):
-            in_order = _shuffled(groups[group], options.seed)
-            least = -(-options.shard_size_bytes // MAX_TEXTS_A_SHARD) if bucket.is_text else 0
-            sizes = [max(least, sample.num_bytes) for sample in in_order]
-            cuts += [(group[1], cut) for cut in cut_by_bytes(in_order, sizes, options.shard_size_bytes)]
+    for bucket in _ordered_buckets(options.config, facts.buckets):
+        cuts = plain.get(bucket.id, [])
         for number, several in enumerate(drawn):
             firsts[number][bucket.id] = len(cuts)
             cuts += [(several.split, cut) for cut in several.shards_of(bucket.id)]
-        shards += [PlannedShard(bucket, number, split, tuple(cut)) for number, (split, cut) in enumerate(cuts)]
+        found += [(bucket, number, split, cut) for number, (split, cut) in enumerate(cuts)]
+    order = np.concatenate([np.empty(0, np.int64), *(cut for _, _, _, cut in found)])
+    samples = assignment.samples.arranged(order)
+    ends = np.cumsum([0, *(len(cut) for _, _, _, cut in found)]).tolist()
+    shards = tuple(
+        PlannedShard(bucket, number, split, samples[start:end], int(facts.sizes[cut].sum()))
+        for (bucket, number, split, cut), (start, end) in zip(found, pairwise(ends), strict=True)
+    )
     draws = tuple(several.stored(first) for several, first in zip(drawn, firsts, strict=True))
     rejections = tuple(sorted((*records.rejections, *assignment.rejections), key=lambda rejection: rejection.row))
-    build = {**build, "plan_sha256": _plan_sha256(shards, rejections, build)}
-    return ShardPlan(tuple(shards), rejections, records.num_rows, records.user_types, build, draws)
+    build = {**build, "plan_sha256": _plan_sha256(shards, samples, rejections, build)}
+    return ShardPlan(shards, samples, rejections, records.num_rows, records.user_types, build, draws)
 
 
 def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Bucket, ...]:
@@ -103,61 +108,147 @@ def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Buc
     return tuple(sorted(set(found), key=lambda bucket: (-bucket.num_pixels, bucket.id)))
 
 
-def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample]:
-    """Return the samples sorted by a hash of seed and key, so that the order of the input does not matter."""
-    return sorted(samples, key=lambda sample: (stable_hash("order", str(seed), sample.key), sample.key))
+_Group: TypeAlias = tuple[str, str, tuple[str, ...]]
+"""(bucket id, split, member extensions): shared by the samples of a shard, because other tools refuse a tar whose
+samples have different members."""
 
 
-def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection], build: Build) -> str:
+@dataclass(frozen=True)
+class _Facts:
+    """What the order and the shards of samples depend on; one entry per sample, in the order of the input.
+
+    codes: index of the sample's group in `groups`, or -1 for a sample that several buckets store. sizes: bytes.
+    places: hash that decides the sample's place in its group, so that the order of the input does not matter. Two
+    samples of a group share a hash with a probability of 2**-64.
+    drawn: the samples that several buckets store.
+    """
+
+    groups: list[_Group]
+    buckets: list[Bucket]
+    codes: npt.NDArray[np.int32]
+    places: npt.NDArray[np.uint64]
+    sizes: Int64Array
+    drawn: list[DrawnSample]
+
+
+def _facts_of(assignment: Assignment, seed: int) -> _Facts:
+    groups: dict[_Group, int] = {}
+    buckets: dict[str, Bucket] = {}
+    codes, places, sizes = array("i"), array("Q"), array("q")
+    drawn: list[DrawnSample] = []
+    names = ("key", "bucket", "split", "clip.extension", "clip.num_bytes", "media", "draw_set")
+    clips = assignment.samples.tuples("record.row", "window.start", "window.num_frames", "record_key")
+    for number, (facts, clip) in enumerate(zip(assignment.samples.tuples(*names), clips, strict=True)):
+        key, bucket, split, extension, num_bytes, media, draw_set = facts
+        extensions = (extension, *sorted(medium.extension for medium in media))
+        num_bytes += sum(medium.clip.num_bytes for medium in media)
+        sizes.append(num_bytes)
+        buckets[bucket.id] = bucket
+        if draw_set:
+            _, start, num_frames, own = clip
+            place = stable_hash("order", str(seed), own, str(start), str(num_frames))
+            one = DrawnSample(number, key, bucket.id, split, extensions, num_bytes, draw_set, clip, place)
+            drawn.append(one)
+        codes.append(-1 if draw_set else groups.setdefault((bucket.id, split, extensions), len(groups)))
+        places.append(0 if draw_set else stable_hash("order", str(seed), key))
+    return _Facts(
+        list(groups),
+        list(buckets.values()),
+        np.asarray(codes),
+        np.asarray(places),
+        np.asarray(sizes),
+        drawn,
+    )
+
+
+def _plain_cuts(facts: _Facts, shard_size_bytes: int) -> dict[str, list[tuple[str, Int64Array]]]:
+    """Return the (split, sample numbers) pairs of the shards of each bucket, without samples of several buckets."""
+    found: dict[str, list[tuple[str, Int64Array]]] = {}
+    order = np.lexsort((facts.places, facts.codes))
+    bounds = np.searchsorted(facts.codes[order], np.arange(len(facts.groups) + 1))
+    for code in sorted(range(len(facts.groups)), key=lambda code: _in_order(facts.groups[code])):
+        bucket_id, split, _ = facts.groups[code]
+        members = order[bounds[code] : bounds[code + 1]]
+        least = -(-shard_size_bytes // MAX_TEXTS_A_SHARD) if bucket_id == TEXT_BUCKET.id else 0
+        cuts = cut_by_bytes(np.maximum(facts.sizes[members], least), shard_size_bytes)
+        found.setdefault(bucket_id, []).extend((split, members[cut]) for cut in cuts)
+    return found
+
+
+def _in_order(group: _Group) -> tuple[str, int, tuple[str, ...]]:
+    bucket_id, split, extensions = group
+    return bucket_id, SPLITS.index(split), extensions
+
+
+def _plan_sha256(
+    shards: Sequence[PlannedShard], samples: Rows[PlannedSample], rejections: Sequence[Rejection], build: Build
+) -> str:
     digest = hashlib.sha256(json.dumps([PLAN_VERSION, build], sort_keys=True).encode())
+    rows = samples.tuples("key", "record.source", "clip.num_bytes", "split", "clip.sha256", "media")
     for shard in shards:
-        for sample in shard.samples:
-            row = [sample.key, sample.record.source, sample.clip.num_bytes, sample.split, shard.path]
-            row += [sample.clip.sha256] if sample.clip.sha256 else []
-            row += [part for medium in sample.media for part in (*medium.file.line, medium.clip.sha256)]
+        for key, source, num_bytes, split, sha256, media in islice(rows, len(shard.samples)):
+            row = [key, source, num_bytes, split, shard.path]
+            row += [sha256] if sha256 else []
+            row += [part for medium in media for part in (*medium.file.line, medium.clip.sha256)]
             digest.update(json.dumps(row).encode())
     for rejection in rejections:
         digest.update(json.dumps([rejection.row, rejection.source, rejection.reason]).encode())
     return digest.hexdigest()
 
 
-def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes: int) -> Iterator[Sequence[_Item]]:
-    """Split the items into consecutive runs of about the same total size, and yield the runs.
+def cut_by_bytes(sizes: Int64Array, shard_size_bytes: int) -> Iterator[slice]:
+    """Yield the bounds of consecutive runs of items that have about the same total size.
 
     Only a run with a single item may exceed `shard_size_bytes`.
 
     sizes: size of each item in bytes.
     """
-    remaining = sum(sizes)
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    doubled = ends[:-1] + ends[1:]
     start = 0
-    while start < len(items):
-        num_shards = -(-remaining // shard_size_bytes)
-        end, total = start, 0
-        while end < len(items):
-            size = sizes[end]
-            # A run may exceed an equal share by half an item; a larger excess would make the last shards small.
-            is_full = total + size > shard_size_bytes or num_shards * (2 * total + size) > 2 * remaining
-            if is_full and end > start:
-                break
-            total, end = total + size, end + 1
-        yield items[start:end]
-        remaining, start = remaining - total, end
+    while start < len(sizes):
+        before, remaining = int(ends[start]), int(ends[-1] - ends[start])
+        num_shards = -(-remaining // shard_size_bytes) or 1
+        fits = int(np.searchsorted(ends, before + shard_size_bytes, side="right")) - 1
+        # A run may exceed an equal share by half an item; a larger excess would make the last shards small.
+        is_even = int(np.searchsorted(doubled, 2 * before + 2 * remaining // num_shards, side="right"))
+        stop = max(start + 1, min(fits, is_even))
+        yield slice(start, stop)
+        start = stop
+
+
+@dataclass(frozen=True)
+class DrawnSample:
+    """Sample of a clip that several buckets store. number: its place in the input. size: bytes.
+
+    clip: identity of the clip. place: hash that decides the clip's place among all clips.
+    """
+
+    number: int
+    key: str
+    bucket_id: str
+    split: str
+    extensions: tuple[str, ...]
+    size: int
+    draw_set: str
+    clip: tuple[int, int, int, str]
+    place: int
 
 
 @dataclass(frozen=True)
 class DrawnGroup:
     """Clips with the same draw set, split and member extensions, divided into shards.
 
-    buckets: (bucket id, probability times UNIT) pairs. shards: for each bucket, in the order of `buckets`, a tuple of
-    shards with their samples. All buckets store the same clips in the same order.
+    buckets: (bucket id, probability times UNIT) pairs. shards: for each bucket, in the order of `buckets`, the numbers
+    of each shard's samples. All buckets store the same clips in the same order.
     """
 
     buckets: tuple[tuple[str, int], ...]
     split: str
-    shards: tuple[tuple[Sequence[PlannedSample], ...], ...]
+    shards: tuple[tuple[Int64Array, ...], ...]
 
-    def shards_of(self, bucket_id: str) -> tuple[Sequence[PlannedSample], ...]:
-        """Return the samples of each shard in a bucket; empty for a bucket outside the group."""
+    def shards_of(self, bucket_id: str) -> tuple[Int64Array, ...]:
+        """Return the sample numbers of each shard in a bucket; empty for a bucket outside the group."""
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
@@ -165,37 +256,30 @@ class DrawnGroup:
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
-_Clip = tuple[PlannedSample, ...]  # samples of one clip, one per bucket
-
-
 def drawn_groups(
-    samples: Iterable[PlannedSample],
-    draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]],
-    seed: int,
-    shard_size_bytes: int,
+    samples: Iterable[DrawnSample], draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]], shard_size_bytes: int
 ) -> list[DrawnGroup]:
     """Group the samples of clips that several buckets store. The result does not depend on the order of the input.
 
     If a clip could not be encoded for one bucket, its samples in the other buckets keep their probabilities.
     """
-    clips: dict[tuple[int, int, int], list[PlannedSample]] = {}
+    clips: dict[tuple[int, int, int, str], list[DrawnSample]] = {}
     for sample in samples:
-        if sample.draw_set:
-            clip = (sample.record.row, sample.window.start, sample.window.num_frames)
-            clips.setdefault(clip, []).append(sample)
-    groups: dict[tuple[tuple[tuple[str, int], ...], str, tuple[str, ...]], list[_Clip]] = {}
+        clips.setdefault(sample.clip, []).append(sample)
+    groups: dict[tuple[tuple[tuple[str, int], ...], str, tuple[str, ...]], list[list[DrawnSample]]] = {}
     for several in clips.values():
         first = several[0]
         weights = weights_of(draw_sets[first.draw_set])
-        mine = tuple((name, weights[name]) for name in sorted(sample.bucket.id for sample in several))
-        in_order = tuple(sorted(several, key=lambda sample: sample.bucket.id))
+        mine = tuple((name, weights[name]) for name in sorted(sample.bucket_id for sample in several))
+        in_order = sorted(several, key=lambda sample: sample.bucket_id)
         groups.setdefault((mine, first.split, first.extensions), []).append(in_order)
     found = []
     for (buckets, split, _), members in sorted(groups.items(), key=lambda item: item[0]):
-        ordered = _shuffled_clips(members, seed)
-        sizes = [max(sample.num_bytes for sample in clip) for clip in ordered]
-        shards = list(cut_by_bytes(ordered, sizes, shard_size_bytes))
-        by_bucket = tuple(tuple([clip[number] for clip in shard] for shard in shards) for number in range(len(buckets)))
+        ordered = sorted(members, key=lambda clip: (clip[0].place, clip[0].key))
+        sizes = np.array([max(sample.size for sample in clip) for clip in ordered], np.int64)
+        numbers = np.array([[sample.number for sample in clip] for clip in ordered], np.int64)
+        cuts = list(cut_by_bytes(sizes, shard_size_bytes))
+        by_bucket = tuple(tuple(numbers[cut, place] for cut in cuts) for place in range(len(buckets)))
         found.append(DrawnGroup(buckets, split, by_bucket))
     return found
 
@@ -211,12 +295,3 @@ def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
     for name, _ in sorted(exact, key=lambda item: (-(item[1] - int(item[1])), item[0]))[: max(0, missing)]:
         weights[name] += 1
     return weights
-
-
-def _shuffled_clips(clips: Iterable[_Clip], seed: int) -> list[_Clip]:
-    def place(clip: _Clip) -> tuple[int, str]:
-        first = clip[0]
-        parts = (first.record_key, str(first.window.start), str(first.window.num_frames))
-        return stable_hash("order", str(seed), *parts), first.key
-
-    return sorted(clips, key=place)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import posixpath
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamvid.buckets.pick import exact_seconds
+from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import DecodeError, ProbeError, Rejected, SourceError, StorageError, StreamvidError
 from streamvid.host.journal import FileState, Journal, Key
 from streamvid.sharder.options import ShardOptions
@@ -87,8 +87,8 @@ Finding: TypeAlias = dict[str, Any]
 """JSON result of a worker, as the journal stores it: the fields of a Probe or Clip, or "rejected" and "kind"."""
 
 
-Probes: TypeAlias = Mapping[FileState, Probe | Rejected]
-"""Result of probing each file: its facts, or the reason for rejecting it."""
+Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]
+"""Function that returns the result of probing a file: its facts, or the reason for rejecting it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +215,34 @@ def clip_extension(container: str, source: str) -> str:
     return "webm" if name == "mkv" and posixpath.splitext(source)[1].lower() == ".webm" else name
 
 
+@dataclass(frozen=True)
+class Probed:
+    """Results of probing files. states: (path, size, version) of each file. bytes_read: see `ShardReport`."""
+
+    findings: Mapping[Key, Finding]
+    states: Collection[FileState]
+
+    def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
+        finding = self.findings[file_state(file)]
+        facts = {name: value for name, value in finding.items() if name != "bytes_read"}
+        return rejection_of(finding, file.path, file.source) or Probe(**facts)
+
+    @property
+    def bytes_read(self) -> int | None:
+        """Number of bytes read from remote files in this and earlier runs; None if no file is remote."""
+        findings = (self.findings[state] for state in self.states)
+        read = [finding["bytes_read"] for finding in findings if "bytes_read" in finding]
+        return sum(read) if read else None
+
+
 def probe_all(
-    records: Sequence[Record],
+    records: Rows[Record],
     options: ShardOptions,
     journal: SharedJournal,
     held_fd: int,
     progress: Progress,
     folder: Path | None = None,
-) -> Probes:
+) -> Probed:
     """Probe all files of the records. The result does not depend on the number of workers or tasks.
 
     If `options.work.task` selects a share, raise TasksUnfinished unless the other tasks have probed the other files.
@@ -230,8 +250,10 @@ def probe_all(
     folder: directory for temporary copies of remote files; None for the system's temporary directory. A file that
     crashes the decoder or exceeds the limits on time and memory is rejected.
     """
-    files: list[Record | MediaFile] = [*records, *chain.from_iterable(record.extra for record in records)]
-    sources = {file_state(file): file for file in files}
+    sources: dict[FileState, str] = {}  # names of the files
+    for path, num_bytes, version, source, extra in records.tuples("path", "num_bytes", "version", "source", "extra"):
+        sources[path, num_bytes, version] = source
+        sources.update((file_state(file), file.source) for file in extra)
     share = options.work.share.of(list(sources))
     states = [state for state in share if state not in journal.findings]
     done = len(share) - len(states)
@@ -239,7 +261,8 @@ def probe_all(
     storage, is_verified = options.worker_storage, _is_verified(options)
 
     def task(number: int) -> ProbeTask:
-        media = sources[states[number]].media(storage)
+        path, num_bytes, version = state = states[number]
+        media = Media(path, sources[state], num_bytes, version, storage)
         return ProbeTask(media, options.limits, is_verified, options.needs_timing, folder)
 
     with journal:
@@ -251,13 +274,7 @@ def probe_all(
     journal.refresh()
     if num_missing := sum(state not in journal.findings for state in sources):
         raise TasksUnfinished(Remaining("probe", num_missing, len(sources)))
-    return {state: _found(journal.findings[state], state[0], file.source) for state, file in sources.items()}
-
-
-def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | None:
-    """Return the number of bytes read from remote files in this and earlier runs; None if no file is remote."""
-    read = [journal.findings[state]["bytes_read"] for state in states if "bytes_read" in journal.findings[state]]
-    return sum(read) if read else None
+    return Probed(journal.findings, sources.keys())
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
@@ -280,8 +297,3 @@ def _time_limit(options: ShardOptions) -> str:
 def file_state(record: Record | MediaFile) -> FileState:
     """Return the path, size and version of a file, which together identify its content."""
     return (record.path, record.num_bytes, record.version)
-
-
-def _found(finding: Finding, path: str, source: str) -> Probe | Rejected:
-    facts = {name: value for name, value in finding.items() if name != "bytes_read"}
-    return rejection_of(finding, path, source) or Probe(**facts)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.policy import cropped_share
 from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.tabular.rows import Rows
+from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.sharder.assign import Assignment
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import ShardPlan
-from streamvid.sharder.probing import Probe, Probes, file_state
+from streamvid.sharder.probing import Probe, Probes
 from streamvid.sharder.rejections import NO_BUCKET, RejectedKind, by_kind
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 from streamvid.sharder.source.summary import Counted, InputSummary, duplicates
@@ -135,18 +143,19 @@ def report_task(num_records: int, options: ShardOptions, remaining: Remaining | 
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:
     """Return the report of a plan. state: BUILT or DRY_RUN."""
-    clips: dict[Bucket, list[_Clip]] = {}
-    seconds: dict[str, float] = {}
-    for shard in plan.shards:
-        for sample in shard.samples:
-            clip, record = sample.clip, sample.record
-            facts = (clip.num_bytes, clip.duration_seconds, clip.psnr_y, record.source, record.num_bytes)
-            clips.setdefault(shard.bucket, []).append(_Clip(*facts, sample.cropped_share))
-            seconds[clip.path] = clip.encode_seconds
+    totals: dict[Bucket, _Totals] = {}
+    encoded = _Distinct()
+    names = ("bucket", "clip.num_bytes", "clip.duration_seconds", "clip.psnr_y", "record.source", "record.num_bytes")
+    others = ("probe.height", "probe.width", "clip.path", "clip.encode_seconds")
+    for row in plan.samples.tuples(*names, *others):
+        bucket, num_bytes, seconds, psnr_y, source, source_bytes, height, width, path, encode_seconds = row
+        crop = 0.0 if bucket.is_text else _crop(height, width, bucket.height, bucket.width)
+        totals.setdefault(bucket, _Totals()).add(num_bytes, seconds, psnr_y, source, source_bytes, crop)
+        encoded.add(path, encode_seconds)
     stored = str(plan.build["options"]["clips"])
     is_unknown = state == DRY_RUN and stored == "native"
     shards = Counter(shard.bucket for shard in plan.shards)
-    rows = [_row(bucket, 0 if is_unknown else shards[bucket], found) for bucket, found in clips.items()]
+    rows = [found.row(bucket, 0 if is_unknown else shards[bucket]) for bucket, found in totals.items()]
     counts = {(shard.bucket.id, shard.number): len(shard.samples) for shard in plan.shards}
     return ShardReport(
         state,
@@ -154,9 +163,14 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
         tuple(rows),
         plan.rejections,
         stored,
-        encode_seconds=sum(seconds.values()) if stored == "native" and not is_unknown else None,
+        encode_seconds=encoded.total if stored == "native" and not is_unknown else None,
         stored_clips=stored_clips(plan.draws, counts),
     )
+
+
+@lru_cache(1 << 16)
+def _crop(height: int, width: int, bucket_height: int, bucket_width: int) -> float:
+    return float(cropped_share(height, width, bucket_height, bucket_width))
 
 
 def summarize(
@@ -165,27 +179,54 @@ def summarize(
     """Return the sharder's interpretation of its input, with facts from probing if probes and assignment are given."""
     if probes is None or assignment is None:
         return InputSummary(records.sources)
-    rate, firsts, shared = options.frame_rate, dict[str, Record](), []
-    for record in records.records:
-        first = firsts.setdefault(record.path, record)
-        if first is not record:
-            shared.append(f"rows {first.row} and {record.row}: {record.source}")
-    videos = [
-        (record.source, probe.fps)
-        for record in firsts.values()
-        if isinstance(probe := probes[file_state(record)], Probe) and not probe.is_image and probe.fps
-    ]
-    rates = [fps for _, fps in videos]
+    rate, files = options.frame_rate, _Files(records.records)
+    rates = array("d")
+
+    def repeated() -> Iterator[str]:
+        for record in files.firsts():
+            probe = probes(record)
+            if isinstance(probe, Probe) and not probe.is_image and probe.fps:
+                rates.append(probe.fps)
+                if probe.fps < rate.repeats_below:
+                    yield f"{record.source} ({probe.fps:.4g} fps)"
+
+    slow = Counted.of(repeated())
     return InputSummary(
         sources=records.sources,
-        shared_files=Counted.of(shared),
-        duplicates=duplicates(record.media(options.storage) for record in firsts.values()),
+        shared_files=Counted.of(files.shared()),
+        duplicates=duplicates(record.media(options.storage) for record in files.firsts()),
         fps=(min(rates), max(rates)) if rates else None,
         read_fps=None if rate.fps is None else float(rate.fps),
-        repeated=Counted.of([f"{source} ({fps:.4g} fps)" for source, fps in videos if fps < rate.repeats_below]),
+        repeated=slow,
         num_dropped=sum(fps > rate.drops_above for fps in rates),
         num_without_bucket=sum(rejection.kind in NO_BUCKET for rejection in assignment.rejections),
     )
+
+
+class _Files:
+    """Files of the records, each with its first record."""
+
+    def __init__(self, records: Rows[Record]) -> None:
+        self._records = records
+        self._repeated = TextSet.repeated(path for (path,) in records.tuples("path"))
+
+    def firsts(self) -> Iterator[Record]:
+        """Yield the first record of each file."""
+        seen = set()
+        for record in self._records:
+            if record.path not in seen:
+                yield record
+            if record.path in self._repeated:
+                seen.add(record.path)
+
+    def shared(self) -> Iterator[str]:
+        """Describe each record whose file belongs to an earlier record."""
+        rows: dict[str, int] = {}
+        for path, row, source in self._records.tuples("path", "row", "source") if len(self._repeated) else ():
+            if path in self._repeated:
+                if path in rows:
+                    yield f"rows {rows[path]} and {row}: {source}"
+                rows.setdefault(path, row)
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
@@ -193,51 +234,86 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
     The report does not contain that run's state, encode_seconds, probe_bytes_read and input.
     """
-    clips: dict[str, list[_Clip]] = {}
+    totals: dict[str, _Totals] = {}
     for shard in dataset.shards:
-        rows = dataset.samples(shard, list(_COLUMNS)).to_pylist()
-        clips.setdefault(shard.bucket_id, []).extend(_Clip(*(row[name] for name in _COLUMNS)) for row in rows)
+        for row in dataset.samples(shard, list(_COLUMNS)).to_pylist():
+            totals.setdefault(shard.bucket_id, _Totals()).add(*(row[name] for name in _COLUMNS))
     shards = Counter(shard.bucket_id for shard in dataset.shards)
     manifest = dataset.manifest
     return ShardReport(
         ALREADY_SEALED,
         manifest.counts.records,
-        tuple(_row(manifest.bucket(name), shards[name], found) for name, found in clips.items()),
+        tuple(found.row(manifest.bucket(name), shards[name]) for name, found in totals.items()),
         tuple(Rejection(**row) for row in dataset.rejections_table().to_pylist()),
         manifest.clips,
         stored_clips=dataset.stored_clips,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Clip:
-    """Values of the index columns that a report needs, for one clip."""
-
-    num_bytes: int
-    duration_seconds: float
-    psnr_y: float | None
-    source: str
-    source_bytes: int
-    crop_fraction: float | None
-
-
 _COLUMNS = ("clip_bytes", "duration_seconds", "psnr_y", "source", "source_bytes", "crop_fraction")
 
 
-def _row(bucket: Bucket, num_shards: int, clips: Sequence[_Clip]) -> BucketRow:
-    crops = [clip.crop_fraction or 0.0 for clip in clips]
-    qualities = [clip.psnr_y for clip in clips if clip.psnr_y is not None]
-    return BucketRow(
-        bucket_id=bucket.id,
-        num_frames=bucket.num_frames,
-        height=bucket.height,
-        width=bucket.width,
-        num_samples=len(clips),
-        num_shards=num_shards,
-        num_bytes=sum(clip.num_bytes for clip in clips),
-        duration_seconds=sum(clip.duration_seconds for clip in clips),
-        mean_crop=sum(crops) / len(crops),
-        source_bytes=sum({clip.source: clip.source_bytes for clip in clips}.values()),
-        mean_psnr_y=sum(qualities) / len(qualities) if qualities else None,
-        min_psnr_y=min(qualities, default=None),
-    )
+class _Distinct:
+    """Sum of one number per name. A name that occurs several times counts once."""
+
+    def __init__(self) -> None:
+        self._names, self._numbers = array("q"), array("d")
+
+    def add(self, name: str, number: float) -> None:
+        self._names.append(hash(name))
+        self._numbers.append(number)
+
+    @property
+    def total(self) -> float:
+        _, firsts = np.unique(np.asarray(self._names), return_index=True)
+        return float(np.asarray(self._numbers)[firsts].sum())
+
+
+@dataclass
+class _Totals:
+    """Totals of the clips in one bucket."""
+
+    num_clips: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    crop: float = 0.0
+    num_psnr_y: int = 0
+    psnr_y: float = 0.0
+    min_psnr_y: float = math.inf
+    sources: _Distinct = field(default_factory=_Distinct)
+
+    def add(
+        self,
+        num_bytes: int,
+        seconds: float,
+        psnr_y: float | None,
+        source: str,
+        source_bytes: int,
+        crop: float | None,
+    ) -> None:
+        """Add a clip. The arguments are values of index columns; see _COLUMNS."""
+        self.num_clips += 1
+        self.num_bytes += num_bytes
+        self.seconds += seconds
+        self.crop += crop or 0.0
+        self.sources.add(source, source_bytes)
+        if psnr_y is not None:
+            self.num_psnr_y += 1
+            self.psnr_y += psnr_y
+            self.min_psnr_y = min(self.min_psnr_y, psnr_y)
+
+    def row(self, bucket: Bucket, num_shards: int) -> BucketRow:
+        return BucketRow(
+            bucket_id=bucket.id,
+            num_frames=bucket.num_frames,
+            height=bucket.height,
+            width=bucket.width,
+            num_samples=self.num_clips,
+            num_shards=num_shards,
+            num_bytes=self.num_bytes,
+            duration_seconds=self.seconds,
+            mean_crop=self.crop / self.num_clips,
+            source_bytes=int(self.sources.total),
+            mean_psnr_y=self.psnr_y / self.num_psnr_y if self.num_psnr_y else None,
+            min_psnr_y=self.min_psnr_y if self.num_psnr_y else None,
+        )

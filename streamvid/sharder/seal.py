@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,7 +231,7 @@ def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
     # Readers use the rate at which native clips were encoded.
     frame_rate = options.config.frame_rate if options.rate is None else FrameRate("resample", options.rate)
-    media = media_facts(plan.shards, options.source.media_columns)
+    media = media_facts(plan, options.source.media_columns)
     return Manifest(
         buckets=buckets,
         clips=options.clips.kind,
@@ -252,13 +253,13 @@ def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo
     )
 
 
-def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) -> dict[str, MediaInfo]:
+def media_facts(plan: ShardPlan, columns: Sequence[MediaColumn]) -> dict[str, MediaInfo]:
     """Return the description of each conditioning input for the manifest; see dataset/README.md."""
     found: dict[str, MediaInfo] = {}
     for column in columns:
         counts, stills, is_list = [0], [True], False
-        for sample in (sample for shard in shards for sample in shard.samples):
-            mine = [medium for medium in sample.media if medium.column == column]
+        for (media,) in plan.samples.tuples("media"):
+            mine = [medium for medium in media if medium.column == column]
             counts.append(len(mine))
             stills += [medium.is_still for medium in mine]
             is_list = is_list or any(medium.file.item is not None for medium in mine)
@@ -275,9 +276,9 @@ def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) 
 
 def _quality(plan: ShardPlan) -> dict[str, object]:
     """Return PSNR-Y statistics of native clips in decibels, overall and per bucket."""
-    found: dict[str, list[float]] = {}
-    for shard in plan.shards:
-        found.setdefault(shard.bucket.id, []).extend(sample.clip.psnr_y or 0.0 for sample in shard.samples)
+    found: dict[str, array[float]] = {}
+    for bucket, psnr_y in plan.samples.tuples("bucket", "clip.psnr_y"):
+        found.setdefault(bucket.id, array("d")).append(psnr_y or 0.0)
     of_all = [value for values in found.values() for value in values]
     buckets = {bucket_id: _spread(values) for bucket_id, values in found.items()}
     return {"psnr_y": _spread(of_all), "psnr_y_by_bucket": buckets}

@@ -22,7 +22,7 @@ from streamvid.sharder.build import build_all, remaining_shards
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import Build, make_plan
-from streamvid.sharder.probing import Progress, journal_header, probe_all, probe_bytes_read
+from streamvid.sharder.probing import Progress, journal_header, probe_all
 from streamvid.sharder.report import (
     BUILT,
     DRY_RUN,
@@ -116,7 +116,8 @@ _REMEDY = (
 
 def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
     """Return True if a file that is embedded in metadata has not been written to `folder` yet."""
-    paths = [path for record in records.records for path in (record.path, *(file.path for file in record.extra))]
+    rows = records.records.tuples("path", "extra")
+    paths = (path for own, extra in rows for path in (own, *(file.path for file in extra)))
     return any(path.startswith(f"{folder}/") and not Path(path).exists() for path in paths)
 
 
@@ -273,7 +274,7 @@ def _assigned(
     records = apply_where(records, options, probes)
     assignment = assign(records.records, probes, options)
     summary = summarize(records, options, probes, assignment)
-    return _Assigned(records, assignment, probe_bytes_read(probes, journal), summary)
+    return _Assigned(records, assignment, probes.bytes_read, summary)
 
 
 def _build_facts(records: RecordSet, options: ShardOptions) -> Build:

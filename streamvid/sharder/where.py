@@ -6,16 +6,18 @@ Conditions have the same syntax as the loader's `where=`, and treat missing valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.column_groups import nearest
 from streamvid.dataset.filter.expression import compile_condition
 from streamvid.dataset.filter.nodes import Node
+from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError, Rejected
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.probing import Probe, Probes, file_state
+from streamvid.sharder.probing import Probe, Probes
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ FACTS = {
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
 _ARROW = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}
-_ROWS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 14
 _SHOWN = 60
 
 
@@ -59,19 +61,21 @@ class Where:
         probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,
         so that its rejection reports the reason from probing.
         """
-        kept: list[Record] = []
         rejections = list(records.rejections)
-        for start in range(0, len(records.records), _ROWS_AT_ONCE):
-            part = records.records[start : start + _ROWS_AT_ONCE]
-            found = [None if probes is None else probes[file_state(record)] for record in part]
-            table = self._table(part, found)
-            admitted = self._mask(table)
-            for number, record in enumerate(part):
-                if admitted[number] or isinstance(found[number], Rejected):
-                    kept.append(record)
-                else:
-                    rejections.append(Rejection(record.row, record.source, self._reason(table, number), "where"))
-        return replace(records, records=tuple(kept), rejections=tuple(rejections))
+
+        def kept() -> Iterator[Record]:
+            rows = iter(records.records)
+            while part := list(islice(rows, _ROWS_AT_ONCE)):
+                found = [None if probes is None else probes(record) for record in part]
+                table = self._table(part, found)
+                admitted = self._mask(table)
+                for number, record in enumerate(part):
+                    if admitted[number] or isinstance(found[number], Rejected):
+                        yield record
+                    else:
+                        rejections.append(Rejection(record.row, record.source, self._reason(table, number), "where"))
+
+        return replace(records, records=Rows.of(Record, kept()), rejections=tuple(rejections))
 
     def _mask(self, table: pa.Table) -> list[bool]:
         import pyarrow as pa

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamvid.dataset.captions import listed_captions
-from streamvid.dataset.tabular.columns import Column, column_kind
-from streamvid.dataset.tabular.reader import BLOCK_ROWS, RowBlock, column_names, read_blocks, read_table
+from streamvid.dataset.tabular.columns import Column, common_kind
+from streamvid.dataset.tabular.reader import BLOCK_ROWS, RowBlock, column_names, read_blocks
+from streamvid.dataset.tabular.table import read_table
 from streamvid.errors import SourceError
 from streamvid.storage import StorageOptions
 
@@ -58,7 +59,7 @@ def test_text_is_typed_by_all_its_cells(cells: list[str], kind: str, values: lis
     """However the rows are split into blocks."""
     middle = len(cells) // 2 if num_blocks == 2 else 0
     columns = [Column(pa.array(part, pa.large_string()), "text") for part in (cells[:middle], cells[middle:])]
-    found = column_kind(columns)
+    found = common_kind(column.kinds() for column in columns)
     assert found == kind
     assert [value for column in columns for value in column.as_kind(found).to_pylist()] == values
 
@@ -69,7 +70,7 @@ def test_json_is_typed_by_its_values(tmp_path: Path, given: list[Any], kind: str
         "\n".join(json.dumps({"a": value}) for value in given).replace("Infinity", "1e999")
     )
     (block,) = blocks(tmp_path / "m.jsonl")
-    found = column_kind([block.column("a")])
+    found = common_kind([block.column("a").kinds()])
     assert found == kind and block.column("a").as_kind(found).to_pylist() == values
 
 
@@ -96,7 +97,7 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "m.parquet", row_group_size=1)
     read = read_table(tmp_path / "m.parquet", StorageOptions())
-    kinds = {name: read.kind(name) for name in read.names}
+    kinds = read.kinds(read.names)
     assert kinds == {
         "n": "int64", "big": "string", "x": "double", "d": "double", "c": "string", "t": "string", "raw": "string",
         "lists": "string",

@@ -20,11 +20,12 @@ from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import bucket_config_from_json, load_bucket_config
 from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.dataset.draws import UNIT
+from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError
 from streamvid.sharder.assign import Assignment, assign
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import weights_of
-from streamvid.sharder.probing import Probe, Probes, file_state
+from streamvid.sharder.probing import Probe
 from streamvid.sharder.source.records import Record
 from tests.conftest import run_streamvid
 from tests.loader.conftest import new_keys
@@ -161,9 +162,8 @@ def made_up(count: int, options: ShardOptions) -> tuple[Assignment, Choices]:
     records = [
         Record(row, f"{row}.mp4", f"/none/{row}.mp4", 1000, "1", caption=None, columns={}) for row in range(count)
     ]
-    probes: Probes = {file_state(record): probe for record in records}
     facts = ClipFacts(probe.num_frames, probe.height, probe.width, probe.fps)
-    return assign(records, probes, options), options.config.choices(facts)
+    return assign(Rows.of(Record, records), lambda _: probe, options), options.config.choices(facts)
 
 
 SEED = {"256px": {16: (0.9, 2)}, "512px": {16: (1.0, 1), 32: (0.8, 1)}}
@@ -181,7 +181,7 @@ def test_clips_are_drawn_as_often_as_they_should() -> None:
     for name, share in {**expected, None: choices.rest}.items():
         assert abs(counts[name] - 10_000 * share) <= Z_AT_1E_6 * math.sqrt(10_000 * share * (1 - share)) + 0.5
     fewer, _ = made_up(100, options)
-    assert fewer.samples == found.samples[: len(fewer.samples)]
+    assert list(fewer.samples) == list(found.samples)[: len(fewer.samples)]
     other, _ = made_up(100, shard_options(bucket_config=options.config, seed=4))
     assert [sample.bucket for sample in other.samples] != [sample.bucket for sample in fewer.samples]
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.buckets.bucket import parse_buckets
+from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected
+from streamvid.host.journal import FileState
 from streamvid.sharder.assign import assign, record_key, safe_stem, sample_key, split_of
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import ShardPlan, cut_by_bytes, make_plan
-from streamvid.sharder.probing import Probe, Probes, file_state
+from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 from tests.shard_options import shard_options
 
@@ -27,13 +30,15 @@ def record(row: int, num_bytes: int) -> Record:
     return Record(row, f"{row}.mp4", f"/x/{row}.mp4", num_bytes, "0", None, {})
 
 
-def plan_with(records: RecordSet, probes: Probes, options: ShardOptions) -> ShardPlan:
-    return make_plan(records, assign(records.records, probes, options), options, {})
+def plan_with(records: RecordSet, probes: Mapping[FileState, Probe | Rejected], options: ShardOptions) -> ShardPlan:
+    return make_plan(records, assign(records.records, lambda file: probes[file_state(file)], options), options, {})
 
 
 def plan_of(records: Sequence[Record], seed: int = 0) -> list[tuple[str, str, list[str]]]:
     options = replace(OPTIONS, seed=seed)
-    plan = plan_with(RecordSet(tuple(records), (), {}, len(records)), {file_state(r): PROBE for r in records}, options)
+    plan = plan_with(
+        RecordSet(Rows.of(Record, records), (), {}, len(records)), {file_state(r): PROBE for r in records}, options
+    )
     assert plan.num_samples == len(records)
     return [(shard.path, shard.split, [sample.key for sample in shard.samples]) for shard in plan.shards]
 
@@ -71,7 +76,7 @@ def test_the_seed_shuffles() -> None:
 
 
 def test_one_long_clip_is_a_shard() -> None:
-    assert [len(cut) for cut in cut_by_bytes([], [], 10)] == []
+    assert list(cut_by_bytes(np.array([], np.int64), 10)) == []
     assert sorted(len(keys) for _, _, keys in plan_of([record(0, 10**6), record(1, 1)])) == [1, 1]
 
 
@@ -83,12 +88,12 @@ def test_numbers_run_through_splits() -> None:
 def test_what_no_bucket_takes_is_rejected_in_the_order_of_the_input() -> None:
     """SHARD-3."""
     records = (record(0, 1), record(2, 1), record(3, 1))
-    probes: Probes = {
+    probes: Mapping[FileState, Probe | Rejected] = {
         file_state(records[0]): Rejected("no video"),
         file_state(records[1]): PROBE,
         file_state(records[2]): replace(PROBE, num_frames=2),
     }
-    plan = plan_with(RecordSet(records, (Rejection(1, "x", "broken"),), {}, 4), probes, OPTIONS)
+    plan = plan_with(RecordSet(Rows.of(Record, records), (Rejection(1, "x", "broken"),), {}, 4), probes, OPTIONS)
     assert [rejection.row for rejection in plan.rejections] == [0, 1, 3]
     assert plan.num_samples == 1
 

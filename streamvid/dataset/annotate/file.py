@@ -20,7 +20,7 @@ from streamvid.dataset.captions import (
     parse_captions,
 )
 from streamvid.dataset.column_groups import nearest
-from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES, NOT_UTF8, Column, column_kind
+from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES, NOT_UTF8, Column, common_kind
 from streamvid.dataset.tabular.reader import RowBlock, column_names, read_blocks
 from streamvid.errors import ConfigError, Rejected, SourceError
 
@@ -122,7 +122,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def _user_column(path: Path, name: str, parts: Sequence[Column]) -> pa.Array:
-    kind = column_kind(parts)
+    kind = common_kind(part.kinds() for part in parts)
     values = _joined([part.as_kind(kind) for part in parts])
     return _checked(values, path, f"column {name!r}") if kind == "string" else values
 

@@ -77,10 +77,10 @@ class Column:
         return _arrow_as(self.cells, kind)
 
 
-def column_kind(columns: Iterable[Column]) -> ColumnType:
-    """Return the type that fits all values of a column, given in blocks. Mixed and empty columns are strings."""
-    found = [kinds for column in columns if (kinds := column.kinds()) is not None]
-    shared = frozenset.intersection(*found) if found else frozenset()
+def common_kind(found: Iterable[frozenset[ColumnType] | None]) -> ColumnType:
+    """Return the type of a column, given `Column.kinds` of its blocks. Mixed and empty columns are strings."""
+    known = [kinds for kinds in found if kinds is not None]
+    shared = frozenset.intersection(*known) if known else frozenset()
     ordered: tuple[ColumnType, ...] = ("int64", "double", "bool")
     return next((kind for kind in ordered if kind in shared), "string")
 

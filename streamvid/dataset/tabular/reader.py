@@ -9,11 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import posixpath
-import re
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,27 +23,21 @@ from streamvid.dataset.arrow import check_unpacked
 from streamvid.dataset.tabular.columns import (
     NOT_UTF8,
     Column,
-    ColumnType,
     check_count,
     checked_names,
-    column_kind,
     plain_text,
 )
 from streamvid.errors import SourceError
-from streamvid.storage import StorageOptions, Store, open_store
 
 BLOCK_ROWS = 1 << 14
 _CSV_ROWS = 256
 _HEADER_CHARS = 2**17
 _FILE_ROWS = 8  # rows per block if cells contain files
 _PARQUET_BUFFER_BYTES = 2**20
-MAX_METADATA_BYTES = 16 * 2**30
 MAX_JSON_BYTES = 2 * 2**30
 _MAX_FIELD_CHARS = 16 * 2**20
-_DOWNLOAD_BYTES = 64 * 2**20
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
-_REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +70,6 @@ class RowBlock:
                 yield BrokenRow(self.broken[place])
             else:
                 yield {name: cells[place] for name, cells in values.items()}
-
-
-ChangeBlocks: TypeAlias = Callable[[Iterator[RowBlock]], Iterator[RowBlock]]
-
-
-@dataclass(frozen=True)
-class MetadataTable:
-    """All rows of one or more files, and the column names in order of first appearance."""
-
-    names: tuple[str, ...]
-    blocks: tuple[RowBlock, ...]
-
-    @staticmethod
-    def of(blocks: Iterable[RowBlock], where: str) -> MetadataTable:
-        """Collect all blocks. Raise SourceError for columns that an index cannot store."""
-        found = tuple(blocks)
-        return MetadataTable(checked_names((name for block in found for name in block.columns), where), found)
-
-    def kind(self, name: str) -> ColumnType:
-        """Return the type of a column."""
-        return column_kind(block.column(name) for block in self.blocks)
 
 
 def blocks_of(rows: Iterable[InputRow], columns: Collection[str] | None = None) -> Iterator[RowBlock]:
@@ -174,53 +144,6 @@ def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tup
 def is_metadata_name(name: str) -> bool:
     """Return True if a file name has the extension of a supported metadata format."""
     return posixpath.splitext(name)[1].lower() in METADATA_SUFFIXES
-
-
-def read_table(where: str | Path, storage: StorageOptions, change: ChangeBlocks | None = None) -> MetadataTable:
-    """Read a whole metadata file at a path or a URL. Raise SourceError if it cannot be read.
-
-    change: function that is applied to the blocks while they are read.
-    """
-    if isinstance(where, Path) or _REMOTE.match(where) is None:
-        path = Path(where)
-        _check_size(where, path.stat().st_size if path.is_file() else 0)
-        return _collected(path, where, change)
-    scheme, _, rest = where.partition("://")
-    bucket, _, key = rest.partition("/")  # the key is used as is, without escapes or a query
-    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:
-        local = Path(folder) / f"metadata{Path(key).suffix}"
-        _download(_bucket(f"{scheme.lower()}://{bucket}", storage), key, local, where)
-        try:
-            return _collected(local, where, change)
-        except SourceError as error:
-            raise SourceError(str(error).replace(str(local), where)) from error
-
-
-def _collected(path: Path, where: str | Path, change: ChangeBlocks | None) -> MetadataTable:
-    blocks = read_blocks(path)
-    return MetadataTable.of(blocks if change is None else change(blocks), f"metadata {where}")
-
-
-@lru_cache(16)
-def _bucket(url: str, storage: StorageOptions) -> Store:
-    return open_store(url, storage)
-
-
-def _download(store: Store, key: str, local: Path, where: str) -> None:
-    state = store.state(key)
-    if state is None:
-        raise SourceError(f"cannot read the metadata {where}: the object does not exist; check the URL")
-    _check_size(where, state.num_bytes)
-    with local.open("wb") as file:
-        for start in range(0, state.num_bytes, _DOWNLOAD_BYTES):
-            data = bytearray(min(_DOWNLOAD_BYTES, state.num_bytes - start))
-            store.read_ranges(key, [(start, memoryview(data))], state.version)
-            file.write(data)
-
-
-def _check_size(where: str | Path, num_bytes: int) -> None:
-    if num_bytes > MAX_METADATA_BYTES:
-        raise SourceError(f"metadata {where} has {num_bytes} bytes; at most {MAX_METADATA_BYTES} are allowed; split it")
 
 
 def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:

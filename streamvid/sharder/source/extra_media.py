@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streamvid.dataset.tabular.columns import Column
-from streamvid.dataset.tabular.reader import MetadataTable, RowBlock
+from streamvid.dataset.tabular.reader import RowBlock
+from streamvid.dataset.tabular.table import MetadataTable
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.source.media import Media

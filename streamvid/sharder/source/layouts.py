@@ -13,20 +13,18 @@ import os
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 from typing import get_args
 
 from streamvid.dataset.tabular.reader import (
     METADATA_SUFFIXES,
-    MetadataTable,
     RowBlock,
     blocks_of,
     is_metadata_name,
-    read_table,
     value_column,
 )
+from streamvid.dataset.tabular.table import MetadataTable, read_file
 from streamvid.errors import ConfigError, Rejected, SourceError
 from streamvid.sharder.options import ShardOptions, SourceLayout
 from streamvid.sharder.source.embedded import EmbeddedFiles
@@ -90,8 +88,13 @@ class _Source:
         except Rejected as error:
             raise SourceError(f"the file {self.place.url}/{path} {error}") from None
 
-    def table(self, name: str) -> MetadataTable:
-        return read_table(f"{self.place.url}/{name}", self.options.storage, partial(self.embedded.extract, name))
+    def table(self, names: Sequence[str]) -> MetadataTable:
+        """Read these metadata files one after the other."""
+        blocks = (block for name in names for block in self.blocks(name))
+        return MetadataTable(blocks, f"metadata {self.place.url}/{names[0]}")
+
+    def blocks(self, name: str) -> Iterator[RowBlock]:
+        return self.embedded.extract(name, read_file(f"{self.place.url}/{name}", self.options.storage))
 
     def first(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if self.place.is_file(name)), None)
@@ -247,8 +250,8 @@ def _unread_metadata(source: _Source, read: SourceInput) -> tuple[str, ...]:
 def _read_metadata(source: _Source) -> SourceInput:
     place, options = source.place, source.options
     if options.source.metadata is not None:
-        change = partial(source.embedded.extract, posixpath.basename(str(options.source.metadata)))
-        table = read_table(options.source.metadata, options.storage, change)
+        name, blocks = str(options.source.metadata), read_file(options.source.metadata, options.storage)
+        table = MetadataTable(source.embedded.extract(posixpath.basename(name), blocks), f"metadata {name}")
         return SourceInput(place, table, metadata=(str(options.source.metadata),))
     names = _root_metadata(place) if source.file is None else [source.file]
     if not names:
@@ -258,7 +261,7 @@ def _read_metadata(source: _Source) -> SourceInput:
     videos = _VIDEOS_OF.get(names[0])
     if videos is not None and place.is_folder(videos):  # In FastVideo's layout, paths are relative to this folder.
         place = _open_base(f"{place.url}/{videos}", options.storage)
-    return SourceInput(place, source.table(names[0]), metadata=(names[0],))
+    return SourceInput(place, source.table(names[:1]), metadata=(names[0],))
 
 
 def _root_metadata(place: Place) -> list[str]:
@@ -294,7 +297,7 @@ def _read_lists(source: _Source) -> SourceInput:
         {"path": file.strip() or None, "caption": caption.strip() or None}
         for file, caption in zip(files, captions, strict=True)
     )
-    table = MetadataTable(("path", "caption"), tuple(blocks_of(rows)))
+    table = MetadataTable(blocks_of(rows), f"metadata {source.place.url}/{prompts}", ("path", "caption"))
     return SourceInput(source.place, table, "path", "caption", (prompts, videos))
 
 
@@ -307,23 +310,27 @@ def _lines(media: Media) -> list[str]:
 
 
 def _read_imagefolder(source: _Source) -> SourceInput:
-    parts: list[MetadataTable] = []
     names = (*_root_metadata(source.place), *_nested_metadata(source))
-    for name in names:
-        part = source.table(name)
-        if _FILE_NAME not in part.names:
-            raise SourceError(
-                f"metadata {source.place.url}/{name} has no column {_FILE_NAME} with file names; add the column, or "
-                "use --layout folder to read the files without metadata"
-            )
-        folder = posixpath.dirname(name)
-        parts.append(MetadataTable(part.names, tuple(_below(block, folder) for block in part.blocks)))
-    if not parts:
+    if not names:
         raise SourceError(
             f"source {source.place.url} contains no metadata.csv, metadata.jsonl or metadata.parquet; "
             "add one, or choose another layout with --layout"
         )
-    return SourceInput(source.place, _concatenated(parts), _FILE_NAME, metadata=names)
+    blocks = (block for name in names for block in _imagefolder_blocks(source, name))
+    table = MetadataTable(blocks, f"metadata {source.place.url}/{names[0]}")
+    return SourceInput(source.place, table, _FILE_NAME, metadata=names)
+
+
+def _imagefolder_blocks(source: _Source, name: str) -> Iterator[RowBlock]:
+    has_names = False
+    for block in source.blocks(name):
+        has_names |= _FILE_NAME in block.columns
+        yield _below(block, posixpath.dirname(name))
+    if not has_names:
+        raise SourceError(
+            f"metadata {source.place.url}/{name} has no column {_FILE_NAME} with file names; add the column, or "
+            "use --layout folder to read the files without metadata"
+        )
 
 
 def _nested_metadata(source: _Source) -> list[str]:
@@ -351,7 +358,7 @@ def _read_parquet(source: _Source) -> SourceInput:
     names = _outside_datasets(source, ".parquet")
     if not names:
         raise SourceError(f"source {source.place.url} contains no .parquet file; choose another layout with --layout")
-    return SourceInput(source.place, _concatenated([source.table(name) for name in names]), metadata=tuple(names))
+    return SourceInput(source.place, source.table(names), metadata=tuple(names))
 
 
 def _tars(source: _Source) -> list[str]:
@@ -379,11 +386,6 @@ def _read_dataset(source: _Source) -> SourceInput:
             "--buckets, --resolution or --preset, or copy the dataset unchanged with `streamvid copy`"
         )
     return SourceInput(*read_dataset(source.place, source.options.storage))
-
-
-def _concatenated(parts: Sequence[MetadataTable]) -> MetadataTable:
-    names = dict.fromkeys(chain.from_iterable(part.names for part in parts))
-    return MetadataTable(tuple(names), tuple(chain.from_iterable(part.blocks for part in parts)))
 
 
 def _outside_datasets(source: _Source, suffix: str) -> list[str]:

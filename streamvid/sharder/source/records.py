@@ -13,7 +13,10 @@ from typing import TypeAlias
 
 from streamvid.dataset.captions import Captions
 from streamvid.dataset.tabular.columns import VIDEO_COLUMNS, ColumnType, check_text, find_column, value_as
-from streamvid.dataset.tabular.reader import MetadataTable, RowBlock
+from streamvid.dataset.tabular.reader import RowBlock
+from streamvid.dataset.tabular.rows import Rows
+from streamvid.dataset.tabular.table import MetadataTable
+from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
@@ -96,7 +99,7 @@ class RecordSet:
     num_rows: number of input rows. A row with several time ranges becomes several records.
     """
 
-    records: tuple[Record, ...]
+    records: Rows[Record]
     rejections: tuple[Rejection, ...]
     user_types: dict[str, str]
     num_rows: int
@@ -188,7 +191,7 @@ class _Roles:
             *of_layout,
             *(medium.column for medium in options.source.media_columns),
         }
-        kinds = {name: table.kind(name) for name in table.names if name not in taken}
+        kinds = table.kinds([name for name in table.names if name not in taken])
         return _Roles(video, captions, options.source.media_columns, times, kinds)
 
     def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -240,36 +243,39 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
         roles = _Roles.of(found, table, options)
         if roles.video is not None and not options.source.whole_files:
             check_time_ranges(table, (*roles.captions.all, *roles.times.names))
-        place.look_up([value for block in table.blocks for value in roles.paths(block)])
-        place.look_up(
-            [path for block in table.blocks for row in media_cells(block, roles.media) for path in paths_of(row)]
-        )
+        for block in table.blocks:
+            place.look_up(roles.paths(block))
+            place.look_up([path for row in media_cells(block, roles.media) for path in paths_of(row)])
         rows = (row for block in table.blocks for row in roles.rows(block))
-    records: list[Record] = []
     rejections: list[Rejection] = []
-    num_rows = 0
-    for number, row in enumerate(rows, first_row):
-        num_rows += 1
-        try:
-            records += _with_ranges(_record(number, row, place, options), roles.times.ranges(row.times))
-        except Rejected as error:
-            rejections.append(Rejection(number, printable_source(row.path), str(error), error.kind or "bad-row"))
+    num_rows = first_row
+
+    def usable() -> Iterator[Record]:
+        nonlocal num_rows
+        for number, row in enumerate(rows, first_row):
+            num_rows = number + 1
+            try:
+                yield from _with_ranges(_record(number, row, place, options), roles.times.ranges(row.times))
+            except Rejected as error:
+                rejections.append(Rejection(number, printable_source(row.path), str(error), error.kind or "bad-row"))
+
+    records = Rows.of(Record, usable())
     if roles.video is not None and not options.source.whole_files:
-        check_own_files((record.row, record.source) for record in records if record.time_range is None)
-    summary = _summary(found, roles, records, rejections, num_rows)
-    return RecordSet(tuple(records), tuple(rejections), dict(roles.user_types), num_rows, (summary,))
+        check_own_files(lambda: _whole_files(records))
+    summary = _summary(found, roles, records, rejections, num_rows - first_row)
+    return RecordSet(records, tuple(rejections), dict(roles.user_types), num_rows - first_row, (summary,))
 
 
 def _summary(
-    found: SourceInput, roles: _Roles, records: Sequence[Record], rejections: Sequence[Rejection], num_rows: int
+    found: SourceInput, roles: _Roles, records: Rows[Record], rejections: Sequence[Rejection], num_rows: int
 ) -> SourceSummary:
     table, unnamed = found.table, None
     if found.layout not in ("folder", "tars", "dataset") and roles.video is not None:
-        rows: list[Record | Rejection | MediaFile] = [*records, *rejections]
-        named = {normpath(row.source) for row in chain(rows, *(record.extra for record in records))}
+        named = TextSet.of(map(normpath, chain(_files(records), (rejection.source for rejection in rejections))))
         place = found.place
-        there = place.paths() if found.is_folder else place.files_in({dirname(record.source) for record in records})
-        unnamed = Counted.of([path for path in there if is_media_name(path) and path not in named])
+        folders = {dirname(source) for (source,) in records.tuples("source")} if not found.is_folder else set()
+        there = place.paths() if found.is_folder else place.files_in(folders)
+        unnamed = Counted.of(path for path in there if is_media_name(path) and path not in named)
     return SourceSummary(
         url=found.place.url,
         layout=found.layout,
@@ -278,9 +284,22 @@ def _summary(
         unread_metadata=Counted.of(found.unread_metadata),
         columns={} if table is None else roles.uses(table.names),
         num_usable=len(records),
-        num_captions=sum(record.caption is not None for record in records),
+        num_captions=sum(caption is not None for (caption,) in records.tuples("caption")),
         unnamed_files=unnamed,
     )
+
+
+def _files(records: Rows[Record]) -> Iterator[str]:
+    """Yield the names of all files of the records."""
+    for source, extra in records.tuples("source", "extra"):
+        yield source
+        yield from (file.source for file in extra)
+
+
+def _whole_files(records: Rows[Record]) -> Iterator[tuple[int, str]]:
+    """Yield (row number, file name) for each record that uses its whole file."""
+    rows = records.tuples("row", "source", "time_range")
+    return ((row, source) for row, source, time_range in rows if time_range is None)
 
 
 def _video_column(found: SourceInput, table: MetadataTable, options: ShardOptions) -> str:
@@ -349,26 +368,33 @@ def _captions(cells: CaptionCells | CaptionFile, place: Place, options: ShardOpt
 
 def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> RecordSet:
     """Join several inputs. Raises SourceError if two of them have files with the same name."""
-    owners: dict[str, int] = {}
     types: dict[str, str] = {}
-    for number, part in enumerate(parts):
-        for record in part.records:
-            if record.origin is None and owners.setdefault(record.source, number) != number:
-                raise SourceError(
-                    f"{record.source} is in {sources[owners[record.source]]} and in {sources[number]}, so both files "
-                    "would have the same key; rename one, or pass one folder that contains both sources"
-                )
+    _check_owners(parts, sources)
+    for part in parts:
         for name, kind in part.user_types.items():
             types[name] = kind if types.get(name, kind) == kind else _wider(types[name], kind)
-    records = [record for part in parts for record in part.records]
-    val = {record.origin.record_key for record in records if record.origin and record.origin.is_val}
+    origins = (origin for part in parts for (origin,) in part.records.tuples("origin"))
+    val = {origin.record_key for origin in origins if origin is not None and origin.is_val}
     return RecordSet(
-        tuple(_as_types(record, types, val) for record in records),
+        Rows.of(Record, (_as_types(record, types, val) for part in parts for record in part.records)),
         tuple(rejection for part in parts for rejection in part.rejections),
         types,
         sum(part.num_rows for part in parts),
         tuple(source for part in parts for source in part.sources),
     )
+
+
+def _check_owners(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> None:
+    """Raise SourceError if files of different inputs have the same name. Clips of sealed datasets keep their keys."""
+    repeated = TextSet.repeated(source for part in parts for (source,) in part.records.tuples("source"))
+    owners: dict[str, int] = {}
+    for number, part in enumerate(parts):
+        for source, origin in part.records.tuples("source", "origin") if len(repeated) else ():
+            if source in repeated and origin is None and owners.setdefault(source, number) != number:
+                raise SourceError(
+                    f"{source} is in {sources[owners[source]]} and in {sources[number]}, so both files would have the "
+                    "same key; rename one, or pass one folder that contains both sources"
+                )
 
 
 def _wider(one: str, other: str) -> str:

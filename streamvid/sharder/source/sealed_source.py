@@ -16,7 +16,8 @@ from streamvid.dataset.captions import captions_from_json
 from streamvid.dataset.index import USER_PREFIX
 from streamvid.dataset.manifest import FORMAT
 from streamvid.dataset.reader import Dataset
-from streamvid.dataset.tabular.reader import MetadataTable, blocks_of
+from streamvid.dataset.tabular.reader import blocks_of
+from streamvid.dataset.tabular.table import MetadataTable
 from streamvid.errors import SourceError, StreamvidError
 from streamvid.sharder.source.media import Media, checksum_version, part_path
 from streamvid.sharder.source.place import MemberFolder, Place, SealedOrigin
@@ -50,8 +51,8 @@ def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, M
         raise
     except (StreamvidError, ValueError) as error:
         raise SourceError(f"the dataset {place.url} cannot be read as a source: {error}") from error
-    names = tuple(dict.fromkeys((MEDIA, CAPTION, *dataset.user_columns)))
-    table = MetadataTable(names, tuple(blocks_of(reader.rows.values())))
+    names = (MEDIA, CAPTION, *dataset.user_columns)
+    table = MetadataTable(blocks_of(reader.rows.values()), f"dataset {place.url}", names)
     return MemberFolder(dataset.url, reader.where, reader.states, reader.origins), table, MEDIA, CAPTION
 
 

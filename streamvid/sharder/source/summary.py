@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,9 +27,11 @@ class Counted:
     examples: tuple[str, ...] = ()
 
     @staticmethod
-    def of(items: Collection[str]) -> Counted:
+    def of(items: Iterable[str]) -> Counted:
         """Return the number of `items`, with the first few of them as examples."""
-        return Counted(len(items), tuple(items)[:_NUM_EXAMPLES])
+        items = iter(items)
+        examples = tuple(islice(items, _NUM_EXAMPLES))
+        return Counted(len(examples) + sum(1 for _ in items), examples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamvid.dataset.captions import CAPTION_COLUMNS
-from streamvid.dataset.tabular.reader import BrokenRow, InputRow, MetadataTable, blocks_of, read_table
+from streamvid.dataset.tabular.reader import BrokenRow, InputRow, blocks_of
+from streamvid.dataset.tabular.table import MetadataTable, read_table
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.source.folder import IMAGE_EXTENSIONS, is_media_name
 from streamvid.sharder.source.media import Media, part_path
@@ -78,7 +79,7 @@ def read_tars(
             reader.num_left_out,
             place.url,
         )
-    table = MetadataTable.of(blocks_of(rows), f"source {place.url}")
+    table = MetadataTable(blocks_of(rows), f"source {place.url}")
     return MemberFolder(place.url, reader.where, reader.states), table, MEDIA, CAPTION if has_captions else None
 
 

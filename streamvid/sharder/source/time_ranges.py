@@ -18,7 +18,9 @@ from itertools import product
 from typing import Any
 
 from streamvid.dataset.tabular.columns import find_column
-from streamvid.dataset.tabular.reader import MetadataTable, RowBlock
+from streamvid.dataset.tabular.reader import RowBlock
+from streamvid.dataset.tabular.table import MetadataTable
+from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import Rejected, SourceError
 
 _UNITS = ("", "_time", "_sec", "_secs", "_second", "_seconds", "_s", "_ms", "_frame", "_frames", "_idx", "_index")
@@ -211,12 +213,15 @@ def _most_cells(table: MetadataTable, names: Sequence[str], test: Callable[[Sequ
     return surplus > 0
 
 
-def check_own_files(files: Iterable[tuple[int, str]]) -> None:
-    """Raise SourceError if rows share a file. files: (row number, file name) pairs."""
+def check_own_files(files: Callable[[], Iterable[tuple[int, str]]]) -> None:
+    """Raise SourceError if rows share a file. files: function that returns (row number, file name) pairs."""
+    repeated = TextSet.repeated(name for _, name in files())
+    if not len(repeated):
+        return
     first_rows: dict[str, int] = {}
     shared: list[tuple[int, int, str]] = []
-    for row, name in files:
-        if first_rows.setdefault(name, row) != row:
+    for row, name in files():
+        if name in repeated and first_rows.setdefault(name, row) != row:
             shared.append((first_rows[name], row, name))
     if shared:
         first, second, name = shared[0]

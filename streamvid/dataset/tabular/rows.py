@@ -1,0 +1,274 @@
+"""Rows that are too many for memory: dataclass values as Arrow columns in a temporary file."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, get_type_hints, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamvid.dataset.arrow import array_of
+from streamvid.errors import StorageError
+
+BLOCK_ROWS = 1 << 14
+_MEMORY_BYTES = 1 << 24
+_PART_ROWS = 1 << 17
+_MAX_PARTS = 256
+_Row = TypeVar("_Row")
+_TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+
+
+class Spill:
+    """Arrow record batches in a temporary file without a name, so that nothing is left behind. Small data stays in
+    memory. The file is in the system's temporary directory (TMPDIR).
+
+    Methods raise StorageError if the file cannot be written or read.
+    """
+
+    def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
+        self.num_rows = 0
+        self._file = tempfile.SpooledTemporaryFile(memory_bytes)  # noqa: SIM115 — closed with this object
+        weakref.finalize(self, self._file.close)
+        self._bounds = [0]
+        self._last: tuple[int, Any] = (-1, None)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Write a batch."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        data = sink.getvalue()
+        try:
+            self._file.seek(self._bounds[-1])
+            self._file.write(data)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write a temporary file in {tempfile.gettempdir()}: {error.strerror or error}; free disk space "
+                "there, or set TMPDIR to another folder"
+            ) from error
+        self._bounds.append(self._bounds[-1] + data.size)
+        self.num_rows += len(batch)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, number: int) -> pa.RecordBatch:
+        """Read a batch. Reading the same batch again is fast."""
+        if self._last[0] == number:
+            return self._last[1]
+        start, stop = self._bounds[number : number + 2]
+        try:
+            self._file.seek(start)
+            data = self._file.read(stop - start)
+        except OSError as error:
+            raise StorageError(f"cannot read a temporary file: {error.strerror or error}") from error
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            self._last = number, reader.read_next_batch()
+        return self._last[1]
+
+
+class Rows(Sequence[_Row], Generic[_Row]):
+    """Immutable sequence of values of one dataclass, stored on disk. Values are created when they are read.
+
+    Fields with numbers, truth values and texts, also those of nested dataclasses, are Arrow columns. All other fields
+    are stored as pickles, which only this process can write. Reading in order is fast; reading at random is slow.
+    """
+
+    def __init__(self, cls: type[_Row], spill: Spill, start: int = 0, stop: int | None = None) -> None:
+        self._form = _form_of(cls)
+        self._spill = spill
+        self._range = range(start, spill.num_rows if stop is None else stop)
+        self._cached: tuple[int, list[_Row]] = (-1, [])
+
+    @staticmethod
+    def of(kind: type[_Row], values: Iterable[_Row]) -> Rows[_Row]:
+        """Store the values. Errors raised by the iterable are passed on."""
+        form, spill, values = _form_of(kind), Spill(), iter(values)
+        while block := list(islice(values, BLOCK_ROWS)):
+            spill.append(form.encode(block))
+        return Rows(kind, spill)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __iter__(self) -> Iterator[_Row]:
+        for batch in self._blocks():
+            yield from self._form.decode(batch)
+
+    @overload
+    def __getitem__(self, index: int) -> _Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows[_Row]: ...
+    def __getitem__(self, index: int | slice) -> _Row | Rows[_Row]:
+        found = self._range[index]
+        if isinstance(found, range):
+            return Rows(self._form.cls, self._spill, found.start, max(found.start, found.stop))
+        number, place = divmod(found, BLOCK_ROWS)
+        if self._cached[0] != number:
+            self._cached = number, list(self._form.decode(self._spill[number]))
+        return self._cached[1][place]
+
+    def tuples(self, *names: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of these fields for each row. Fields of nested dataclasses are named as in "clip.path"."""
+        for batch in self._blocks():
+            yield from zip(*self._form.columns(batch, names), strict=True)
+
+    def arranged(self, order: npt.NDArray[np.int64]) -> Rows[_Row]:
+        """Return rows in another order: the row with index `order[i]` becomes row i.
+
+        The rows are first distributed to parts that fit into memory, so that no file is read at random.
+        """
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        part_rows = max(_PART_ROWS, -(-len(order) // _MAX_PARTS))
+        parts = [_Part() for _ in range(0, len(order), part_rows)]
+        start = 0
+        for batch in self._blocks():
+            targets = places[start : start + len(batch)]
+            start += len(batch)
+            in_parts = np.argsort(targets // part_rows, kind="stable")
+            by_part, targets = batch.take(array_of(in_parts)), targets[in_parts]
+            bounds = np.searchsorted(targets // part_rows, np.arange(len(parts) + 1))
+            for part, first, stop in zip(parts, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+                if first < stop:
+                    part.add(by_part.slice(first, stop - first), targets[first:stop])
+        spill, left = Spill(), None
+        for part in parts:
+            table = part.in_order() if left is None else pa.concat_tables([left, part.in_order()])
+            whole = table.num_rows if part is parts[-1] else table.num_rows // BLOCK_ROWS * BLOCK_ROWS
+            for first in range(0, whole, BLOCK_ROWS):
+                spill.append(table.slice(first, min(BLOCK_ROWS, whole - first)).combine_chunks().to_batches()[0])
+            left = table.slice(whole)
+        return Rows(self._form.cls, spill)
+
+    def _blocks(self) -> Iterator[pa.RecordBatch]:
+        wanted = self._range
+        for number in range(wanted.start // BLOCK_ROWS, -(-wanted.stop // BLOCK_ROWS)):
+            first = max(0, wanted.start - number * BLOCK_ROWS)
+            batch = self._spill[number]
+            yield batch.slice(first, min(len(batch), wanted.stop - number * BLOCK_ROWS) - first)
+
+
+class _Part:
+    """Rows of one part of a new order, and their places in this order."""
+
+    def __init__(self) -> None:
+        self._spill = Spill(memory_bytes=1 << 20)
+        self._targets: list[npt.NDArray[np.int64]] = []
+
+    def add(self, batch: pa.RecordBatch, targets: npt.NDArray[np.int64]) -> None:
+        self._spill.append(batch)
+        self._targets.append(targets.astype(np.int64))
+
+    def in_order(self) -> pa.Table:
+        table = pa.Table.from_batches([self._spill[number] for number in range(len(self._spill))])
+        return table.combine_chunks().take(array_of(np.argsort(np.concatenate(self._targets))))
+
+
+# --------------------------------------------------------------------------------------------- dataclasses as columns
+
+
+@dataclass(frozen=True)
+class _Field:
+    """Column that stores a field. name: dotted name. kind: Arrow type; None for pickles.
+
+    default: value that is stored as null instead of a pickle.
+    """
+
+    name: str
+    kind: pa.DataType | None
+    default: Any = None
+
+    def encode(self, rows: Sequence[Any]) -> pa.Array:
+        values = map(attrgetter(self.name), rows)
+        if self.kind is None:
+            known: dict[int, bytes] = {}
+            cells: list[bytes | None] = []
+            for value in values:
+                if value is self.default:
+                    cells.append(None)
+                    continue
+                if (cell := known.get(id(value))) is None:
+                    cell = known[id(value)] = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+                cells.append(cell)
+            return pa.array(cells, pa.binary())
+        texts = list(values)
+        try:
+            return pa.array(texts, self.kind)
+        except UnicodeEncodeError:  # a path that is not valid Unicode
+            encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+            return pa.array(encoded, pa.binary()).view(pa.string())
+
+    def decode(self, cells: pa.Array) -> list[Any]:
+        if self.kind is None:
+            known: dict[bytes | None, Any] = {None: self.default}
+            found = []
+            for cell in cells.to_pylist():
+                if cell not in known:
+                    known[cell] = pickle.loads(cell)  # noqa: S301 — written by this process to a file without a name
+                found.append(known[cell])
+            return found
+        try:
+            return cells.to_pylist()  # type: ignore[no-any-return]
+        except UnicodeDecodeError:
+            encoded = cells.view(pa.binary()).to_pylist()
+            return [None if cell is None else cell.decode("utf-8", "surrogatepass") for cell in encoded]
+
+
+@dataclass(frozen=True)
+class _Form(Generic[_Row]):
+    """Columns that store a dataclass. parts: for each argument of the class, a column or a nested form."""
+
+    cls: type[_Row]
+    parts: tuple[_Field | _Form[Any], ...]
+
+    @property
+    def fields(self) -> list[_Field]:
+        return [field for part in self.parts for field in ([part] if isinstance(part, _Field) else part.fields)]
+
+    def encode(self, rows: Sequence[_Row]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([one.encode(rows) for one in self.fields], [one.name for one in self.fields])
+
+    def decode(self, batch: pa.RecordBatch) -> Iterator[_Row]:
+        make: Callable[..., _Row] = self.cls
+        values = [
+            part.decode(batch.column(part.name)) if isinstance(part, _Field) else part.decode(batch)
+            for part in self.parts
+        ]
+        return map(make, *values)
+
+    def columns(self, batch: pa.RecordBatch, names: Sequence[str]) -> list[list[Any]]:
+        of_name = {field.name: field for field in self.fields}
+        return [of_name[name].decode(batch.column(name)) for name in names]
+
+
+_forms: dict[type, _Form[Any]] = {}
+
+
+def _form_of(cls: type[_Row]) -> _Form[_Row]:
+    if cls not in _forms:
+        _forms[cls] = _make_form(cls, "")
+    return _forms[cls]
+
+
+def _make_form(cls: Any, prefix: str) -> _Form[Any]:
+    hints = get_type_hints(cls)
+    return _Form(cls, tuple(_part(field, hints[field.name], prefix) for field in dataclasses.fields(cls)))
+
+
+def _part(field: dataclasses.Field[Any], hint: Any, prefix: str) -> _Field | _Form[Any]:
+    name = f"{prefix}{field.name}"
+    kind = next((kind for known, kind in _TYPES.items() if hint in (known, known | None)), None)
+    # Values of a class that checks its fields are shared by many rows, so they are not created for each row.
+    if kind is None and dataclasses.is_dataclass(hint) and not hasattr(hint, "__post_init__"):
+        return _make_form(hint, f"{name}.")
+    return _Field(name, kind, None if field.default is dataclasses.MISSING else field.default)

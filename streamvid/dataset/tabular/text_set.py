@@ -1,0 +1,48 @@
+"""Sets of texts that are too many for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+_FEW = 1 << 16
+
+
+class TextSet:
+    """Set of texts that takes 8 bytes per text, because it stores only their hashes.
+
+    A text that is not in the set is found with a probability of len(self) / 2**64, so verify what is found if an error
+    would do harm.
+    """
+
+    def __init__(self, hashes: npt.NDArray[np.int64]) -> None:
+        """`hashes` is sorted and has no duplicates."""
+        self._hashes = hashes
+        self._few = frozenset(hashes.tolist()) if len(hashes) <= _FEW else None
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> TextSet:
+        """Return the set of all `texts`."""
+        return TextSet(np.unique(_hashes(texts)))
+
+    @staticmethod
+    def repeated(texts: Iterable[str]) -> TextSet:
+        """Return the set of the texts that occur more than once in `texts`."""
+        hashes = _hashes(texts)
+        hashes.sort()
+        return TextSet(np.unique(hashes[1:][hashes[1:] == hashes[:-1]]))
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def __contains__(self, text: str) -> bool:
+        if self._few is not None:
+            return hash(text) in self._few
+        place = int(np.searchsorted(self._hashes, hash(text)))
+        return place < len(self._hashes) and int(self._hashes[place]) == hash(text)
+
+
+def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(hash, texts), np.int64)
