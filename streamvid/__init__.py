@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from streamvid.loader.world import detect_world, world_from_mesh
     from streamvid.plan.cost import CostTable, fit_costs
     from streamvid.plan.position import World
-    from streamvid.sharder.options import CaptionOptions, ClipOptions, ShardOptions, SourceOptions, WorkOptions
+    from streamvid.sharder.options import CaptionOptions, ClipOptions, ShardOptions, SourceOptions
     from streamvid.sharder.sharder import dry_run, shard
     from streamvid.storage import StorageOptions
     from streamvid.trainer.config import TrainConfig
@@ -69,7 +69,8 @@ _NAMES = {
     "streamvid.loader.world": ("detect_world", "world_from_mesh"),
     "streamvid.plan.cost": ("CostTable", "fit_costs"),
     "streamvid.plan.position": ("World",),
-    "streamvid.sharder.options": ("CaptionOptions", "ClipOptions", "ShardOptions", "SourceOptions", "WorkOptions"),
+    "streamvid.sharder.options": ("CaptionOptions", "ClipOptions", "ShardOptions", "SourceOptions"),
+    "streamvid.sharder.work_options": ("WorkOptions",),
     "streamvid.sharder.sharder": ("dry_run", "shard"),
     "streamvid.storage": ("StorageOptions",),
     "streamvid.trainer.config": ("TrainConfig",),

@@ -144,7 +144,8 @@ def against(clips: Path, kind: Literal["copy", "native"], folder: Path) -> dict[
     """Estimates of an epoch beside what streaming it took: by the defaults, then by its own decode times."""
     import streamvid
     from streamvid.buckets.config import BucketConfig
-    from streamvid.sharder.options import ClipOptions, ShardOptions, WorkOptions
+    from streamvid.sharder.options import ClipOptions, ShardOptions
+    from streamvid.sharder.work_options import WorkOptions
 
     options = ShardOptions(
         buckets=BucketConfig(resolution=("256px", "480p"), num_frames=(1, 17, 33)),

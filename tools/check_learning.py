@@ -92,8 +92,9 @@ class Plan:
 def make_dataset(corpus: Path, dataset: Path) -> Path:
     """The corpus as native clips of a second, three of ten videos in split "val"; kept where it is there."""
     from streamvid.buckets.config import BucketConfig
-    from streamvid.sharder.options import ClipOptions, ShardOptions, WorkOptions
+    from streamvid.sharder.options import ClipOptions, ShardOptions
     from streamvid.sharder.sharder import shard
+    from streamvid.sharder.work_options import WorkOptions
 
     if not (dataset / "manifest.json").exists():
         options = ShardOptions(

@@ -49,8 +49,9 @@ FRAMES = (1, 5, 9, 17)
 def make_dataset(work: Path) -> Path:
     """The demo corpus as native clips of a second, a quarter of its videos in split "val"; kept where it is there."""
     from streamvid.buckets.config import BucketConfig
-    from streamvid.sharder.options import ClipOptions, ShardOptions, WorkOptions
+    from streamvid.sharder.options import ClipOptions, ShardOptions
     from streamvid.sharder.sharder import shard
+    from streamvid.sharder.work_options import WorkOptions
 
     corpus, dataset = work / "corpus", work / "dataset"
     if not (dataset / "manifest.json").exists():

@@ -19,22 +19,12 @@ import pyarrow.compute as pc
 from streamvid.credentials import hide_credentials
 from streamvid.dataset.arrow import array_of, numbers_of
 from streamvid.dataset.captions import CAPTION_COLUMNS
-from streamvid.dataset.tabular.columns import VIDEO_COLUMNS, Column, find_column, usual_column
+from streamvid.dataset.tabular.columns import FACT_COLUMNS, VIDEO_COLUMNS, Column, find_column, usual_column
 from streamvid.dataset.tabular.reader import RowBlock, column_names, is_metadata_name, read_blocks
 from streamvid.errors import SourceError
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
-
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "num_frames": ("num_frames", "n_frames", "nb_frames", "frame_count", "frames"),
-    "height": ("height", "video_height", "h"),
-    "width": ("width", "video_width", "w"),
-    "fps": ("fps", "frame_rate", "framerate", "avg_fps", "video_fps"),
-    "seconds": ("duration_seconds", "duration", "seconds", "duration_sec"),
-    "num_bytes": ("num_bytes", "bytes", "file_size", "filesize", "size_bytes", "size"),
-}
-"""Usual column names of each fact that is read."""
 
 _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
@@ -43,8 +33,9 @@ _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 class FactsBlock:
     """Readable rows in one block of a metadata file.
 
-    rows: (n,), row numbers from 0. values: name in COLUMNS → float64 (n,), with NaN for missing values and for values
-    that are not numbers; names without a column are omitted. sources: (n,), file names; None if no column holds paths.
+    rows: (n,), row numbers from 0. values: name in FACT_COLUMNS → float64 (n,), with NaN for missing values and for
+    values that are not numbers; names without a column are omitted. sources: (n,), file names; None if no column holds
+    paths.
     broken: row number → reason, for the unreadable rows of the block. num_captions: number of rows with a caption.
     """
 
@@ -64,7 +55,7 @@ class FactsBlock:
 class FactsFile:
     """One metadata file, or several Parquet files with the same columns.
 
-    columns: name in COLUMNS → column name in the file. source_column: column that holds paths, if any.
+    columns: name in FACT_COLUMNS → column name in the file. source_column: column that holds paths, if any.
     caption_column: column with a usual name for captions, if any. names: all columns.
     """
 
@@ -117,7 +108,7 @@ def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)
-    found = {name: usual_column(names, usual) for name, usual in COLUMNS.items()}
+    found = {name: usual_column(names, usual) for name, usual in FACT_COLUMNS.items()}
     columns = {name: column for name, column in found.items() if column is not None}
     missing = [name for name in ("height", "width") if name not in columns]
     if "num_frames" not in columns and not {"fps", "seconds"} <= columns.keys():

@@ -43,7 +43,7 @@ from streamvid.plan.cost import cost_classes, default_costs
 from streamvid.plan.epoch import EpochPlan
 from streamvid.plan.hashing import uniform_array
 from streamvid.plan.options import PlanOptions
-from streamvid.sharder.assign import record_key, stable_hash
+from streamvid.sharder.planning.assign import record_key, stable_hash
 from streamvid.sharder.source.summary import Counted, InputSummary, SourceSummary
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]

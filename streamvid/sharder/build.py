@@ -16,10 +16,10 @@ from streamvid.dataset.manifest import offsets_path
 from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import scan_tar, tar_index, write_shard
 from streamvid.errors import StorageError
-from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.encode import restore_clips
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import PlannedShard, ShardPlan
+from streamvid.sharder.planning.assign import PlannedSample
+from streamvid.sharder.planning.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import is_remote
@@ -138,7 +138,8 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
 
     Encoded clips are removed as soon as no unfinished shard needs them, unless other tasks may need them.
     """
-    folder, shards = staging.plan_folder(plan.sha256), staging.share.of(plan.shards)
+    folder = staging.plan_folder(plan.sha256)
+    shards = [shard for shard in staging.share.of(plan.shards) if shard.samples]
     staging.fetch_markers(folder, [marker_path(folder, shard.path).stem for shard in shards])
     sizes = shard_sizes(staging.store)
     todo = [shard for shard in shards if not is_finished(shard, folder, sizes)]
@@ -173,7 +174,7 @@ def remaining_shards(plan: ShardPlan, staging: Staging) -> Remaining | None:
     """Return the shards that tasks have not built yet; None if all are built."""
     folder = staging.plan_folder(plan.sha256)
     notes = staging.notes_of(folder)
-    num_missing = sum(marker_path(folder, shard.path).name not in notes for shard in plan.shards)
+    num_missing = sum(marker_path(folder, shard.path).name not in notes for shard in plan.shards if shard.samples)
     return Remaining("build", num_missing, len(plan.shards)) if num_missing else None
 
 

@@ -18,8 +18,8 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected, StorageError
 from streamvid.host.journal import Key
-from streamvid.sharder.assign import Assignment, PlannedSample, window_name
 from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.planning.assign import Assignment, PlannedSample, window_name
 from streamvid.sharder.probing import (
     MAX_REASON_CHARS,
     Finding,

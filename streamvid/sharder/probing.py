@@ -14,6 +14,7 @@ from streamvid.buckets.pick import exact_seconds
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import DecodeError, ProbeError, Rejected, SourceError, StorageError, StreamvidError
 from streamvid.host.journal import FileState, Journal, Key
+from streamvid.host.share import WHOLE, Share
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media, is_remote
@@ -53,6 +54,17 @@ _EXTENSIONS = {
     "tiff_pipe": "tif",
 }
 _HEIF_EXTENSIONS = {"av1": "avif"}
+_EXTENSIONS_OF_NAMES = {
+    **dict.fromkeys(("mp4", "m4v", "mov", "f4v", "3gp", "3g2"), "mp4"),
+    "divx": "avi",
+    "mts": "ts",
+    "m2ts": "ts",
+    "mpeg": "mpg",
+    "vob": "mpg",
+    "asf": "wmv",
+    "jpeg": "jpg",
+    "tiff": "tif",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +247,11 @@ class Probed:
         return sum(read) if read else None
 
 
+def extension_of_name(suffix: str) -> str:
+    """Return the extension that a clip's tar member usually has if its file's name ends in `suffix`."""
+    return _EXTENSIONS_OF_NAMES.get(suffix, suffix)
+
+
 def probe_all(
     records: Rows[Record],
     options: ShardOptions,
@@ -242,10 +259,11 @@ def probe_all(
     held_fd: int,
     progress: Progress,
     folder: Path | None = None,
+    share: Share = WHOLE,
 ) -> Probed:
-    """Probe all files of the records. The result does not depend on the number of workers or tasks.
+    """Probe all files of the records, or a share of them. The result does not depend on the number of workers or tasks.
 
-    If `options.work.task` selects a share, raise TasksUnfinished unless the other tasks have probed the other files.
+    Raises TasksUnfinished unless other tasks have probed the files outside of `share`.
 
     folder: directory for temporary copies of remote files; None for the system's temporary directory. A file that
     crashes the decoder or exceeds the limits on time and memory is rejected.
@@ -254,10 +272,10 @@ def probe_all(
     for path, num_bytes, version, source, extra in records.tuples("path", "num_bytes", "version", "source", "extra"):
         sources[path, num_bytes, version] = source
         sources.update((file_state(file), file.source) for file in extra)
-    share = options.work.share.of(list(sources))
-    states = [state for state in share if state not in journal.findings]
-    done = len(share) - len(states)
-    progress("probe", done, len(share))
+    own = share.of(list(sources))
+    states = [state for state in own if state not in journal.findings]
+    done = len(own) - len(states)
+    progress("probe", done, len(own))
     storage, is_verified = options.worker_storage, _is_verified(options)
 
     def task(number: int) -> ProbeTask:
@@ -270,7 +288,7 @@ def probe_all(
         for number, finding in run_tasks("probing", handler, paths, len(paths), task, options, limit, held_fd):
             note(journal, states[number], finding)
             done += 1
-            progress("probe", done, len(share))
+            progress("probe", done, len(own))
     journal.refresh()
     if num_missing := sum(state not in journal.findings for state in sources):
         raise TasksUnfinished(Remaining("probe", num_missing, len(sources)))

@@ -24,6 +24,7 @@ REMEDIES: Mapping[str, str] = {
     "no-text": "add a caption to the row, or specify the caption column: --caption-column C",
     "max-clip-bytes": "accept larger files: --max-clip-bytes 4GB",
     "medium": "fix the row's conditioning input, or make it optional: --media NAME?=COLUMN",
+    "stated-facts": "correct the metadata, or omit --trust-metadata, so that files are probed before planning",
     "where": "relax the condition of --where, or omit it",
     "min-fps": "lower or omit --min-fps; if --fps is set, frames of slower videos are then repeated",
     "not-media": "use a video or an image that FFmpeg can read, or remove the row",

@@ -18,9 +18,9 @@ from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.dataset.tabular.text_set import TextSet
-from streamvid.sharder.assign import Assignment
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import ShardPlan
+from streamvid.sharder.planning.assign import Assignment
+from streamvid.sharder.planning.plan import ShardPlan
 from streamvid.sharder.probing import Probe, Probes
 from streamvid.sharder.rejections import NO_BUCKET, RejectedKind, by_kind
 from streamvid.sharder.source.records import Record, RecordSet, Rejection

@@ -7,6 +7,7 @@ import statistics
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from streamvid.buckets.frames import FrameRate
@@ -39,11 +40,11 @@ from streamvid.dataset.manifest import (
 )
 from streamvid.dataset.tar import energon_files
 from streamvid.errors import StorageError
-from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.build import Marker, load_marker, marker_path, packets_path, shard_sizes
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import PlannedShard, ShardPlan
+from streamvid.sharder.planning.assign import PlannedSample
+from streamvid.sharder.planning.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
 from streamvid.sharder.windows import copied
 from streamvid.sharder.work.staging import Staging
@@ -58,6 +59,7 @@ def planned_paths(plan: ShardPlan) -> list[str]:
 def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
     """Write the index, the files for other readers and manifest.json, in this order. Then remove the staging folder."""
     folder = staging.plan_folder(plan.sha256)
+    plan = replace(plan, shards=tuple(shard for shard in plan.shards if shard.samples))
     store, temporary = staging.store, LocalStore(folder)
     names = planned_paths(plan)
     if not store.is_local:

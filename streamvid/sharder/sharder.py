@@ -15,14 +15,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError, StreamvidError
 from streamvid.host.share import WHOLE, Share
-from streamvid.sharder.assign import Assignment, assign, assign_texts
 from streamvid.sharder.build import build_all, remaining_shards
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import Build, make_plan
-from streamvid.sharder.probing import Progress, journal_header, probe_all
+from streamvid.sharder.planning.assign import Assignment, assign, assign_texts
+from streamvid.sharder.planning.plan import Build, ShardPlan, make_plan
+from streamvid.sharder.planning.trusted import StatedFacts, confirm, look_up
+from streamvid.sharder.planning.where import apply_where
+from streamvid.sharder.probing import Probed, Progress, journal_header, probe_all
 from streamvid.sharder.report import (
     BUILT,
     DRY_RUN,
@@ -33,9 +36,8 @@ from streamvid.sharder.report import (
     summarize,
 )
 from streamvid.sharder.seal import planned_paths, seal
-from streamvid.sharder.source.records import RecordSet, Rejection, read_records
+from streamvid.sharder.source.records import Record, RecordSet, Rejection, read_records
 from streamvid.sharder.source.summary import InputSummary
-from streamvid.sharder.where import apply_where
 from streamvid.sharder.work.destination import find_destination
 from streamvid.sharder.work.ray import run_on_ray
 from streamvid.sharder.work.shared_journal import SharedJournal
@@ -237,6 +239,11 @@ def _build(
     if not plan.shards:
         raise SourceError(_nothing_accepted(plan.rejections))
     staging.announce(build, plan.sha256)
+    bytes_read = found.bytes_read
+    if options.trust_metadata:
+        plan, bytes_read = _with_probed_facts(plan, options, journal, staging, progress)
+        if not plan.num_samples:
+            raise SourceError(_nothing_accepted(plan.rejections))
     if staging.share.is_whole:
         _condemn_old(staging)
     staging.open_plan(plan.sha256, planned_paths(plan))
@@ -244,7 +251,7 @@ def _build(
     if not staging.share.is_whole:
         return report_task(records.num_rows, options, remaining_shards(plan, staging))
     seal(plan, staging, options, progress)
-    return replace(report_plan(plan, BUILT), probe_bytes_read=found.bytes_read, input=found.summary)
+    return replace(report_plan(plan, BUILT), probe_bytes_read=bytes_read, input=found.summary)
 
 
 class _Assigned(NamedTuple):
@@ -270,11 +277,27 @@ def _assigned(
     """Probe and assign all records."""
     if options.clips.is_text:
         return _Assigned(records, assign_texts(records.records, options), None, summarize(records, options))
-    probes = probe_all(records.records, options, journal, held_fd, progress, folder)
+    probes: Probed | StatedFacts
+    if options.trust_metadata:
+        probes = StatedFacts.of(list(records.user_types))
+    else:
+        probes = probe_all(records.records, options, journal, held_fd, progress, folder, options.work.share)
     records = apply_where(records, options, probes)
     assignment = assign(records.records, probes, options)
     summary = summarize(records, options, probes, assignment)
     return _Assigned(records, assignment, probes.bytes_read, summary)
+
+
+def _with_probed_facts(
+    plan: ShardPlan, options: ShardOptions, journal: SharedJournal, staging: Staging, progress: Progress
+) -> tuple[ShardPlan, int | None]:
+    """Probe the files of this task's shards. Return (plan with their facts instead of those in the metadata, bytes read
+    from remote files)."""
+    plan = look_up(plan, staging.share.of(plan.shards), options)
+    shards = staging.share.of(plan.shards)
+    records = Rows.of(Record, (sample.record for shard in shards for sample in shard.samples))
+    probes = probe_all(records, options, journal, staging.lock_fd, progress, staging.folder)
+    return confirm(plan, shards, probes, options), probes.bytes_read
 
 
 def _build_facts(records: RecordSet, options: ShardOptions) -> Build:

@@ -23,7 +23,7 @@ from streamvid.compat.dataset_cache import VARIABLE, cache_folder, cached_datase
 from streamvid.compat.diffsynth_data import DataFlags, shard_options
 from streamvid.errors import ConfigError, StorageError
 from streamvid.host.resources import user_cache
-from streamvid.sharder.options import WorkOptions
+from streamvid.sharder.work_options import WorkOptions
 from streamvid.storage import StorageOptions
 from tests.clips import ROOT
 from tests.compat.conftest import make_videos

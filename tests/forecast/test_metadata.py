@@ -21,7 +21,7 @@ from streamvid.errors import SourceError
 from streamvid.forecast.facts import is_metadata, open_facts
 from streamvid.forecast.metadata import AssignedRows, assign_rows
 from streamvid.forecast.run import LeftOutRow
-from streamvid.sharder.assign import record_key, stable_hash
+from streamvid.sharder.planning.assign import record_key, stable_hash
 from streamvid.sharder.sharder import dry_run
 from tests.conftest import Corpus, Sharded
 from tests.files import write_rows

@@ -22,9 +22,9 @@ from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.dataset.draws import UNIT
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError
-from streamvid.sharder.assign import Assignment, assign
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import weights_of
+from streamvid.sharder.planning.assign import Assignment, assign
+from streamvid.sharder.planning.plan import weights_of
 from streamvid.sharder.probing import Probe
 from streamvid.sharder.source.records import Record
 from tests.conftest import run_streamvid

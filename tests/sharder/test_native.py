@@ -18,8 +18,8 @@ import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import SealedError, SourceError, StorageError
-from streamvid.sharder.assign import sample_key
 from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.planning.assign import sample_key
 from streamvid.sharder.sharder import dry_run, shard
 from streamvid.video.decode.file import decode_into
 from streamvid.video.probe import probe

@@ -15,9 +15,9 @@ from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected
 from streamvid.host.journal import FileState
-from streamvid.sharder.assign import assign, record_key, safe_stem, sample_key, split_of
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import ShardPlan, cut_by_bytes, make_plan
+from streamvid.sharder.planning.assign import assign, record_key, safe_stem, sample_key, split_of
+from streamvid.sharder.planning.plan import ShardPlan, cut_by_bytes, make_plan
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 from tests.shard_options import shard_options

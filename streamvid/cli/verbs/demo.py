@@ -88,8 +88,9 @@ def _run_to_its_end(command: list[str]) -> int:
 
 def _shard(corpus: Path, dataset: Path) -> None:
     from streamvid.buckets.config import BucketConfig
-    from streamvid.sharder.options import ShardOptions, WorkOptions
+    from streamvid.sharder.options import ShardOptions
     from streamvid.sharder.sharder import shard
+    from streamvid.sharder.work_options import WorkOptions
 
     options = ShardOptions(
         buckets=BucketConfig(resolution=RESOLUTIONS, num_frames=NUM_FRAMES),

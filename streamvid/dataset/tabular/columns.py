@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
@@ -24,6 +24,15 @@ VIDEO_COLUMNS = (
     *("path", "video", "video_path", "file_name", "filename", "file", "file_path", "filepath", "media", "media_path"),
     *("clip", "clip_path", "video_file", "image", "image_path", "image_file"),
 )
+FACT_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "num_frames": ("num_frames", "n_frames", "nb_frames", "frame_count", "frames"),
+    "height": ("height", "video_height", "h"),
+    "width": ("width", "video_width", "w"),
+    "fps": ("fps", "frame_rate", "framerate", "avg_fps", "video_fps"),
+    "seconds": ("duration_seconds", "duration", "seconds", "duration_sec"),
+    "num_bytes": ("num_bytes", "bytes", "file_size", "filesize", "size_bytes", "size"),
+}
+"""Usual column names of each fact about a clip."""
 MAX_COLUMNS = 1000
 MAX_NAME_BYTES = 256
 MAX_TEXT_BYTES = 64 * 2**10

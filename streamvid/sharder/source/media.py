@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,15 +17,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from streamvid.errors import SourceError, StorageError
+from streamvid.errors import Rejected, SourceError, StorageError
 from streamvid.host.range_file import RangeFile
-from streamvid.storage import Ranges, StorageOptions, Store, open_store, redact
+from streamvid.storage import FileState, Ranges, StorageOptions, Store, open_store, redact
 
 _READ_BYTES = 64 * 2**20
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PART = "\0"  # separates a file's path from the byte offset of a part; no file name contains it
 _PART_BUFFER_BYTES = 2**16
 _CHECKSUM = "sha256:"
+UNKNOWN = "unknown"
+"""Version of a file that metadata describes and that has not been looked at."""
+MISSING = "cannot be read: No such file or directory"
+"""Reason for rejecting a missing object. It equals the error for a missing local file, so that datasets are equal."""
 
 
 def is_remote(path: str | Path) -> bool:
@@ -48,6 +53,25 @@ def store_of(bucket_url: str, storage: StorageOptions) -> Store:
 def version_of(status: os.stat_result) -> str:
     """Return the version of a local file: its modification time in nanoseconds."""
     return str(status.st_mtime_ns)
+
+
+def file_state(path: str) -> tuple[int, str]:
+    """Return the (size in bytes, version) of a local file. Raises Rejected if it is not a readable regular file."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        kind = "missing-file" if isinstance(error, FileNotFoundError) else "unreadable-file"
+        raise Rejected(f"cannot be read: {error.strerror or error}", kind=kind) from error
+    if not stat.S_ISREG(status.st_mode):
+        reason = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
+        raise Rejected(reason, kind="unreadable-file")
+    return status.st_size, version_of(status)
+
+
+def object_state(url: str, storage: StorageOptions) -> FileState | None:
+    """Return the state of an object, or None if it does not exist."""
+    bucket_url, key = split_url(url)
+    return store_of(bucket_url, storage).state(key)
 
 
 def part_path(path: str, offset: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import stat
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +14,13 @@ from streamvid.credentials import hide_credentials
 from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES
 from streamvid.errors import Rejected
 from streamvid.sharder.source.folder import check_path, file_paths, folder_files, is_object, locate, relative_source
-from streamvid.sharder.source.media import Media, is_remote, split_url, store_of, version_of
+from streamvid.sharder.source.media import MISSING, Media, file_state, is_remote, object_state, split_url
 from streamvid.storage import FileState, StorageOptions, Store
 
 # Up to four bytes more than allowed are read, so that a longer text exceeds the limit even if its last character is
 # incomplete and is dropped.
 MAX_CAPTION_BYTES = MAX_TEXT_BYTES + 4
 _CONCURRENT_READS = 32
-# This text equals the error for a missing local file, so that the resulting datasets are equal.
-_MISSING = "cannot be read: No such file or directory"
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
@@ -142,12 +139,11 @@ class ObjectStates:
         self.look_up([url])
         state = self.states[url]
         if state is None:
-            raise Rejected(_MISSING, kind="missing-file")
+            raise Rejected(MISSING, kind="missing-file")
         return state.num_bytes, state.version
 
     def _ask(self, url: str) -> FileState | None:
-        bucket_url, key = split_url(url)
-        return store_of(bucket_url, self.storage).state(key)
+        return object_state(url, self.storage)
 
 
 @dataclass(frozen=True)
@@ -196,15 +192,7 @@ class LocalFolder(Place):
     def state(self, path: str) -> tuple[int, str]:
         if is_remote(path):
             return self.objects.state(path)
-        try:
-            status = Path(path).stat()
-        except OSError as error:
-            kind = "missing-file" if isinstance(error, FileNotFoundError) else "unreadable-file"
-            raise Rejected(f"cannot be read: {error.strerror or error}", kind=kind) from error
-        if not stat.S_ISREG(status.st_mode):
-            reason = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
-            raise Rejected(reason, kind="unreadable-file")
-        return status.st_size, version_of(status)
+        return file_state(path)
 
 
 @dataclass(frozen=True)
@@ -268,7 +256,7 @@ class BucketFolder(Place):
 
     def state(self, path: str) -> tuple[int, str]:
         if path.startswith(f"{self.url}/") and path not in self.objects.states:
-            raise Rejected(_MISSING, kind="missing-file")  # all existing objects are in the listing
+            raise Rejected(MISSING, kind="missing-file")  # all existing objects are in the listing
         return self.objects.state(path)
 
     def _read_caption(self, path: str) -> str | None:

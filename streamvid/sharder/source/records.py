@@ -12,7 +12,15 @@ from posixpath import dirname, normpath
 from typing import TypeAlias
 
 from streamvid.dataset.captions import Captions
-from streamvid.dataset.tabular.columns import VIDEO_COLUMNS, ColumnType, check_text, find_column, value_as
+from streamvid.dataset.tabular.columns import (
+    FACT_COLUMNS,
+    VIDEO_COLUMNS,
+    ColumnType,
+    check_text,
+    find_column,
+    usual_column,
+    value_as,
+)
 from streamvid.dataset.tabular.reader import RowBlock
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.dataset.tabular.table import MetadataTable
@@ -39,8 +47,8 @@ from streamvid.sharder.source.extra_media import (
 )
 from streamvid.sharder.source.folder import is_media_name, printable_source
 from streamvid.sharder.source.layouts import SourceInput, find_input
-from streamvid.sharder.source.media import Media
-from streamvid.sharder.source.place import CaptionFile, Place, SealedOrigin
+from streamvid.sharder.source.media import UNKNOWN, Media
+from streamvid.sharder.source.place import CaptionFile, LocalFolder, Place, SealedOrigin
 from streamvid.sharder.source.summary import Counted, SourceSummary
 from streamvid.sharder.source.time_ranges import (
     TimeColumns,
@@ -166,13 +174,17 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Metadata columns by use. video: column of media paths; None if there is no such column."""
+    """Metadata columns by use. A use without a column is None.
+
+    video: column of media paths. num_bytes: column of file sizes, if the metadata is trusted.
+    """
 
     video: str | None = None
     captions: CaptionColumns = field(default_factory=CaptionColumns)
     media: tuple[MediaColumn, ...] = ()
     times: TimeColumns = field(default_factory=TimeColumns)
     user_types: dict[str, ColumnType] = field(default_factory=dict)
+    num_bytes: str | None = None
 
     @staticmethod
     def of(found: SourceInput, table: MetadataTable, options: ShardOptions) -> _Roles:
@@ -192,7 +204,8 @@ class _Roles:
             *(medium.column for medium in options.source.media_columns),
         }
         kinds = table.kinds([name for name in table.names if name not in taken])
-        return _Roles(video, captions, options.source.media_columns, times, kinds)
+        sizes = usual_column(list(kinds), FACT_COLUMNS["num_bytes"]) if options.trust_metadata else None
+        return _Roles(video, captions, options.source.media_columns, times, kinds, sizes)
 
     def uses(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the columns by use, for a SourceSummary. Columns that were created by the layout are omitted."""
@@ -238,32 +251,33 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
     if table is None:
         paths = [path for path in place.paths() if is_media_name(path)]
         place.look_up_captions(paths)
-        rows: Iterable[_Row] = (_Row(path, CaptionFile(path)) for path in paths)
+        num_rows, rows = len(paths), (_Row(path, CaptionFile(path)) for path in paths)
     else:
         roles = _Roles.of(found, table, options)
         if roles.video is not None and not options.source.whole_files:
             check_time_ranges(table, (*roles.captions.all, *roles.times.names))
-        for block in table.blocks:
+        for block in table.blocks if roles.num_bytes is None else ():
             place.look_up(roles.paths(block))
             place.look_up([path for row in media_cells(block, roles.media) for path in paths_of(row)])
-        rows = (row for block in table.blocks for row in roles.rows(block))
+        num_rows, rows = table.num_rows, (row for block in table.blocks for row in roles.rows(block))
     rejections: list[Rejection] = []
-    num_rows = first_row
-
-    def usable() -> Iterator[Record]:
-        nonlocal num_rows
-        for number, row in enumerate(rows, first_row):
-            num_rows = number + 1
-            try:
-                yield from _with_ranges(_record(number, row, place, options), roles.times.ranges(row.times))
-            except Rejected as error:
-                rejections.append(Rejection(number, printable_source(row.path), str(error), error.kind or "bad-row"))
-
-    records = Rows.of(Record, usable())
+    records = Rows.of(Record, _usable(enumerate(rows, first_row), place, roles, options, rejections))
     if roles.video is not None and not options.source.whole_files:
         check_own_files(lambda: _whole_files(records))
-    summary = _summary(found, roles, records, rejections, num_rows - first_row)
-    return RecordSet(records, tuple(rejections), dict(roles.user_types), num_rows - first_row, (summary,))
+    summary = _summary(found, roles, records, rejections, num_rows)
+    return RecordSet(records, tuple(rejections), dict(roles.user_types), num_rows, (summary,))
+
+
+def _usable(
+    rows: Iterable[tuple[int, _Row]], place: Place, roles: _Roles, options: ShardOptions, rejections: list[Rejection]
+) -> Iterator[Record]:
+    """Yield the records of usable rows, and add the rejections of all other rows. rows: (row number, row) pairs."""
+    for number, row in rows:
+        try:
+            record = _record(number, row, place, options, roles.num_bytes)
+            yield from _with_ranges(record, roles.times.ranges(row.times))
+        except Rejected as error:
+            rejections.append(Rejection(number, printable_source(row.path), str(error), error.kind or "bad-row"))
 
 
 def _summary(
@@ -312,7 +326,7 @@ def _video_column(found: SourceInput, table: MetadataTable, options: ShardOption
         ) from None
 
 
-def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Record:
+def _record(number: int, row: _Row, place: Place, options: ShardOptions, size_column: str | None = None) -> Record:
     if row.problem:
         raise Rejected(row.problem)
     source, path = ("", "") if options.clips.is_text else place.locate_typed(row.path)
@@ -328,14 +342,23 @@ def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Reco
             raise Rejected("the row has no caption", kind="no-text")
         num_bytes = len(caption.encode())
         return Record(number, text_source(caption), "", num_bytes, "", caption, row.columns, captions=several)
-    num_bytes, version = place.state(path)
+    stated = row.columns.get(size_column or "")
+    if isinstance(stated, int) and stated > 0 and isinstance(place, LocalFolder):
+        num_bytes, version = stated, UNKNOWN
+    else:
+        num_bytes, version = place.state(path)
+    check_size(num_bytes, options)
+    extra = find_files(row.media, options.source.media_columns, place, options.source.max_clip_bytes)
+    return Record(number, source, path, num_bytes, version, caption, row.columns, extra, several, place.origin(path))
+
+
+def check_size(num_bytes: int, options: ShardOptions) -> None:
+    """Raise Rejected if a file is empty or too large."""
     if num_bytes == 0:
         raise Rejected("the file is empty", kind="empty-file")
     if num_bytes > options.source.max_clip_bytes:
         limit = f"the file has {num_bytes} bytes; at most max_clip_bytes={options.source.max_clip_bytes} are allowed"
         raise Rejected(limit, kind="max-clip-bytes")
-    extra = find_files(row.media, options.source.media_columns, place, options.source.max_clip_bytes)
-    return Record(number, source, path, num_bytes, version, caption, row.columns, extra, several, place.origin(path))
 
 
 def _with_ranges(record: Record, ranges: Sequence[TimeRange]) -> list[Record]:

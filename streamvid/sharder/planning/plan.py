@@ -19,8 +19,8 @@ from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.draws import UNIT, StoredSet
 from streamvid.dataset.manifest import shard_path
 from streamvid.dataset.tabular.rows import Rows
-from streamvid.sharder.assign import Assignment, PlannedSample, stable_hash
 from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.planning.assign import Assignment, PlannedSample, stable_hash
 from streamvid.sharder.source.records import RecordSet, Rejection
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]

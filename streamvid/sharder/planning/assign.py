@@ -17,8 +17,8 @@ from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import NoBucketError, Rejected
-from streamvid.sharder.media_fit import PlannedMedium, fit_media, still_media
 from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.planning.media_fit import PlannedMedium, fit_media, still_media
 from streamvid.sharder.probing import Probe, Probes
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
@@ -95,19 +95,25 @@ def window_name(window: Window, probe: Probe) -> str:
 
 def assign(records: Rows[Record], probes: Probes, options: ShardOptions) -> Assignment:
     """Assign a bucket to every probed record, or reject the record with a reason."""
-    rejected: list[Rejection] = []
-    draw_sets: dict[str, Sequence[tuple[str, Fraction]]] = {}
-    repeats = _Repeats(records)
     stills = still_media(records, probes, options.source.media_columns)
+    assigner = _Assigner(probes, options, stills, _Repeats(records))
 
     def samples() -> Iterator[PlannedSample]:
         for record in records:
             try:
-                yield from _samples(record, probes, stills, repeats, options, rejected, draw_sets)
+                yield from assigner.samples(record)
             except Rejected as error:
-                rejected.append(Rejection(record.row, record.source, str(error), error.kind))
+                assigner.rejections.append(Rejection(record.row, record.source, str(error), error.kind))
 
-    return Assignment(Rows.of(PlannedSample, samples()), tuple(rejected), draw_sets)
+    return Assignment(Rows.of(PlannedSample, samples()), tuple(assigner.rejections), assigner.draw_sets)
+
+
+def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterator[PlannedSample]:
+    """Yield the samples of a record without conditioning inputs, with the keys that they have if its name is unique.
+
+    Raises Rejected if no bucket accepts it.
+    """
+    return _Assigner(probes, options).samples(record)
 
 
 class _Repeats:
@@ -116,52 +122,56 @@ class _Repeats:
     def __init__(self, records: Rows[Record]) -> None:
         names = (source if origin is None else origin.name for source, origin in records.tuples("source", "origin"))
         self._repeated = TextSet.repeated(names)
-        self._counts: Counter[tuple[str, int, int, str]] = Counter()
+        self._counts: Counter[int] = Counter()  # by hash, which takes less memory than names
 
     def occurrence(self, place: tuple[str, int, int, str]) -> int:
         """Return the number of earlier samples of this name, window and bucket."""
         if not len(self._repeated) or place[0] not in self._repeated:
             return 0
-        self._counts[place] += 1
-        return self._counts[place] - 1
+        self._counts[hash(place)] += 1
+        return self._counts[hash(place)] - 1
 
 
-def _samples(
-    record: Record,
-    probes: Probes,
-    stills: frozenset[str],
-    repeats: _Repeats,
-    options: ShardOptions,
-    rejected: list[Rejection],
-    draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
-) -> Iterator[PlannedSample]:
-    """Yield the samples of a record, and add the rejections of its windows. Raises Rejected for the whole record."""
-    probe = probes(record)
-    if isinstance(probe, Rejected):
-        raise probe
-    _check_rate(probe, options)
-    extra = fit_media(record, probe, probes, options.source.media_columns, stills) if record.extra else ()
-    try:
-        windows = list(_windows(record.time_range, probe, options))
-    except NoBucketError as error:
-        raise Rejected(_with_rate(str(error), probe, options), kind=error.kind) from None
-    kept = record.origin
-    own = record_key(record.source) if kept is None else kept.record_key
-    name = record.source if kept is None else kept.name
-    split = "val" if kept is not None and kept.is_val else split_of(own, options.val_fraction)
-    for window, bucket, draw_set in _drawn(windows, own, probe, options, draw_sets):
-        if bucket is None:
-            reason = f"{window_name(window, probe)}{draw_set}"
-            rejected.append(Rejection(record.row, record.source, reason, "probability"))
-            continue
-        place = (name, window.start, window.num_frames, bucket.id)
-        key = sample_key(*place, repeats.occurrence(place), stem_of=record.source)
-        clip = _stored(probe.copy_of(record), probe, window, bucket, options)
-        media = []
-        for medium in extra:
-            shown = Window(0, 1, 1) if medium.is_still else window
-            media.append(replace(medium, clip=_stored(medium.clip, medium.probe, shown, bucket, options)))
-        yield PlannedSample(key, own, record, probe, bucket, split, window, clip, tuple(media), draw_set)
+@dataclass
+class _Assigner:
+    """Assignment in progress. The rejections are those of single windows."""
+
+    probes: Probes
+    options: ShardOptions
+    stills: frozenset[str] = frozenset()
+    repeats: _Repeats | None = None
+    rejections: list[Rejection] = field(default_factory=list)
+    draw_sets: dict[str, Sequence[tuple[str, Fraction]]] = field(default_factory=dict)
+
+    def samples(self, record: Record) -> Iterator[PlannedSample]:
+        """Yield the samples of a record. Raises Rejected if the whole record is rejected."""
+        probe, options = self.probes(record), self.options
+        if isinstance(probe, Rejected):
+            raise probe
+        _check_rate(probe, options)
+        extra = fit_media(record, probe, self.probes, options.source.media_columns, self.stills)
+        try:
+            windows = list(_windows(record.time_range, probe, options))
+        except NoBucketError as error:
+            raise Rejected(_with_rate(str(error), probe, options), kind=error.kind) from None
+        kept = record.origin
+        own = record_key(record.source) if kept is None else kept.record_key
+        name = record.source if kept is None else kept.name
+        split = "val" if kept is not None and kept.is_val else split_of(own, options.val_fraction)
+        for window, bucket, draw_set in _drawn(windows, own, probe, options, self.draw_sets):
+            if bucket is None:
+                reason = f"{window_name(window, probe)}{draw_set}"
+                self.rejections.append(Rejection(record.row, record.source, reason, "probability"))
+                continue
+            place = (name, window.start, window.num_frames, bucket.id)
+            occurrence = 0 if self.repeats is None else self.repeats.occurrence(place)
+            key = sample_key(*place, occurrence, stem_of=record.source)
+            clip = _stored(probe.copy_of(record), probe, window, bucket, options)
+            media = []
+            for medium in extra:
+                shown = Window(0, 1, 1) if medium.is_still else window
+                media.append(replace(medium, clip=_stored(medium.clip, medium.probe, shown, bucket, options)))
+            yield PlannedSample(key, own, record, probe, bucket, split, window, clip, tuple(media), draw_set)
 
 
 _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
@@ -195,7 +205,7 @@ def _drawn(
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
-            # The loader draws a new bucket in each epoch; see sharder/plan.py, dataset/draws.py and plan/draws.py.
+            # The loader draws a new bucket in each epoch; see plan.py, dataset/draws.py and plan/draws.py.
             members = tuple(sorted((bucket.id, probability) for bucket, probability in choices.options))
             draw_set = f"{stable_hash('draw set', *(f'{name} {share}' for name, share in members)):016x}"
             draw_sets[draw_set] = members

@@ -1,0 +1,183 @@
+"""Plans from metadata that states the size of each clip, so that no file is opened before its shard is built.
+
+The files of a shard are probed when it is built. A row whose statements differ from its file becomes a rejection, and
+all other samples keep their shard. The result is that of probing everything first, except that such rows were counted
+when the sizes of the shards were decided.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import ClassVar, TypeAlias
+
+from streamvid.dataset.tabular.columns import FACT_COLUMNS, usual_column
+from streamvid.dataset.tabular.rows import Rows
+from streamvid.errors import Rejected, SourceError
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.planning.assign import PlannedSample, samples_of
+from streamvid.sharder.planning.plan import PlannedShard, ShardPlan
+from streamvid.sharder.probing import Probe, Probes, extension_of_name
+from streamvid.sharder.source.extra_media import MediaFile
+from streamvid.sharder.source.folder import IMAGE_EXTENSIONS
+from streamvid.sharder.source.media import MISSING, UNKNOWN, file_state, is_remote, object_state
+from streamvid.sharder.source.place import concurrently
+from streamvid.sharder.source.records import Record, Rejection, check_size
+from streamvid.video.limits import LIMITS
+
+_SHOWN = ("width", "height", "num_frames", "fps")
+
+
+@dataclass(frozen=True)
+class StatedFacts:
+    """Facts about clips as the metadata states them, in place of the results of probing.
+
+    columns: name in FACT_COLUMNS → metadata column.
+    """
+
+    columns: Mapping[str, str]
+
+    bytes_read: ClassVar[None] = None
+
+    @staticmethod
+    def of(names: Sequence[str]) -> StatedFacts:
+        """Find the columns. names: columns without another use. Raises SourceError if some are missing."""
+        found = {fact: usual_column(names, usual) for fact, usual in FACT_COLUMNS.items()}
+        columns = {fact: column for fact, column in found.items() if column is not None}
+        missing = [fact for fact in ("num_frames", "height", "width") if fact not in columns]
+        if not {"fps", "seconds"} & columns.keys():
+            missing.append("fps (or duration)")
+        if missing:
+            raise SourceError(
+                f"trust_metadata=True: the metadata has no column {', '.join(missing)}; its other columns: "
+                f"{', '.join(names) or 'none'}; add the columns, or omit trust_metadata to probe all files first"
+            )
+        return StatedFacts(columns)
+
+    def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
+        """Return the facts that the metadata states, or a rejection if one of them is missing or impossible."""
+        values = file.columns if isinstance(file, Record) else {}
+        num_frames, height, width = (
+            _count(values.get(self.columns[name])) for name in ("num_frames", "height", "width")
+        )
+        if not (num_frames and height and width):
+            return _unusable("num_frames, height and width must be whole numbers above 0")
+        suffix = posixpath.splitext(file.source)[1].lower().lstrip(".")
+        is_image = num_frames == 1 and suffix in IMAGE_EXTENSIONS
+        fps, seconds = (_number(values.get(self.columns.get(name, ""))) for name in ("fps", "seconds"))
+        if is_image:
+            fps, seconds = 0.0, 0.0
+        elif not (fps or seconds):
+            return _unusable("fps or duration must be a number above 0")
+        fps = fps or num_frames / seconds
+        facts = (width, height, num_frames, fps, seconds or (num_frames / fps if fps else 0.0))
+        return Probe(*facts, codec="", extension=extension_of_name(suffix), is_image=is_image)
+
+
+def _unusable(allowed: str) -> Rejected:
+    return Rejected(f"the metadata of the row is incomplete: {allowed}", kind="stated-facts")
+
+
+def _number(value: object) -> float:
+    """Return a number above 0, or 0 if the value is not such a number."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return 0.0
+    return number if 0 < number < LIMITS.max_bytes else 0.0
+
+
+def _count(value: object) -> int:
+    number = _number(value)
+    return int(number) if number == int(number) else 0
+
+
+def look_up(plan: ShardPlan, shards: Sequence[PlannedShard], options: ShardOptions) -> ShardPlan:
+    """Return the plan with the sizes and versions of the files of these shards. Missing files become rejections."""
+
+    def found(sample: PlannedSample) -> PlannedSample | Rejection:
+        record = sample.record
+        if record.version != UNKNOWN:
+            return sample
+        try:
+            num_bytes, version = _state(record.path, options)
+            check_size(num_bytes, options)
+        except Rejected as error:
+            return Rejection(record.row, record.source, str(error), error.kind)
+        return replace(sample, record=replace(record, num_bytes=num_bytes, version=version))
+
+    return _changed(plan, shards, lambda samples: [one for _, one in concurrently(found, samples)])
+
+
+def _state(path: str, options: ShardOptions) -> tuple[int, str]:
+    if not is_remote(path):
+        return file_state(path)
+    state = object_state(path, options.storage)
+    if state is None:
+        raise Rejected(MISSING, kind="missing-file")
+    return state.num_bytes, state.version
+
+
+def confirm(plan: ShardPlan, shards: Sequence[PlannedShard], probes: Probes, options: ShardOptions) -> ShardPlan:
+    """Return the plan with the probed facts of the samples in these shards. Other shards stay as planned.
+
+    A sample whose file cannot be used, or would be stored differently, becomes a rejection. Shards keep their names; a
+    shard can become empty. probes: results of probing the files of `shards`.
+    """
+    return _changed(plan, shards, lambda samples: [_confirmed(sample, probes, options) for sample in samples])
+
+
+_Change: TypeAlias = Callable[[Sequence[PlannedSample]], Sequence[PlannedSample | Rejection]]
+
+
+def _changed(plan: ShardPlan, shards: Sequence[PlannedShard], change: _Change) -> ShardPlan:
+    """Apply `change` to the samples of each of these shards."""
+    wanted = {shard.path for shard in shards}
+    rejections, counts, sizes = list(plan.rejections), list[int](), list[int]()
+
+    def samples() -> Iterator[PlannedSample]:
+        for shard in plan.shards:
+            found = change(list(shard.samples)) if shard.path in wanted else shard.samples
+            kept = [one for one in found if isinstance(one, PlannedSample)]
+            rejections.extend(one for one in found if isinstance(one, Rejection))
+            counts.append(len(kept))
+            sizes.append(sum(sample.num_bytes for sample in kept))
+            yield from kept
+
+    rows = Rows.of(PlannedSample, samples())
+    bounds = pairwise(accumulate(counts, initial=0))
+    changed = [
+        replace(shard, samples=rows[start:end], clip_bytes=num_bytes)
+        for shard, (start, end), num_bytes in zip(plan.shards, bounds, sizes, strict=True)
+    ]
+    ordered = sorted(rejections, key=lambda rejection: rejection.row)
+    return replace(plan, shards=tuple(changed), samples=rows, rejections=tuple(ordered))
+
+
+def _confirmed(sample: PlannedSample, probes: Probes, options: ShardOptions) -> PlannedSample | Rejection:
+    record, stated = sample.record, sample.probe
+    try:
+        probe = probes(record)
+        if isinstance(probe, Rejected):
+            raise probe
+        found = next((one for one in samples_of(record, probes, options) if _is_same(one, sample)), None)
+        if found is None:
+            shown = (f"{name} {getattr(stated, name):g}, not {getattr(probe, name):g}" for name in _SHOWN)
+            differing = [text for text, name in zip(shown, _SHOWN, strict=True) if _differ(name, stated, probe)]
+            reason = ", ".join(differing) or f"a {stated.extension} file, not {probe.extension}"
+            raise Rejected(f"the metadata states {reason}, as in the file", kind="stated-facts")
+    except Rejected as error:
+        return Rejection(record.row, record.source, str(error), error.kind)
+    return replace(found, key=sample.key)
+
+
+def _differ(name: str, stated: Probe, probe: Probe) -> bool:
+    return bool(getattr(stated, name) != getattr(probe, name))
+
+
+def _is_same(found: PlannedSample, planned: PlannedSample) -> bool:
+    """Return True if a sample is stored as planned."""
+    names = ("bucket", "split", "window", "extensions", "draw_set")
+    return all(getattr(found, name) == getattr(planned, name) for name in names)
