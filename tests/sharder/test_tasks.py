@@ -186,6 +186,15 @@ def test_tasks_of_different_datasets_exclude_each_other(built: Built, tmp_path: 
     assert do_task(built, dest, None) == built.report and tree_of(dest) == built.tree
 
 
+def test_a_note_that_another_task_is_writing_is_not_read(built: Built, tmp_path: Path) -> None:
+    """A task lists the notes while others replace theirs, so it sees their half-written temporary files."""
+    owners = tmp_path / "dataset" / ".staging" / "owners"
+    assert do_task(built, tmp_path / "dataset", "0/2").state == TASK_ENDED
+    (note,) = owners.iterdir()
+    (owners / f".{note.name}.tmp").write_bytes(note.read_bytes()[:20])
+    assert do_task(built, tmp_path / "dataset", "1/2").state == TASK_ENDED
+
+
 @pytest.mark.parametrize("task", ["2/2", "1", "a/b", "-1/4", "0/0", "1/100001"])
 def test_a_task_that_cannot_be_is_an_error(task: str) -> None:
     with pytest.raises(ConfigError, match=r"task='.*': must be I/N with N from 1 to 100000 and I from 0 to N-1"):

@@ -101,8 +101,10 @@ class Staging:
         own = self._owner_path(build)
         mine = {"build": json.dumps(build, sort_keys=True), "plan_sha256": plan_sha256, "host": socket.gethostname()}
         self.store.put(own, json.dumps(mine).encode())
-        for path in [state.path for state in self.store.files(f"{STAGING}/{_OWNERS}")]:
-            other = {} if path == own else _owner(self.store, path)
+        paths = [state.path for state in self.store.files(f"{STAGING}/{_OWNERS}")]
+        for path in paths:
+            # All other names are of temporary files that tasks are writing.
+            other = _owner(self.store, path) if path.endswith(".json") and path != own else {}
             plans = {plan_sha256, other.get("plan_sha256", "")} - {""}
             if other and (other.get("build") != mine["build"] or len(plans) > 1):
                 self.store.remove(own)
