@@ -22,6 +22,8 @@ Way: TypeAlias = Literal["step", "time", "number", "spread", "linspace"]
 _WAYS = frozenset(get_args(Way))
 _MAX_TICKS = (1 << 63) - 1
 _MAX_DENOMINATOR_OF_SECONDS = 10**6
+_MAX_ROUNDED = 1e8
+_NEAR = 1e-6  # distance from a whole number of frames within which float64 may round to the wrong side
 _MAX_DENOMINATOR = 10**9  # for time bases: the finest time base in containers is one nanosecond
 
 
@@ -152,7 +154,15 @@ def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: f
 
     fps: average frame rate of the clip; 0.0 for images, which have one frame at any rate.
     """
-    return num_frames if not fps > 0 else rate.num_frames(num_frames, fps, exact_seconds(duration_seconds))
+    if not fps > 0:
+        return num_frames
+    if rate.fps is None or rate.rule in ("native", "cap"):
+        return rate.num_frames(num_frames, fps, None)
+    # Exact fractions are slow, and they are needed only if rounding could change the result.
+    reached = duration_seconds * float(rate.fps) + (0.5 if rate.rule == "resample" else 0.0)
+    if reached < _MAX_ROUNDED and abs(reached - round(reached)) > _NEAR:
+        return max(1 if rate.rule == "resample" else 0, int(reached))
+    return rate.num_frames(num_frames, fps, exact_seconds(duration_seconds))
 
 
 def exact_seconds(seconds: float) -> Fraction:

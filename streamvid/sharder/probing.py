@@ -6,11 +6,9 @@ import posixpath
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from streamvid.buckets.pick import exact_seconds
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import DecodeError, ProbeError, Rejected, SourceError, StorageError, StreamvidError
 from streamvid.host.journal import FileState, Journal, Key
@@ -85,14 +83,10 @@ class Probe:
     pixel_format: str = ""
     timing: str = ""
 
-    @property
-    def seconds(self) -> Fraction:
-        """`duration_seconds` as an exact fraction, equal to the value that readers of the index compute."""
-        return exact_seconds(self.duration_seconds)
-
     def copy_of(self, file: Record | MediaFile) -> Clip:
         """Return the clip that stores the file unchanged."""
-        return copied(Clip, self, path=file.path, num_bytes=file.num_bytes)
+        facts = (self.codec, self.num_frames, self.fps, self.duration_seconds, self.width, self.height)
+        return Clip(file.path, file.num_bytes, self.extension, *facts)
 
 
 Finding: TypeAlias = dict[str, Any]

@@ -191,10 +191,11 @@ def summarize(
                     yield f"{record.source} ({probe.fps:.4g} fps)"
 
     slow = Counted.of(repeated())
+    copies = None if options.trust_metadata else duplicates(record.media(options.storage) for record in files.firsts())
     return InputSummary(
         sources=records.sources,
         shared_files=Counted.of(files.shared()),
-        duplicates=duplicates(record.media(options.storage) for record in files.firsts()),
+        duplicates=copies,
         fps=(min(rates), max(rates)) if rates else None,
         read_fps=None if rate.fps is None else float(rate.fps),
         repeated=slow,

@@ -86,8 +86,8 @@ class SidecarShards:
     """Table of shards as arrays, from which SidecarShard values are created on request."""
 
     table: pa.Table
-    first_rows: Mapping[str, int]
-    """Bucket id → row of the bucket's first shard. The shards of a bucket are consecutive."""
+    rows: Mapping[str, range]
+    """Bucket id → rows of the bucket's shards, which are consecutive, in ascending order of their numbers."""
 
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
@@ -95,20 +95,20 @@ class SidecarShards:
         # Checksums cannot be compressed, so a file with more rows than checksums fit in it is hostile: the rows could
         # fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
-        numbers, names = numbers_of(chunk_of(table, "number")), chunk_of(table, "bucket_id")
-        codes, rows = np.unique(numbers_of(names.indices), return_index=True)
-        first_rows = {
-            names.dictionary[c].as_py(): r - int(numbers[r]) for c, r in zip(codes, rows.tolist(), strict=True)
-        }
-        return SidecarShards(table, first_rows)
+        names = chunk_of(table, "bucket_id")
+        codes, firsts, counts = np.unique(numbers_of(names.indices), return_index=True, return_counts=True)
+        found = zip(codes.tolist(), firsts.tolist(), counts.tolist(), strict=True)
+        return SidecarShards(table, {names.dictionary[code].as_py(): range(n, n + count) for code, n, count in found})
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def shard(self, base: ShardInfo) -> SidecarShard | None:
         """Return the feature shard that matches a shard of the dataset, or None if there is none."""
-        row = self.first_rows.get(base.bucket_id, -1 - base.number) + base.number
-        if not 0 <= row < len(self):
+        rows = self.rows.get(base.bucket_id, range(0))
+        numbers = numbers_of(chunk_of(self.table, "number"))[rows.start : rows.stop]
+        row = rows.start + int(np.searchsorted(numbers, base.number))
+        if row not in rows or row >= len(self):
             return None
         found = {name: self.table.column(name)[row].as_py() for name in _SHARD_TYPES}
         values: Mapping[str, Any] = {k: v.hex() if isinstance(v, bytes) else v for k, v in found.items()}

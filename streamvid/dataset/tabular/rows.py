@@ -21,8 +21,8 @@ from streamvid.errors import StorageError
 
 BLOCK_ROWS = 1 << 14
 _MEMORY_BYTES = 1 << 24
-_PART_ROWS = 1 << 17
-_MAX_PARTS = 256
+_PART_ROWS = 1 << 15
+_MAX_PARTS = 512
 _Row = TypeVar("_Row")
 _TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 

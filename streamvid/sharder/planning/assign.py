@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 
 from streamvid.buckets.bucket import TEXT_BUCKET, Bucket
 from streamvid.buckets.classes import Choices
 from streamvid.buckets.frames import NEAR_RATE
+from streamvid.buckets.pick import num_places
 from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.dataset.tabular.text_set import TextSet
@@ -211,6 +213,9 @@ def _drawn(
             draw_sets[draw_set] = members
             yield from ((window, bucket, draw_set) for bucket in choices.buckets)
             continue
+        if len(choices.options) == 1 and choices.options[0][1] == 1:
+            yield window, choices.options[0][0], ""
+            continue
         part = (str(window.start), str(window.num_frames)) if window_name(window, probe) else ()
         u = Fraction(stable_hash("bucket", str(options.seed), own, *part), 2**64)
         bucket = choices.draw(u)
@@ -249,10 +254,9 @@ def _check_rate(probe: Probe, options: ShardOptions) -> None:
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
     """Return the frame count of the whole source (for copies, at the target rate) without using frame times."""
-    rate = options.frame_rate
-    if probe.is_image or options.clips.is_native or not probe.fps:
+    if probe.is_image or options.clips.is_native:
         return probe.num_frames
-    return rate.num_frames(probe.num_frames, probe.fps, probe.seconds)
+    return num_places(options.frame_rate, probe.num_frames, probe.fps, probe.duration_seconds)
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
@@ -304,6 +308,7 @@ def record_key(source: str) -> str:
     return f"{safe_stem(source)}-{stable_hash(source):016x}"
 
 
+@lru_cache(1)  # a record's two keys have the same stem
 def safe_stem(source: str) -> str:
     """Return a file's name for use in a key. Dots are replaced, because tar readers split names at the first dot."""
     stem = posixpath.splitext(posixpath.basename(source))[0]
@@ -312,7 +317,7 @@ def safe_stem(source: str) -> str:
 
 def split_of(own: str, val_fraction: float) -> str:
     """Derive the split, "train" or "val", from the record key alone, so that adding input never moves a sample."""
-    return "val" if stable_hash("split", own) < val_fraction * 2.0**64 else "train"
+    return "val" if val_fraction and stable_hash("split", own) < val_fraction * 2.0**64 else "train"
 
 
 def stable_hash(*parts: str) -> int:

@@ -1,8 +1,7 @@
 """Plans from metadata that states the size of each clip, so that no file is opened before its shard is built.
 
-The files of a shard are probed when it is built. A row whose statements differ from its file becomes a rejection, and
-all other samples keep their shard. The result is that of probing everything first, except that such rows were counted
-when the sizes of the shards were decided.
+The files of a shard are probed when it is built. A row whose file would be stored differently becomes a rejection, and
+all other samples keep their shard. If the metadata is right, the shards are the same as if all files were probed first.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import ClassVar, TypeAlias
 
 from streamvid.dataset.tabular.columns import FACT_COLUMNS, usual_column
@@ -25,55 +25,57 @@ from streamvid.sharder.source.folder import IMAGE_EXTENSIONS
 from streamvid.sharder.source.media import MISSING, UNKNOWN, file_state, is_remote, object_state
 from streamvid.sharder.source.place import concurrently
 from streamvid.sharder.source.records import Record, Rejection, check_size
-from streamvid.video.limits import LIMITS
 
+_MAX_NUMBER = 2**31
 _SHOWN = ("width", "height", "num_frames", "fps")
+_STORED = tuple(map(attrgetter, ("bucket", "split", "window.start", "window.num_frames", "clip.extension", "draw_set")))
 
 
 @dataclass(frozen=True)
 class StatedFacts:
     """Facts about clips as the metadata states them, in place of the results of probing.
 
-    columns: name in FACT_COLUMNS → metadata column.
+    The fields are names of metadata columns; fps or seconds may be "" if there is no such column.
     """
 
-    columns: Mapping[str, str]
-
+    num_frames: str
+    height: str
+    width: str
+    fps: str
+    seconds: str
     bytes_read: ClassVar[None] = None
 
     @staticmethod
     def of(names: Sequence[str]) -> StatedFacts:
         """Find the columns. names: columns without another use. Raises SourceError if some are missing."""
-        found = {fact: usual_column(names, usual) for fact, usual in FACT_COLUMNS.items()}
-        columns = {fact: column for fact, column in found.items() if column is not None}
-        missing = [fact for fact in ("num_frames", "height", "width") if fact not in columns]
-        if not {"fps", "seconds"} & columns.keys():
+        facts = ("num_frames", "height", "width", "fps", "seconds")
+        found = {fact: usual_column(names, FACT_COLUMNS[fact]) or "" for fact in facts}
+        missing = [fact for fact in facts[:3] if not found[fact]]
+        if not (found["fps"] or found["seconds"]):
             missing.append("fps (or duration)")
         if missing:
             raise SourceError(
                 f"trust_metadata=True: the metadata has no column {', '.join(missing)}; its other columns: "
                 f"{', '.join(names) or 'none'}; add the columns, or omit trust_metadata to probe all files first"
             )
-        return StatedFacts(columns)
+        return StatedFacts(**found)
 
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
         """Return the facts that the metadata states, or a rejection if one of them is missing or impossible."""
-        values = file.columns if isinstance(file, Record) else {}
-        num_frames, height, width = (
-            _count(values.get(self.columns[name])) for name in ("num_frames", "height", "width")
-        )
+        values: Mapping[str, object] = file.columns if isinstance(file, Record) else {}
+        value = values.get
+        num_frames = _count(value(self.num_frames))
+        height, width = _count(value(self.height)), _count(value(self.width))
         if not (num_frames and height and width):
             return _unusable("num_frames, height and width must be whole numbers above 0")
         suffix = posixpath.splitext(file.source)[1].lower().lstrip(".")
         is_image = num_frames == 1 and suffix in IMAGE_EXTENSIONS
-        fps, seconds = (_number(values.get(self.columns.get(name, ""))) for name in ("fps", "seconds"))
-        if is_image:
-            fps, seconds = 0.0, 0.0
-        elif not (fps or seconds):
+        fps, seconds = (0.0, 0.0) if is_image else (_number(value(self.fps)), _number(value(self.seconds)))
+        if not (is_image or fps or seconds):
             return _unusable("fps or duration must be a number above 0")
-        fps = fps or num_frames / seconds
-        facts = (width, height, num_frames, fps, seconds or (num_frames / fps if fps else 0.0))
-        return Probe(*facts, codec="", extension=extension_of_name(suffix), is_image=is_image)
+        fps = fps or (num_frames / seconds if seconds else 0.0)
+        seconds = seconds or (num_frames / fps if fps else 0.0)
+        return Probe(width, height, num_frames, fps, seconds, "", extension_of_name(suffix), is_image)
 
 
 def _unusable(allowed: str) -> Rejected:
@@ -86,10 +88,12 @@ def _number(value: object) -> float:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return 0.0
-    return number if 0 < number < LIMITS.max_bytes else 0.0
+    return number if 0 < number < _MAX_NUMBER else 0.0
 
 
 def _count(value: object) -> int:
+    if isinstance(value, int):
+        return value if 0 < value < _MAX_NUMBER else 0
     number = _number(value)
     return int(number) if number == int(number) else 0
 
@@ -164,20 +168,23 @@ def _confirmed(sample: PlannedSample, probes: Probes, options: ShardOptions) -> 
             raise probe
         found = next((one for one in samples_of(record, probes, options) if _is_same(one, sample)), None)
         if found is None:
-            shown = (f"{name} {getattr(stated, name):g}, not {getattr(probe, name):g}" for name in _SHOWN)
-            differing = [text for text, name in zip(shown, _SHOWN, strict=True) if _differ(name, stated, probe)]
-            reason = ", ".join(differing) or f"a {stated.extension} file, not {probe.extension}"
-            raise Rejected(f"the metadata states {reason}, as in the file", kind="stated-facts")
+            raise Rejected(_difference(stated, probe), kind="stated-facts")
     except Rejected as error:
         return Rejection(record.row, record.source, str(error), error.kind)
     return replace(found, key=sample.key)
 
 
-def _differ(name: str, stated: Probe, probe: Probe) -> bool:
-    return bool(getattr(stated, name) != getattr(probe, name))
+def _difference(stated: Probe, probe: Probe) -> str:
+    names = [name for name in _SHOWN if getattr(stated, name) != getattr(probe, name)]
+    if not names:
+        return (
+            f"the file's name is that of {stated.extension} files, but its container is that of {probe.extension} files"
+        )
+    said = " and ".join(f"{name} {getattr(stated, name):.6g}" for name in names)
+    found = " and ".join(f"{getattr(probe, name):.6g}" for name in names)
+    return f"the metadata states {said}, but the file has {found}"
 
 
 def _is_same(found: PlannedSample, planned: PlannedSample) -> bool:
     """Return True if a sample is stored as planned."""
-    names = ("bucket", "split", "window", "extensions", "draw_set")
-    return all(getattr(found, name) == getattr(planned, name) for name in names)
+    return all(one(found) == one(planned) for one in _STORED)
