@@ -19,9 +19,8 @@ from streamvid.dataset.reader import Dataset
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.planning.assign import Assignment
+from streamvid.sharder.planning.assign import Assignment, PlannedSample
 from streamvid.sharder.planning.plan import ShardPlan
-from streamvid.sharder.probing import Probe, Probes
 from streamvid.sharder.rejections import NO_BUCKET, RejectedKind, by_kind
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 from streamvid.sharder.source.summary import Counted, InputSummary, duplicates
@@ -173,24 +172,21 @@ def _crop(height: int, width: int, bucket_height: int, bucket_width: int) -> flo
     return float(cropped_share(height, width, bucket_height, bucket_width))
 
 
-def summarize(
-    records: RecordSet, options: ShardOptions, probes: Probes | None = None, assignment: Assignment | None = None
-) -> InputSummary:
-    """Return the sharder's interpretation of its input, with facts from probing if probes and assignment are given."""
-    if probes is None or assignment is None:
+def summarize(records: RecordSet, options: ShardOptions, assignment: Assignment | None = None) -> InputSummary:
+    """Return the sharder's interpretation of its input, with facts about the videos if an assignment is given."""
+    if assignment is None:
         return InputSummary(records.sources)
     rate, files = options.frame_rate, _Files(records.records)
     rates = array("d")
 
     def repeated() -> Iterator[str]:
-        for record in files.firsts():
-            probe = probes(record)
-            if isinstance(probe, Probe) and not probe.is_image and probe.fps:
-                rates.append(probe.fps)
-                if probe.fps < rate.repeats_below:
-                    yield f"{record.source} ({probe.fps:.4g} fps)"
+        for source, fps in _video_rates(assignment.samples):
+            rates.append(fps)
+            if fps < rate.repeats_below:
+                yield f"{source} ({fps:.4g} fps)"
 
     slow = Counted.of(repeated())
+    # Looking for copies opens files, which trusted metadata is meant to avoid.
     copies = None if options.trust_metadata else duplicates(record.media(options.storage) for record in files.firsts())
     return InputSummary(
         sources=records.sources,
@@ -202,6 +198,19 @@ def summarize(
         num_dropped=sum(fps > rate.drops_above for fps in rates),
         num_without_bucket=sum(rejection.kind in NO_BUCKET for rejection in assignment.rejections),
     )
+
+
+def _video_rates(samples: Rows[PlannedSample]) -> Iterator[tuple[str, float]]:
+    """Yield (file name, frame rate) for each video, once per file."""
+    repeated = TextSet.repeated(path for (path,) in samples.tuples("record.path"))
+    seen = set()
+    for path, source, fps, is_image in samples.tuples("record.path", "record.source", "probe.fps", "probe.is_image"):
+        if path in repeated:
+            if path in seen:
+                continue
+            seen.add(path)
+        if fps and not is_image:
+            yield source, fps
 
 
 class _Files:

@@ -284,7 +284,7 @@ def _assigned(
         probes = probe_all(records.records, options, journal, held_fd, progress, folder, options.work.share)
     records = apply_where(records, options, probes)
     assignment = assign(records.records, probes, options)
-    summary = summarize(records, options, probes, assignment)
+    summary = summarize(records, options, assignment)
     return _Assigned(records, assignment, probes.bytes_read, summary)
 
 

@@ -63,10 +63,10 @@ class InputSummary:
 
     shared_files: rows that use the same file as an earlier row.
     duplicates: files with the same content as another file.
-    fps: lowest and highest frame rate of the videos.
+    fps: lowest and highest frame rate of the videos that have a bucket.
     read_fps: frame rate at which videos are read; None if each is read at its own rate.
-    repeated: videos with a frame rate below `read_fps`, so that some frames are repeated.
-    num_dropped: number of videos with a frame rate above `read_fps`, so that some frames are dropped.
+    repeated: videos with a bucket and a frame rate below `read_fps`, so that some frames are repeated.
+    num_dropped: number of such videos with a frame rate above `read_fps`, so that some frames are dropped.
     num_without_bucket: number of files, windows or rows that no bucket accepts.
     """
 
