@@ -191,7 +191,7 @@ def dry_run(
         records = apply_where(read_records(source, options, Path(folder), extracts=True), options)
         progress("records", records.num_rows, records.num_rows)
         found = _assigned(records, options, journal, nothing.fileno(), progress)
-    plan = make_plan(found.records, found.assignment, options, _build_facts(found.records, options))
+    plan = make_plan(found.records, found.assignment, options, {"options": options.to_json()})
     return replace(_with_input(report_plan(plan, DRY_RUN), found.summary, on_input), probe_bytes_read=found.bytes_read)
 
 

@@ -192,7 +192,7 @@ def _plan_sha256(
             row += [part for medium in media for part in (*medium.file.line, medium.clip.sha256)]
             digest.update(json.dumps(row).encode())
     for rejection in rejections:
-        digest.update(json.dumps([rejection.row, rejection.source, rejection.reason]).encode())
+        digest.update(json.dumps([rejection.row, rejection.source, rejection.kind]).encode())
     return digest.hexdigest()
 
 

@@ -127,7 +127,7 @@ class RecordSet:
             if record.time_range is not None:
                 digest.update(_line(str(record.time_range.start), str(record.time_range.end)))
         for rejection in self.rejections:
-            digest.update(_line(rejection.row, rejection.source, rejection.reason))
+            digest.update(_line(rejection.row, rejection.source, rejection.kind))  # reasons are worded for people
         return digest.hexdigest()
 
 
