@@ -28,7 +28,7 @@ Shard: TypeAlias = "Callable[[str, ShardOptions], str]"
 """(source, options) → path of the dataset."""
 
 NOTE = "train.json"
-"""File next to features that names their dataset. The features themselves hold no paths."""
+"""File next to features that specifies their dataset. The features themselves hold no paths."""
 
 DEFAULT_FILE_KEYS = "image,video"
 DEFAULT_MAX_PIXELS = 1024 * 1024
@@ -254,18 +254,18 @@ def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
 
 
 def _noted_dataset(store: Store, url: str) -> DatasetValue:
-    remedy = "name the dataset with --set data.dataset=URL"
+    remedy = "specify the dataset with --set data.dataset=URL"
     if not 0 < (store.size(NOTE) or 0) <= _MAX_NOTE_BYTES:
-        raise ConfigError(f"{url} has no {NOTE} that names its dataset; {remedy}")
+        raise ConfigError(f"{url} has no {NOTE} that specifies its dataset; {remedy}")
     try:
         dataset: DatasetValue = json.loads(store.read(NOTE))["dataset"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{url}/{NOTE} does not name the dataset of the features ({error}); {remedy}") from error
+        raise ConfigError(f"{url}/{NOTE} does not specify the dataset of the features ({error}); {remedy}") from error
     return dataset
 
 
 def note_dataset(config: TrainConfig) -> None:
-    """Write a file next to new features that names their dataset, so that `dataset_base_path` can find it."""
+    """Write a file next to new features that specifies their dataset, so that `dataset_base_path` can find it."""
     if config.data.features.url is not None:
         data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
         open_store(config.data.features.url, config.data.storage).put(NOTE, data)

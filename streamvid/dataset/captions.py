@@ -20,7 +20,7 @@ Captions: TypeAlias = tuple[tuple[str, float], ...]
 _TEXTS = ("text", "caption")
 
 CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sentence", "cap")
-"""Names of caption columns to look for, in this order, if the user names no column."""
+"""Names of caption columns to look for, in this order, if the user specifies no column."""
 
 
 def parse_captions(value: object, weights: object = None) -> Captions:

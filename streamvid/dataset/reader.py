@@ -69,7 +69,7 @@ class Dataset:
         for path in shards.index_path.names:
             if path not in self._groups.places:
                 raise DatasetError(
-                    f"{self.url}: the shard table names {path}, which is not in the manifest; copy the dataset again"
+                    f"{self.url}: the shard table lists {path}, which is not in the manifest; copy the dataset again"
                 )
         self._check_count("samples", exact_sum(shards.num_samples), "the shard table")
         self._check_count("shards", len(shards), "the shard table")
@@ -183,7 +183,7 @@ class Dataset:
     def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:
             raise DatasetError(
-                f"{self.url}: the shard table names {path}, which is not in the manifest; copy the dataset again"
+                f"{self.url}: the shard table lists {path}, which is not in the manifest; copy the dataset again"
             )
         with self._lock:
             self._recent[path] = None

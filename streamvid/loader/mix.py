@@ -268,7 +268,7 @@ def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
     """
     several: Sequence[Any] = datasets if isinstance(datasets, list | tuple) else [datasets]
     if not several:
-        raise ConfigError("dataset=[]: must name at least one dataset")
+        raise ConfigError("dataset=[]: must contain at least one dataset")
     configs = [_config(one, "dataset" if several is not datasets else f"dataset[{n}]") for n, one in enumerate(several)]
     names = [config.name or str(number) for number, config in enumerate(configs)]
     if len(set(names)) < len(names):

@@ -167,7 +167,7 @@ def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> l
         names = [own for own, _ in module.named_modules() if own] + [own for own, _ in module.named_parameters()]
         near = difflib.get_close_matches(name, names, n=3)
         raise ConfigError(
-            f"trainable contains {name!r}, which names no parameters; nearest: {', '.join(near) or child_names(module)}"
+            f"trainable: no parameter matches {name!r}; nearest: {', '.join(near) or child_names(module)}"
         )
     return found
 
@@ -177,7 +177,7 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
     if base is None:
         return
     if base.partition(".")[0] in encoders:
-        raise ConfigError(f"base_model is {base!r}, an encoder, which runs without gradients; name another child")
+        raise ConfigError(f"base_model is {base!r}, an encoder, which runs without gradients; choose another child")
     covering = [name for name in model.trainable or () if f"{base}.".startswith(f"{name}.")]
     if covering:
         raise ConfigError(

@@ -71,7 +71,7 @@ class LoraConfig(Options):
             "values for both, or for neither",
         )
         has_model = self.checkpoint is None or self.base_model is not None
-        require(has_model, "checkpoint", self.checkpoint, "null, unless base_model names the child with these adapters")
+        require(has_model, "checkpoint", self.checkpoint, "null, unless base_model is the child with these adapters")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,9 @@ def call_factory(path: str, arguments: Mapping[str, Any], optional: Mapping[str,
     """
     factory = import_object(path)
     if not callable(factory):
-        raise ConfigError(f"{path} has type {type(factory).__name__} and cannot be called; name a function or a class")
+        raise ConfigError(
+            f"{path} has type {type(factory).__name__} and cannot be called; specify a function or a class"
+        )
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # builtins do not declare their parameters

@@ -52,7 +52,7 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
             if isinstance(layer, LAYERS) and (path in stored or id(layer.weight) not in shared)
         }
         if not layers:
-            raise ConfigError(f"fp8 names {name!r}, which has no linear or convolution layer; remove this name")
+            raise ConfigError(f"fp8 contains {name!r}, which has no linear or convolution layer; remove this name")
         for path, layer in layers.items():
             if path not in stored:
                 _store_layer(path, layer)
@@ -156,7 +156,7 @@ def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
     modules = dict(module.named_modules())
     if not name or name not in modules:
         raise ConfigError(
-            f"fp8 names {name!r}, which is neither a part of the training module nor one of its weight files; "
+            f"fp8 contains {name!r}, which is neither a part of the training module nor one of its weight files; "
             f"allowed: {child_names(module)}, a dotted name below them, or a path in weights.paths"
         )
     found = {path: part for path, part in modules.items() if f"{path}.".startswith(f"{name}.") and not is_adapter(path)}
@@ -164,7 +164,7 @@ def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
         for own, parameter in part.named_parameters(recurse=False):
             if parameter.requires_grad:
                 raise ConfigError(
-                    f"fp8 names {name!r}, but {path}.{own} is trainable; only frozen weights can be stored "
+                    f"fp8 contains {name!r}, but {path}.{own} is trainable; only frozen weights can be stored "
                     "in 8 bits: remove the name from fp8 or from trainable"
                 )
     return found

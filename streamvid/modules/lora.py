@@ -112,7 +112,7 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     if refused:
         raise ConfigError(
             f"target_modules matches {some(refused)}; adapters support linear and convolution layers, except inside "
-            "an nn.MultiheadAttention, which bypasses their forward; name only supported layers"
+            "an nn.MultiheadAttention, which bypasses their forward; list only supported layers"
         )
     return tuple(chosen)
 

@@ -74,7 +74,7 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
         written = (item,) if isinstance(item, str) else tuple(item)
         files = tuple(file for path in written for file in _expand(path, problems))
         if not written:
-            problems.append("paths contains an empty list; remove it, or name the shards of one model")
+            problems.append("paths contains an empty list; remove it, or list the shards of one model")
         sources.append(WeightSource(files, child, written))
     for spec in filter(None, (part.strip() for part in config.id_with_origin_paths.split(","))):
         sources.append(WeightSource(tuple(_of_origin(spec, config, problems)), None, (spec,)))

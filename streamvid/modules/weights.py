@@ -109,7 +109,7 @@ def choose(
     if len(ways) > 1:
         children = ", ".join(sorted(match.child for match in ways.values()))
         raise ConfigError(
-            f"{source.name} fits several models ({children}); name the right one with paths: {{CHILD: {source.name}}}"
+            f"{source.name} fits several models ({children}); choose one with paths: {{CHILD: {source.name}}}"
         )
     # A file whose keys start with the child's name also fits the whole module, but it belongs to the child.
     return max((match for match in fitting if len(match.names) == best), key=lambda match: match.child)
@@ -184,6 +184,6 @@ def _require_memory(module: nn.Module) -> None:
     empty = [name for name, tensor in module.named_parameters() if tensor.is_meta]
     if empty:
         raise ConfigError(
-            f"init is 'meta' and no weight file contains {some(empty)}; name the missing files, or set init to 'cpu' "
+            f"init is 'meta' and no weight file contains {some(empty)}; add the missing files, or set init to 'cpu' "
             "so that the factory initializes these parameters"
         )

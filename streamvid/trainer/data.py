@@ -111,7 +111,7 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
             media = dataset.manifest.media
             if name not in media and name not in dataset.user_columns:
                 raise ConfigError(
-                    f"extra_inputs names {name!r}, which {dataset.url} does not have; its columns: "
+                    f"extra_inputs contains {name!r}, which is not in {dataset.url}; its columns: "
                     f"{', '.join(dataset.user_columns) or 'none'}; conditioning inputs: {', '.join(media) or 'none'}"
                 )
             kind = "media" if name in media else "columns"

@@ -136,7 +136,7 @@ def test_train_mode_leaves_what_is_frozen_in_eval_mode() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"trainable": ("dit.block",)}, "'dit.block', which names no parameters; nearest: dit.blocks"),
+        ({"trainable": ("dit.block",)}, "trainable: no parameter matches 'dit.block'; nearest: dit.blocks"),
         ({"trainable": ("autoencoder.first",)}, "is part of an encoder"),
     ],
 )

@@ -190,7 +190,7 @@ def test_weights_that_two_layers_share_stay_as_they_are() -> None:
 def test_what_trains_and_what_is_not_there_is_refused() -> None:
     module = frozen()
     module.dit.head.bias.requires_grad_(True)
-    with pytest.raises(ConfigError, match=r"fp8 names 'dit', but dit.head.bias is trainable; only frozen weights"):
+    with pytest.raises(ConfigError, match=r"fp8 contains 'dit', but dit.head.bias is trainable; only frozen weights"):
         fp8.store(module, ["dit"])
     with pytest.raises(ConfigError, match="'text_encoder', which is neither a part of the training module nor one of"):
         fp8.store(module, ["text_encoder"])

@@ -213,7 +213,7 @@ def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path:
     source, module = modules.Pair(), modules.Pair()
     save_file(source.teacher.state_dict(), tmp_path / "a.safetensors")
     path = str(tmp_path / "a.safetensors")
-    with pytest.raises(ConfigError, match=r"fits several models \(student, teacher\); name the right one"):
+    with pytest.raises(ConfigError, match=r"fits several models \(student, teacher\); choose one"):
         load(module, paths=(path,))
     load(module, paths={"teacher": path})
     assert not differing(module.teacher.state_dict(), source.teacher.state_dict())

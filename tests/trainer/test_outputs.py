@@ -182,7 +182,7 @@ def test_the_example_of_a_task_teaches_a_student(
 
 def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path: Path) -> None:
     """Row 17."""
-    with pytest.raises(ConfigError, match=r"extra_inputs names 'depth', which .* does not have; its columns: .*score"):
+    with pytest.raises(ConfigError, match=r"extra_inputs contains 'depth', which is not in .*; its columns: .*score"):
         trained(dataset, tmp_path / "run", {"data.extra_inputs": ("score", "depth")})
     seen: list[Any] = []
 

@@ -113,7 +113,7 @@ class TextOptions:
     template: str | None = option(
         None,
         help="Text with column values, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'. {fps} is the "
-        "delivered frame rate; :d rounds down. A part {? ...} is left out if it names a missing value.",
+        "delivered frame rate; :d rounds down. A part {? ...} is left out if one of its values is missing.",
     )
     prefix: str = option("", help="Text before the caption.")
     dropout: float = option(0.0, help="Probability that a delivery has an empty text.", minimum=0.0, maximum=1.0)
@@ -271,7 +271,7 @@ def parse_template(text: object) -> TemplatePart:
         raise ConfigError(f"template={shown}: must be a text of at most {MAX_TEMPLATE_CHARS} characters")
     template = _TemplateParser(text).part(0)
     if not any(template.fields()):
-        raise ConfigError(f"template={text!r} names no column; write the caption as {{text}}, such as '{{text}} 4K'")
+        raise ConfigError(f"template={text!r} contains no column; write the caption as {{text}}, such as '{{text}} 4K'")
     return template
 
 
@@ -313,7 +313,7 @@ class _TemplateParser:
             self._at += 2
             part = self.part(depth + 1)
             if not any(part.fields()):
-                self._fail("the part that ends here names no column, which decides whether it is kept; add one")
+                self._fail("the part that ends here contains no column, so it would always be kept; add a column")
             return part
         end = self._text.find("}", self._at)
         if end < 0:
