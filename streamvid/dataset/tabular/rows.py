@@ -111,6 +111,8 @@ class Rows(Sequence[_Row], Generic[_Row]):
     def __getitem__(self, index: int | slice) -> _Row | Rows[_Row]:
         found = self._range[index]
         if isinstance(found, range):
+            if found.step != 1:
+                raise ValueError(f"slice step {found.step}: must be 1; use `arranged` for another order")
             return Rows(self._form.cls, self._spill, found.start, max(found.start, found.stop))
         number, place = divmod(found, BLOCK_ROWS)
         if self._cached[0] != number:

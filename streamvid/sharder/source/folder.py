@@ -85,14 +85,14 @@ def locate(value: object, root: Path) -> tuple[str, str]:
     if is_object(text):
         return text, text
     path = _strip_scheme(text)
+    folder = root.as_posix().rstrip("/") + "/"
     if posixpath.isabs(path):
         normal = posixpath.normpath(path)
-        folder = root.as_posix().rstrip("/") + "/"
         if not normal.startswith(folder):
             return normal, normal
         path = normal[len(folder) :]
     source = relative_source(path)
-    return source, str(root / source)
+    return source, folder + source
 
 
 def check_path(value: object) -> str:
