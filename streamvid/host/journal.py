@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -97,14 +98,15 @@ def _findings(lines: list[bytes]) -> dict[Key, Any]:
     found: dict[Key, Any] = {}
     for line in lines[1:]:
         match _parse(line):
-            case [*key, finding]:
+            case [*key, finding] if all(isinstance(part, str | int) for part in key):
                 found[tuple(key)] = finding
     return found
 
 
 def _parse(line: bytes) -> Any:
     digest, _, payload = line.partition(b" ")
-    return json.loads(payload) if digest == _digest(payload) else None
+    with contextlib.suppress(ValueError, RecursionError):  # not written by a journal
+        return json.loads(payload) if digest == _digest(payload) else None
 
 
 def _digest(payload: bytes) -> bytes:

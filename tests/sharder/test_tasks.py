@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import signal
@@ -15,7 +16,7 @@ import pytest
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.host.share import Share
 from streamvid.sharder.report import TASK_ENDED
-from streamvid.sharder.sharder import abandon, dry_run, shard
+from streamvid.sharder.sharder import abandon, dry_run, shard, status
 from tests.clips import ROOT
 from tests.conftest import run_streamvid
 from tests.files import tree_of
@@ -223,3 +224,34 @@ def test_the_command_says_what_to_do_next(source: Path, tmp_path: Path) -> None:
     report = json.loads(run_streamvid(*arguments, "--task", "1/2", "--json").stdout)
     assert (report["state"], report["remaining"]) == ("task ended", None)
     assert "sealed: " in run_streamvid(*arguments).stdout
+
+
+PLANTED: list[object] = [
+    {"host": 1, "pid": "x", "time": "late", "phases": []},
+    {"host": "h", "pid": 1, "time": 1, "phases": [{"name": "none", "done": 1, "total": 1, "done_before": 0, "seconds": 1}]},
+    {"host": "h", "pid": 1, "time": 1, "phases": [{"name": "probe", "done": "1", "total": [], "done_before": 0, "seconds": 1}]},
+    {"host": "h", "pid": 1, "time": float("nan"), "phases": 3},
+    [],
+    7,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("note", PLANTED)
+def test_planted_notes_and_findings_are_ignored(built: Built, tmp_path: Path, note: object) -> None:
+    """SAFE-1: files below `.staging/tasks/` may come from anybody who can write to the destination."""
+    dest, options = tmp_path / "dataset", shard_options(**built.options)
+    do_task(built, dest, "0/2")
+    before = status(dest, options)
+    planted = dest / ".staging" / "tasks" / "1-of-2"
+    planted.mkdir(exist_ok=True)
+    (planted / "status.json").write_text(json.dumps(note))
+    journal = dest / ".staging" / "tasks" / "0-of-2" / "probes.jsonl"
+    lines = [journal.read_bytes().splitlines()[0]]
+    for value in ([["list"], 1, {}], [{}, {}], ["x", 1, "0", 7], ["y", 1, "0", {"rejected": 1, "kind": []}], "no list"):
+        payload = json.dumps(value).encode()
+        lines.append(hashlib.sha256(payload).hexdigest()[:16].encode() + b" " + payload)
+    lines.append(hashlib.sha256(b"{no json").hexdigest()[:16].encode() + b" {no json")
+    (planted / "probes.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    found = status(dest, options)
+    assert found.phases == before.phases and found.rejections == before.rejections
+    assert do_task(built, dest, None) == built.report and tree_of(dest) == built.tree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import time
@@ -215,7 +216,10 @@ def _parse_note(data: bytes, folder: Path, is_task: bool) -> _Note:
     if lock is not None:
         lock.release()
     phases = [Phase(**phase) for phase in said["phases"]]
-    note = _Note(said["host"], said["pid"], said["time"], tuple(phases), is_task, is_locked)
+    numbers = [said["time"], *(n for one in phases for n in (one.done, one.total, one.done_before, one.seconds))]
+    if any(phase.name not in PHASES for phase in phases) or not all(map(math.isfinite, numbers)):
+        raise ValueError
+    note = _Note(str(said["host"]), int(said["pid"]), said["time"], tuple(phases), is_task, is_locked)
     if note.is_running:  # the last phase has continued since the note was written
         phases[-1:] = [replace(phase, seconds=phase.seconds + note.seconds_ago) for phase in phases[-1:]]
     return replace(note, phases=tuple(phases))
@@ -245,5 +249,8 @@ def _count_rejections(dest: Destination) -> dict[str, int]:
         for state in dest.store.files(f"{STAGING}/{TASKS}"):
             if state.path.endswith(f"/{name}"):
                 findings.update(stored_findings(dest.store.read(state.path)))
-    kinds = (finding.get("kind") or OTHER for finding in findings.values() if "rejected" in finding)
+    rejected = (
+        found for found in findings.values() if isinstance(found, dict) and isinstance(found.get("rejected"), str)
+    )
+    kinds = (str(finding.get("kind") or OTHER) for finding in rejected)
     return dict(Counter(kinds).most_common())
