@@ -140,7 +140,7 @@ def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
     ("values", "error", "says"),
     [
         ({"bucket_id": "nope"}, DatasetError, "bucket 'nope' is not in the manifest"),
-        ({"index_path": "index/nope.parquet"}, DatasetError, "names index/nope.parquet, which is not in the manifest"),
+        ({"index_path": "index/nope.parquet"}, DatasetError, "lists index/nope.parquet, which is not in the manifest"),
         ({"index_path": "../x"}, StreamvidError, "not allowed"),
         ({"index_row_group": 7}, StreamvidError, "row group 7"),
         ({"index_row_group": -1}, StreamvidError, "row group -1"),
