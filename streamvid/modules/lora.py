@@ -8,7 +8,8 @@ peft        base_model.model.blocks.0.q.lora_A.weight; alpha is in adapter_confi
 diffsynth   blocks.0.q.lora_A.default.weight; there is no alpha, so B is multiplied by the scale
 
 All of them are read, with alpha from wherever the format states it, and also ComfyUI's `diffusion_model.` prefix,
-`lora_down` and `lora_up`, `alpha` tensors, and kohya's `ss_network_alpha` in the header.
+`lora_down` and `lora_up`, `alpha` tensors, and files of kohya's trainers and musubi-tuner, which name this layer
+`lora_unet_blocks_0_q` and state alpha as `ss_network_alpha` in the header.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ PEFT_CONFIG_FILE = "adapter_config.json"
 #: diffusers selects by an argument of `load_lora_weights`.
 _PIPELINE_PARTS = ("transformer", "unet", "text_encoder", "text_encoder_2")
 _DIFFUSERS_FACTS = "lora_adapter_metadata"
+#: Prefix of layers in files of kohya's trainers: lora_unet_, lora_transformer_, lora_te1_, …
+_KOHYA_PREFIX = re.compile(r"lora_[a-z0-9]+_")
 
 
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
@@ -309,6 +312,8 @@ def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _
     if not any(map(is_adapter, state)):
         raise ConfigError(f"{field} {path} contains no lora_A or lora_B tensors; use a LoRA adapter file")
     layers, removed = {layer for layer, _ in base.named_modules()}, ""
+    if all(map(_KOHYA_PREFIX.match, state)):
+        state = _dotted(state, layers)
     for prefix in (_PEFT_MODEL, "pipe.", f"{name}.", "diffusion_model.", *(f"{p}." for p in _PIPELINE_PARTS)):
         # Removed only if all names have the prefix and are not those of layers, because a layer may have this name.
         if all(key.startswith(prefix) for key in state) and not all(_layer(key) in layers for key in state):
@@ -327,6 +332,16 @@ def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _
 def _theirs(key: str) -> str:
     """Return peft's name for a key of an adapter file."""
     return plain_name(key).replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
+
+
+def _dotted(state: Mapping[str, Tensor], layers: Iterable[str]) -> dict[str, Tensor]:
+    """Return kohya's tensors under the layers' dotted names. Names that match no layer stay as they are."""
+    names = {layer.replace(".", "_"): layer for layer in layers}
+    found = {}
+    for key, tensor in state.items():
+        theirs, _, part = key.partition(".")
+        found[f"{names.get(_KOHYA_PREFIX.sub('', theirs, count=1), theirs)}.{part}"] = tensor
+    return found
 
 
 def _layer(key: str) -> str:

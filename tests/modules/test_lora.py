@@ -328,6 +328,25 @@ def test_alpha_of_the_header_of_kohya_is_read(tmp_path: Path, stated: str, alpha
         lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit"))
 
 
+@pytest.mark.parametrize("prefix", ["lora_unet_", "lora_transformer_"])
+def test_underscores_of_kohya_are_the_dots_of_the_model(tmp_path: Path, prefix: str) -> None:
+    """The form of kohya's trainers and musubi-tuner: lora_unet_blocks_0_ffn_2.lora_down.weight and .alpha."""
+    module = adapted(alpha=2.0)
+    state = {}
+    for name, tensor in lora.adapter_state(module, saving.changing(module)).items():
+        layer, part = name.removesuffix(".weight").rsplit(".", 1)
+        theirs = prefix + layer.replace(".", "_")
+        state[f"{theirs}.{'lora_down' if part == 'lora_A' else 'lora_up'}.weight"] = tensor
+        state[f"{theirs}.alpha"] = torch.tensor(2.0)
+    path = tmp_path / "kohya.safetensors"
+    save_file(state, path)
+    again = adapted(trained=False, alpha=2.0, checkpoint=path)
+    assert torch.equal(output(again), output(module))
+    save_file({key.replace("ffn_2", "ffn_9"): tensor for key, tensor in state.items()}, path)
+    with pytest.raises(ConfigError, match=r"unexpected adapters: \S*ffn_9"):
+        adapted(trained=False, alpha=2.0, checkpoint=path)
+
+
 def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -> None:
     path = save(adapted(target_modules="q,v"), tmp_path / "lora.safetensors")
     with pytest.raises(
