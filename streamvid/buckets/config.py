@@ -377,10 +377,12 @@ def _check_numbers(config: BucketConfig) -> None:
 
 
 def _check_dynamic(config: BucketConfig) -> None:
-    for count in config.counts:
-        for rule in (config.frame_rule, None if config.model is None else config.model.frame_rule):
-            if rule is not None and count > 1:
-                rule.check(count, "num_frames")
+    field = "num_frames" if config.num_frames else "max_frames"
+    for count in reversed(config.counts):
+        if config.frame_rule is not None and count > 1:
+            config.frame_rule.check(count, field)
+        if config.model is not None:
+            config.model.check_num_frames(count, f"{field} for {config.model.name}")
     if config.model is not None and config.multiple % config.model.multiple:
         raise ConfigError(
             f"multiple={config.multiple} with max_pixels: {config.model.name} requires sides that are multiples of "

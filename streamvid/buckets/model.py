@@ -52,19 +52,23 @@ class ModelRule:
                 object.__setattr__(self, name, FrameRate("resample", rate).fps)
 
     def check(self, bucket: Bucket) -> None:
-        """Raise ConfigError unless the model accepts the bucket. The message names the bucket and the allowed values.
-
-        Images need not follow the frame rule, because the VAE of every video model accepts single frames.
-        """
+        """Raise ConfigError unless the model accepts the bucket. The message names the bucket and the allowed values."""
         if bucket.is_text:
             return
         where = f"bucket {bucket.id} for {self.name}"
-        if not bucket.is_image:
-            self.frame_rule.check(bucket.num_frames, where)
-        if self.max_num_frames is not None and bucket.num_frames > self.max_num_frames:
-            raise ConfigError(f"{where} has {bucket.num_frames} frames; at most {self.max_num_frames} are allowed")
+        self.check_num_frames(bucket.num_frames, where)
         for name, side in (("width", bucket.width), ("height", bucket.height)):
             check_multiple(f"{where}: {name}", side, self.multiple)
+
+    def check_num_frames(self, num_frames: int, where: str) -> None:
+        """Raise ConfigError, which begins with `where`, unless the model accepts clips of `num_frames` frames.
+
+        Images need not follow the frame rule, because the VAE of every video model accepts single frames.
+        """
+        if num_frames > 1:
+            self.frame_rule.check(num_frames, where)
+        if self.max_num_frames is not None and num_frames > self.max_num_frames:
+            raise ConfigError(f"{where} has {num_frames} frames; at most {self.max_num_frames} are allowed")
 
     def check_rate(self, rate: FrameRate) -> None:
         """Raise ConfigError unless the model accepts clips that are read at `rate`. The message gives the allowed rate.

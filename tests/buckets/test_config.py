@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -196,6 +197,12 @@ def test_frame_rules_and_models_are_kept() -> None:
         BucketConfig(buckets=parse_buckets("832x480@80"), model=config.model)
     with pytest.raises(ConfigError, match="requires sides that are multiples of 16; set multiple to 16"):
         BucketConfig(size=SizeRule(max_pixels=399360, max_frames=81), ratios=Ratios(8), model=config.model)
+    capped = replace(config.model, max_num_frames=81)
+    assert (
+        BucketConfig(size=SizeRule(max_pixels=399360, max_frames=81), ratios=Ratios(16), model=capped).counts[-1] == 81
+    )
+    with pytest.raises(ConfigError, match="max_frames for wan2.1 has 201 frames; at most 81 are allowed"):
+        BucketConfig(size=SizeRule(max_pixels=399360, max_frames=201), ratios=Ratios(16), model=capped)
 
 
 @pytest.mark.parametrize(
