@@ -52,7 +52,7 @@ class ModelRule:
                 object.__setattr__(self, name, FrameRate("resample", rate).fps)
 
     def check(self, bucket: Bucket) -> None:
-        """Raise ConfigError unless the model accepts the bucket. The message names the bucket and the allowed values."""
+        """Raise ConfigError unless the model accepts the bucket. The message says which values are allowed."""
         if bucket.is_text:
             return
         where = f"bucket {bucket.id} for {self.name}"

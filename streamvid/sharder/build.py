@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardTask:
+class ShardUnit:
     """Task that builds one shard. folder: the plan's folder inside the staging folder. clips: encoded clips."""
 
     dest: str
@@ -154,11 +154,11 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     opens_stores = not staging.store.is_local or any(map(is_remote, uses))
     with Pool(f"{__name__}:build_shard", options.work.workers, staging.lock_fd, opens_stores=opens_stores) as pool:
 
-        def task(number: int) -> ShardTask:
+        def unit(number: int) -> ShardUnit:
             shard = todo[number]
-            return ShardTask(dest, storage, folder, clips, replace(shard, samples=tuple(shard.samples)))
+            return ShardUnit(dest, storage, folder, clips, replace(shard, samples=tuple(shard.samples)))
 
-        for number, answer in pool.run(len(todo), task):
+        for number, answer in pool.run(len(todo), unit):
             if isinstance(answer, Crash):
                 raise StorageError(
                     f"cannot write {todo[number].path}: the worker process died twice ({answer}). Signal 9 (SIGKILL) "
@@ -204,20 +204,20 @@ def _clip_paths(shard: PlannedShard) -> Iterator[str]:
     return (clip.path for sample in shard.samples for _, _, clip in sample.members)
 
 
-def build_shard(task: ShardTask) -> None:
+def build_shard(unit: ShardUnit) -> None:
     """Write the offsets, tar, packets and marker of a shard in this order, each atomically. Runs in a worker.
 
     Raises SourceError if a file has changed since it was probed, and StorageError if writing fails or an encoded clip
     is damaged.
     """
-    folder, shard = task.folder, task.shard
+    folder, shard = unit.folder, unit.shard
     temporary = folder / f"{Path(shard.path).stem}.{os.getpid()}.tmp"
     temporary_offsets = temporary.with_suffix(".idx.tmp")
-    store = open_store(task.dest, task.storage)
+    store = open_store(unit.dest, unit.storage)
     clips = _Clips()
     try:
         with temporary.open("w+b") as file:
-            write_shard(file, _members(task, clips))
+            write_shard(file, _members(unit, clips))
             file.flush()
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -257,21 +257,21 @@ class _Clips:
     indexes: list[ClipIndex | None] = field(default_factory=list)
 
 
-def _members(task: ShardTask, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
+def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield each sample as (key, contents of its tar members by extension)."""
     from streamvid.video.clip_index import index_clip
     from streamvid.video.limits import STORED_LIMITS
 
-    for sample in task.shard.samples:
+    for sample in unit.shard.samples:
         text, is_text = (sample.record.caption or "").encode(), sample.bucket.is_text
-        members = {extension: text if is_text else _read(clip, file, task) for extension, file, clip in sample.members}
+        members = {extension: text if is_text else _read(clip, file, unit) for extension, file, clip in sample.members}
         clips.sha256.append([hashlib.sha256(data).hexdigest() for data in members.values()])
         clips.indexes.append(None if is_text else index_clip(members[sample.clip.extension], STORED_LIMITS))
         yield sample.key, {**members, "txt": text, "json": sample_json(sample).encode()}
 
 
-def _read(clip: Clip, file: Record | MediaFile, task: ShardTask) -> bytes:
+def _read(clip: Clip, file: Record | MediaFile, unit: ShardUnit) -> bytes:
     """Read a clip. Raises SourceError if its source has changed, and StorageError if the encoded clip is damaged."""
     if clip.sha256:
-        return task.clips.read(clip.path, file.source, clip.sha256)
-    return file.media(task.storage).read()
+        return unit.clips.read(clip.path, file.source, clip.sha256)
+    return file.media(unit.storage).read()

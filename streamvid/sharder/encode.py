@@ -28,7 +28,7 @@ from streamvid.sharder.probing import (
     file_state,
     note,
     rejection_of,
-    run_tasks,
+    run_units,
 )
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
@@ -170,19 +170,19 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
     clips = staging.clips(options)
 
-    def task(number: int) -> EncodeTask:
+    def unit(number: int) -> EncodeUnit:
         job = jobs[number]
-        return EncodeTask(job, clips, options.clips.encoding, options.rate, _max_bytes(job, options), options.limits)
+        return EncodeUnit(job, clips, options.clips.encoding, options.rate, _max_bytes(job, options), options.limits)
 
     uses = [*paths, clips.dest] if clips.is_shared else paths
-    for number, finding in run_tasks("encoding", handler, uses, len(jobs), task, options, limit, staging.lock_fd):
+    for number, finding in run_units("encoding", handler, uses, len(jobs), unit, options, limit, staging.lock_fd):
         if "rejected" in finding:
             finding["worker_limits"] = _worker_limits(options)
         yield jobs[number].key, finding
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeTask:
+class EncodeUnit:
     """Task that encodes one clip into `clips`. fps: output frame rate; None keeps all frames of the window."""
 
     job: Job
@@ -193,54 +193,54 @@ class EncodeTask:
     limits: Limits
 
 
-def encode_sample(task: EncodeTask) -> Finding:
+def encode_sample(unit: EncodeUnit) -> Finding:
     """Encode a clip into the staging folder. Runs in a worker.
 
     Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
     """
-    media = task.job.file.media(task.clips.storage)
+    media = unit.job.file.media(unit.clips.storage)
     media.check_unchanged()
     if media.has_checksum:
         data = media.read()
-        finding = attempt("encoding", media.source, lambda: _encode(task, data))
+        finding = attempt("encoding", media.source, lambda: _encode(unit, data))
     else:
-        with opened(media, task.clips.folder, clock_paused) as source:
-            finding = attempt("encoding", media.source, lambda: _encode(task, source))
+        with opened(media, unit.clips.folder, clock_paused) as source:
+            finding = attempt("encoding", media.source, lambda: _encode(unit, source))
     media.check_unchanged()
     return finding
 
 
-def _encode(task: EncodeTask, source: Source) -> Finding:
+def _encode(unit: EncodeUnit, source: Source) -> Finding:
     from streamvid.video.encode.clip import encode_clip
 
     encoded = encode_clip(
         source,
-        height=task.job.bucket.height,
-        width=task.job.bucket.width,
-        encoding=task.encoding,
-        start=task.job.window.start,
-        num_frames=task.job.window.num_frames,
-        fps=task.fps,
-        timeline=_timeline(task) if task.job.follows else None,
-        is_mask=task.job.is_mask,
-        max_bytes=task.max_bytes,
-        limits=task.limits,
+        height=unit.job.bucket.height,
+        width=unit.job.bucket.width,
+        encoding=unit.encoding,
+        start=unit.job.window.start,
+        num_frames=unit.job.window.num_frames,
+        fps=unit.fps,
+        timeline=_timeline(unit) if unit.job.follows else None,
+        is_mask=unit.job.is_mask,
+        max_bytes=unit.max_bytes,
+        limits=unit.limits,
     )
-    task.clips.put(_name(task.job.key), encoded.data)
+    unit.clips.put(_name(unit.job.key), encoded.data)
     digest, psnr_y = hashlib.sha256(encoded.data).hexdigest(), round(encoded.psnr_y, 4)
     return asdict(copied(Clip, encoded, path="", num_bytes=len(encoded.data), sha256=digest, psnr_y=psnr_y))
 
 
-def _timeline(task: EncodeTask) -> Timeline:
+def _timeline(unit: EncodeUnit) -> Timeline:
     """Return the timeline of the sample's clip, whose frames and times a conditioning video must match."""
-    timing = Timing.from_text(task.job.follows)
+    timing = Timing.from_text(unit.job.follows)
     return make_timeline(
         tuple(timing.timestamps),
         timing.time_base,
         timing.last_duration,
-        start=task.job.window.start,
-        num_frames=task.job.window.num_frames,
-        fps=task.fps,
+        start=unit.job.window.start,
+        num_frames=unit.job.window.num_frames,
+        fps=unit.fps,
         usual_rate=timing.usual_rate,
     )
 

@@ -98,7 +98,7 @@ Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeTask:
+class ProbeUnit:
     """Task that probes one file.
 
     verify: True to decode every frame. timing: True to return the time of each frame.
@@ -112,25 +112,25 @@ class ProbeTask:
     folder: Path | None
 
 
-def probe_file(task: ProbeTask) -> Finding:
+def probe_file(unit: ProbeUnit) -> Finding:
     """Probe one file. Runs in a worker.
 
     For a remote file, the finding includes "bytes_read", the number of bytes read. Raises StorageError if the store
     fails and SourceError if the file has changed since it was listed; neither error rejects the file.
     """
-    with opened(task.media, task.folder, clock_paused) as source:
-        finding = attempt("probing", task.media.source, lambda: _probe(task, source))
+    with opened(unit.media, unit.folder, clock_paused) as source:
+        finding = attempt("probing", unit.media.source, lambda: _probe(unit, source))
         return {**finding, "bytes_read": source.bytes_read} if isinstance(source, SpooledFile) else finding
 
 
-def _probe(task: ProbeTask, source: Source) -> Finding:
+def _probe(unit: ProbeUnit, source: Source) -> Finding:
     from streamvid.video.probe import probe
 
-    info = probe(source, task.limits, verify=task.verify)
-    timing = Timing.of(info).to_text() if task.timing and not info.is_image else ""
+    info = probe(source, unit.limits, verify=unit.verify)
+    timing = Timing.of(info).to_text() if unit.timing and not info.is_image else ""
     is_heif = info.is_image and info.container == "mov"
     extension = (
-        _HEIF_EXTENSIONS.get(info.codec, "heic") if is_heif else clip_extension(info.container, task.media.source)
+        _HEIF_EXTENSIONS.get(info.codec, "heic") if is_heif else clip_extension(info.container, unit.media.source)
     )
     return asdict(copied(Probe, info, extension=extension, timing=timing))
 
@@ -180,25 +180,25 @@ def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
     return Rejected(str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS], kind=finding["kind"])
 
 
-def run_tasks(
+def run_units(
     what: str,
     handler: str,
     uses: Sequence[str],
-    num_tasks: int,
-    task: Callable[[int], Any],
+    num_units: int,
+    unit: Callable[[int], Any],
     options: ShardOptions,
     limit: str,
     held_fd: int,
 ) -> Iterator[tuple[int, Finding]]:
-    """Run tasks in worker processes; yield (task index, finding) as the tasks finish.
+    """Run units of work in worker processes; yield (unit index, finding) as the units finish.
 
-    A crash becomes a rejection. uses: paths and URLs that the tasks read or write.
-    limit: name of the option that limits the time per task.
+    A crash becomes a rejection. uses: paths and URLs that the units read or write.
+    limit: name of the option that limits the time per unit.
     """
     seconds, work = getattr(options.work, limit), options.work
     limits = {"timeout_seconds": seconds, "memory_bytes": work.worker_memory_bytes}
     with Pool(handler, work.workers, held_fd, opens_stores=any(map(is_remote, uses)), **limits) as pool:
-        for number, answer in pool.run(num_tasks, task):
+        for number, answer in pool.run(num_units, unit):
             if not isinstance(answer, Crash):
                 yield number, answer
             elif timed_out(answer):
@@ -272,14 +272,14 @@ def probe_all(
     progress("probe", done, len(own))
     storage, is_verified = options.worker_storage, _is_verified(options)
 
-    def task(number: int) -> ProbeTask:
+    def unit(number: int) -> ProbeUnit:
         path, num_bytes, version = state = states[number]
         media = Media(path, sources[state], num_bytes, version, storage)
-        return ProbeTask(media, options.limits, is_verified, options.needs_timing, folder)
+        return ProbeUnit(media, options.limits, is_verified, options.needs_timing, folder)
 
     with journal:
         handler, limit, paths = f"{__name__}:probe_file", _time_limit(options), [state[0] for state in states]
-        for number, finding in run_tasks("probing", handler, paths, len(paths), task, options, limit, held_fd):
+        for number, finding in run_units("probing", handler, paths, len(paths), unit, options, limit, held_fd):
             note(journal, states[number], finding)
             done += 1
             progress("probe", done, len(own))

@@ -1,4 +1,4 @@
-"""Tasks for the pool's tests, good and bad; imported by worker processes."""
+"""Units of work for the pool's tests, good and bad; imported by worker processes."""
 
 from __future__ import annotations
 

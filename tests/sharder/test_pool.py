@@ -69,7 +69,7 @@ def test_workers_that_cannot_start_are_an_error_and_no_rejection(
 ) -> None:
     with (
         Pool("tests.sharder.no_such_module:handle", 2, held_fd) as pool,
-        pytest.raises(StreamvidError, match="before its first task"),
+        pytest.raises(StreamvidError, match="before its first unit of work"),
     ):
         list(pool.run(3, lambda number: number))
     assert "no_such_module" in capfd.readouterr().err

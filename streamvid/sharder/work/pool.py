@@ -1,7 +1,7 @@
-"""Local engine that runs independent tasks in worker processes. A task that kills its worker does not affect others.
+"""Local engine that runs independent units of work in worker processes.
 
-Each worker has one task at a time. Tasks are pickled, because a worker trusts its caller. Answers are JSON, so that a
-compromised decoder cannot attack the caller.
+A unit that kills its worker does not affect others. Each worker has one unit at a time. Units are pickled, because a
+worker trusts its caller. Answers are JSON, so that a compromised decoder cannot attack the caller.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READY = object()
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Result of a task that killed its worker twice, the second time with no other task running."""
+    """Result of a unit that killed its worker twice, the second time with no other unit running."""
 
     signal_number: int
 
@@ -41,17 +41,17 @@ class Crash:
 class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
-    task: int | None = None
+    unit: int | None = None
     is_ready: bool = False
 
 
 class Pool:
-    """Pool of worker processes for one kind of task. The workers end when the `with` block ends.
+    """Pool of worker processes for one kind of unit. The workers end when the `with` block ends.
 
-    handler: "module:function" of a function that workers call with a task and that returns a JSON value.
+    handler: "module:function" of a function that workers call with a unit and that returns a JSON value.
     held_fd: file descriptor that every worker keeps open, so that a lock on it lasts until the last worker has ended.
-    opens_stores: True if tasks read or write object stores; see `start_worker`.
-    timeout_seconds: time limit per task. memory_bytes: memory limit per worker. 0 means no limit.
+    opens_stores: True if units read or write object stores; see `start_worker`.
+    timeout_seconds: time limit per unit. memory_bytes: memory limit per worker. 0 means no limit.
     """
 
     def __init__(
@@ -81,43 +81,43 @@ class Pool:
         end_workers([worker.process for worker in self._workers])
         self._workers.clear()
 
-    def run(self, num_tasks: int, make_task: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
-        """Yield (task number, result) as tasks finish; the result is a Crash if the task killed its worker.
+    def run(self, num_units: int, make_unit: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
+        """Yield (unit number, result) as units finish; the result is a Crash if the unit killed its worker.
 
-        `make_task(number)` is called just before the task is sent. If a task raises a StreamvidError,
+        `make_unit(number)` is called just before the unit is sent. If a unit raises a StreamvidError,
         the error is raised here and ends the run.
         """
         suspects: list[int] = []
-        for number, result in self._run(deque(range(num_tasks)), make_task, self._num_workers):
+        for number, result in self._run(deque(range(num_units)), make_unit, self._num_workers):
             if isinstance(result, Crash):
                 suspects.append(number)
             else:
                 yield number, result
         for number in sorted(suspects):
-            # Another task may have caused the crash through memory use or load, so the task runs once more, alone.
-            yield from self._run(deque([number]), make_task, 1)
+            # Another unit may have caused the crash through memory use or load, so the unit runs once more, alone.
+            yield from self._run(deque([number]), make_unit, 1)
 
-    def _run(self, queue: deque[int], make_task: Callable[[int], Any], num_workers: int) -> Iterator[tuple[int, Any]]:
+    def _run(self, queue: deque[int], make_unit: Callable[[int], Any], num_workers: int) -> Iterator[tuple[int, Any]]:
         busy: dict[Connection, _Worker] = {}
         while queue or busy:
             while queue and len(busy) < num_workers:
                 worker = self._idle_worker()
-                worker.task = queue.popleft()
+                worker.unit = queue.popleft()
                 busy[worker.connection] = worker
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading detects a dead worker
-                    worker.connection.send(make_task(worker.task))
+                    worker.connection.send(make_unit(worker.unit))
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                worker, number = busy[ready], busy[ready].task
+                worker, number = busy[ready], busy[ready].unit
                 assert number is not None
                 message = self._receive(worker)
                 if message is not _READY:
                     del busy[ready]
-                    worker.task = None
+                    worker.unit = None
                     yield number, message
 
     def _receive(self, worker: _Worker) -> Any:
-        """Return the result of the worker's task, a Crash if the worker died, or _READY."""
+        """Return the result of the worker's unit, a Crash if the worker died, or _READY."""
         try:
             answer = json.loads(worker.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
@@ -126,8 +126,8 @@ class Pool:
             code = worker.process.wait()
             if not worker.is_ready and code >= 0:
                 raise errors.StreamvidError(
-                    f"a worker process ended with exit code {code} before its first task; see its messages on stderr, "
-                    "and increase worker_memory_bytes if memory ran out"
+                    f"a worker process ended with exit code {code} before its first unit of work; see its messages on "
+                    "stderr, and increase worker_memory_bytes if memory ran out"
                 ) from None
             return Crash(max(0, -code))
         if "ready" in answer:
@@ -137,7 +137,7 @@ class Pool:
 
     def _idle_worker(self) -> _Worker:
         for worker in self._workers:
-            if worker.task is None:
+            if worker.unit is None:
                 return worker
         self._workers.append(self._start_worker())
         return self._workers[-1]
@@ -158,5 +158,5 @@ def _result(answer: Mapping[str, Any]) -> Any:
 
 
 def timed_out(crash: Crash) -> bool:
-    """Return True if the task exceeded its time limit."""
+    """Return True if the unit exceeded its time limit."""
     return crash.signal_number == signal.SIGALRM

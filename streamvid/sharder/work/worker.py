@@ -1,4 +1,4 @@
-"""Worker process of the sharder, which runs one task at a time until its pool or the pool's process ends."""
+"""Worker process of the sharder, which runs one unit at a time until its pool or the pool's process ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 from streamvid.errors import StreamvidError
 
 
-def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
-    """Run `handler`, a "module:function", on each task received from a socket. A limit of 0 means no limit.
+def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
+    """Run `handler`, a "module:function", on each unit received from a socket. A limit of 0 means no limit.
 
-    A task that exceeds its time limit ends the whole process, because nothing else stops C code that hangs. The pool
+    A unit that exceeds its time limit ends the whole process, because nothing else stops C code that hangs. The pool
     detects that the worker has ended. `held_fd` is kept open, but not used.
     """
     if limit := int(memory_bytes):
@@ -27,19 +27,19 @@ def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
     module, _, function = handler.partition(":")
     handle = getattr(importlib.import_module(module), function)
     # The pool may end at any time, even before this worker is ready. This ends the worker, but is not an error.
-    with Connection(int(tasks_fd)) as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with Connection(int(units_fd)) as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send_bytes(b'{"ready": true}')
         while True:
-            task = connection.recv()
+            unit = connection.recv()
             signal.setitimer(signal.ITIMER_REAL, float(timeout_seconds))
-            answer = _answer(handle, task)
+            answer = _answer(handle, unit)
             signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send_bytes(json.dumps(answer).encode())
 
 
 @contextlib.contextmanager
 def clock_paused() -> Iterator[None]:
-    """Pause the task's time limit during waits that have their own deadline and are not caused by the file."""
+    """Pause the unit's time limit during waits that have their own deadline and are not caused by the file."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
@@ -47,9 +47,9 @@ def clock_paused() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, left)
 
 
-def _answer(handle: Callable[[Any], Any], task: Any) -> dict[str, Any]:
+def _answer(handle: Callable[[Any], Any], unit: Any) -> dict[str, Any]:
     try:
-        return {"result": handle(task)}
+        return {"result": handle(unit)}
     except StreamvidError as error:
         return {"error": type(error).__name__, "message": str(error)}
     except Exception:  # noqa: BLE001 - a bug must reach the caller, and must not look like a dead worker
