@@ -6,9 +6,11 @@ the rules, and `scan_tar` verifies them header by header.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
+import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -66,15 +68,15 @@ def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]
     The members of a sample are adjacent, in the order of their extensions. Raise ConfigError for a key, an extension or
     a size that some readers do not support.
     """
-    from webdataset.writer import TarWriter  # imports torch, which only writers need
-
-    # Fixed mtime, owner and mode make bytes reproducible; a float mtime would add a PAX header to every member.
-    writer = TarWriter(file, user="streamvid", group="streamvid", mode=0o444, mtime=0, encoder=False, compress=False)
-    with writer:
+    with tarfile.open(fileobj=file, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
         for key, members in samples:
-            for extension, data in members.items():
+            for extension, data in sorted(members.items()):
                 check_member(key, extension, len(data))
-            writer.write({"__key__": key, **members})
+                member = tarfile.TarInfo(f"{key}.{extension}")
+                # A fixed mtime, owner and mode make the bytes reproducible.
+                member.size, member.mtime, member.mode = len(data), 0, 0o444
+                member.uname = member.gname = "streamvid"
+                tar.addfile(member, io.BytesIO(data))
 
 
 def scan_tar(file: BinaryIO) -> Iterator[Member]:
