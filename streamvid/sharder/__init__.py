@@ -3,6 +3,6 @@
 This package may import the lower layers (buckets, video, storage, dataset, plan, host), but never the loader. Read
 the files in this order; each imports only from earlier ones:
 
-    media_columns, rejections, windows, work_options → options → source/, work/ → probing → planning/
+    media_columns, rejections, windows, work_options → options → source/, work/ → units/ → probing → planning/
     → encode → build, report → seal → sharder
 """

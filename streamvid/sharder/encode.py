@@ -11,8 +11,6 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.tabular.rows import Rows
@@ -22,9 +20,7 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, PlannedSample, window_name
 from streamvid.sharder.probing import (
     MAX_REASON_CHARS,
-    Finding,
     Progress,
-    attempt,
     file_state,
     note,
     rejection_of,
@@ -32,18 +28,11 @@ from streamvid.sharder.probing import (
 )
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
-from streamvid.sharder.source.spool import opened
-from streamvid.sharder.windows import Clip, Timing, Window, copied
-from streamvid.sharder.work.clips import ClipFolder
+from streamvid.sharder.units.encode_unit import EncodeUnit, encode_file
+from streamvid.sharder.units.probe_unit import Finding
+from streamvid.sharder.windows import Clip, Window
 from streamvid.sharder.work.staging import ENCODES, Staging
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
-from streamvid.sharder.work.worker import clock_paused
-from streamvid.video.encode.profiles import Encoding
-from streamvid.video.encode.timeline import Timeline, make_timeline
-from streamvid.video.limits import Limits
-
-if TYPE_CHECKING:
-    from streamvid.video.container import Source
 
 ENCODE_VERSION = 5
 
@@ -166,83 +155,30 @@ def jobs_of(sample: PlannedSample) -> list[Job]:
 
 def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, Finding]]:
     """Yield the key and the finding of each job as it finishes."""
-    handler, limit, paths = f"{__name__}:encode_sample", "encode_timeout_seconds", [job.file.path for job in jobs]
-
+    limit, paths = "encode_timeout_seconds", [job.file.path for job in jobs]
     clips = staging.clips(options)
 
     def unit(number: int) -> EncodeUnit:
         job = jobs[number]
-        return EncodeUnit(job, clips, options.clips.encoding, options.rate, _max_bytes(job, options), options.limits)
+        return EncodeUnit(
+            media=job.file.media(clips.storage),
+            name=_name(job.key),
+            window=job.window,
+            bucket=job.bucket,
+            follows=job.follows,
+            is_mask=job.is_mask,
+            max_bytes=_max_bytes(job, options),
+            clips=clips,
+            encoding=options.clips.encoding,
+            fps=options.rate,
+            limits=options.limits,
+        )
 
     uses = [*paths, clips.dest] if clips.is_shared else paths
-    for number, finding in run_units("encoding", handler, uses, len(jobs), unit, options, limit, staging.lock_fd):
+    for number, finding in run_units("encoding", encode_file, uses, len(jobs), unit, options, limit, staging.lock_fd):
         if "rejected" in finding:
             finding["worker_limits"] = _worker_limits(options)
         yield jobs[number].key, finding
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeUnit:
-    """Task that encodes one clip into `clips`. fps: output frame rate; None keeps all frames of the window."""
-
-    job: Job
-    clips: ClipFolder
-    encoding: Encoding
-    fps: Fraction | None
-    max_bytes: float | None
-    limits: Limits
-
-
-def encode_sample(unit: EncodeUnit) -> Finding:
-    """Encode a clip into the staging folder. Runs in a worker.
-
-    Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
-    """
-    media = unit.job.file.media(unit.clips.storage)
-    media.check_unchanged()
-    if media.has_checksum:
-        data = media.read()
-        finding = attempt("encoding", media.source, lambda: _encode(unit, data))
-    else:
-        with opened(media, unit.clips.folder, clock_paused) as source:
-            finding = attempt("encoding", media.source, lambda: _encode(unit, source))
-    media.check_unchanged()
-    return finding
-
-
-def _encode(unit: EncodeUnit, source: Source) -> Finding:
-    from streamvid.video.encode.clip import encode_clip
-
-    encoded = encode_clip(
-        source,
-        height=unit.job.bucket.height,
-        width=unit.job.bucket.width,
-        encoding=unit.encoding,
-        start=unit.job.window.start,
-        num_frames=unit.job.window.num_frames,
-        fps=unit.fps,
-        timeline=_timeline(unit) if unit.job.follows else None,
-        is_mask=unit.job.is_mask,
-        max_bytes=unit.max_bytes,
-        limits=unit.limits,
-    )
-    unit.clips.put(_name(unit.job.key), encoded.data)
-    digest, psnr_y = hashlib.sha256(encoded.data).hexdigest(), round(encoded.psnr_y, 4)
-    return asdict(copied(Clip, encoded, path="", num_bytes=len(encoded.data), sha256=digest, psnr_y=psnr_y))
-
-
-def _timeline(unit: EncodeUnit) -> Timeline:
-    """Return the timeline of the sample's clip, whose frames and times a conditioning video must match."""
-    timing = Timing.from_text(unit.job.follows)
-    return make_timeline(
-        tuple(timing.timestamps),
-        timing.time_base,
-        timing.last_duration,
-        start=unit.job.window.start,
-        num_frames=unit.job.window.num_frames,
-        fps=unit.fps,
-        usual_rate=timing.usual_rate,
-    )
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:

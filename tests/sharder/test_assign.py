@@ -25,8 +25,8 @@ from streamvid.errors import ConfigError
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, assign
 from streamvid.sharder.planning.plan import weights_of
-from streamvid.sharder.probing import Probe
 from streamvid.sharder.source.records import Record
+from streamvid.sharder.units.probe_unit import Probe
 from tests.conftest import run_streamvid
 from tests.loader.conftest import new_keys
 from tests.shard_options import shard_options

@@ -18,8 +18,9 @@ from streamvid.host.journal import FileState
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import assign, record_key, safe_stem, sample_key, split_of
 from streamvid.sharder.planning.plan import ShardPlan, cut_by_bytes, make_plan
-from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.probing import file_state
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
+from streamvid.sharder.units.probe_unit import Probe
 from tests.shard_options import shard_options
 
 PROBE = Probe(96, 64, 20, 24.0, 20 / 24, "h264", "mp4", False)

@@ -21,10 +21,11 @@ from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import NoBucketError, Rejected
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.media_fit import PlannedMedium, fit_media, still_media
-from streamvid.sharder.probing import Probe, Probes
+from streamvid.sharder.probing import Probes
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
 from streamvid.sharder.source.time_ranges import TimeRange
+from streamvid.sharder.units.probe_unit import Probe
 from streamvid.sharder.windows import TEXT_EXTENSION, Clip, Timing, Window, cut_windows
 
 MAX_STEM_CHARS = 40

@@ -9,9 +9,10 @@ from typing import Any
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ProbeError, Rejected
 from streamvid.sharder.media_columns import MediaColumn
-from streamvid.sharder.probing import Probe, Probes
+from streamvid.sharder.probing import Probes
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record
+from streamvid.sharder.units.probe_unit import Probe
 from streamvid.sharder.windows import Clip, Timing
 
 TIME_TOLERANCE = 0.5

@@ -19,12 +19,13 @@ from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import PlannedSample, samples_of
 from streamvid.sharder.planning.plan import PlannedShard, ShardPlan
-from streamvid.sharder.probing import Probe, Probes, extension_of_name
+from streamvid.sharder.probing import Probes
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.folder import IMAGE_EXTENSIONS
 from streamvid.sharder.source.media import MISSING, UNKNOWN, file_state, is_remote, object_state
 from streamvid.sharder.source.place import concurrently
 from streamvid.sharder.source.records import Record, Rejection, check_size
+from streamvid.sharder.units.probe_unit import Probe, extension_of_name
 
 _MAX_NUMBER = 2**31
 _SHOWN = ("width", "height", "num_frames", "fps")

@@ -17,8 +17,9 @@ from streamvid.dataset.filter.nodes import Node
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError, Rejected
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.probing import Probe, Probes
+from streamvid.sharder.probing import Probes
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
+from streamvid.sharder.units.probe_unit import Probe
 
 if TYPE_CHECKING:
     import pyarrow as pa

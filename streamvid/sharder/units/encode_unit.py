@@ -1,0 +1,95 @@
+"""Encoding of one clip in a worker process."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.sharder.source.media import Media
+from streamvid.sharder.source.spool import opened
+from streamvid.sharder.units.probe_unit import Finding, attempt
+from streamvid.sharder.windows import Clip, Timing, Window, copied
+from streamvid.sharder.work.clips import ClipFolder
+from streamvid.sharder.work.worker import clock_paused
+from streamvid.video.encode.profiles import Encoding
+from streamvid.video.encode.timeline import Timeline, make_timeline
+from streamvid.video.limits import Limits
+
+if TYPE_CHECKING:
+    from streamvid.video.container import Source
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeUnit:
+    """Unit of work that encodes a window of `media` into the clip `name` of `clips`.
+
+    follows: for a conditioning video, the Timing of the sample's source as text.
+    max_bytes: size limit of the clip; None for no limit. fps: output frame rate; None keeps all frames of the window.
+    """
+
+    media: Media
+    name: str
+    window: Window
+    bucket: Bucket
+    follows: str
+    is_mask: bool
+    max_bytes: float | None
+    clips: ClipFolder
+    encoding: Encoding
+    fps: Fraction | None
+    limits: Limits
+
+
+def encode_file(unit: EncodeUnit) -> Finding:
+    """Encode a clip into the staging folder. Runs in a worker.
+
+    Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
+    """
+    media = unit.media
+    media.check_unchanged()
+    if media.has_checksum:
+        data = media.read()
+        finding = attempt("encoding", media.source, lambda: _encode(unit, data))
+    else:
+        with opened(media, unit.clips.folder, clock_paused) as source:
+            finding = attempt("encoding", media.source, lambda: _encode(unit, source))
+    media.check_unchanged()
+    return finding
+
+
+def _encode(unit: EncodeUnit, source: Source) -> Finding:
+    from streamvid.video.encode.clip import encode_clip
+
+    encoded = encode_clip(
+        source,
+        height=unit.bucket.height,
+        width=unit.bucket.width,
+        encoding=unit.encoding,
+        start=unit.window.start,
+        num_frames=unit.window.num_frames,
+        fps=unit.fps,
+        timeline=_timeline(unit) if unit.follows else None,
+        is_mask=unit.is_mask,
+        max_bytes=unit.max_bytes,
+        limits=unit.limits,
+    )
+    unit.clips.put(unit.name, encoded.data)
+    digest, psnr_y = hashlib.sha256(encoded.data).hexdigest(), round(encoded.psnr_y, 4)
+    return asdict(copied(Clip, encoded, path="", num_bytes=len(encoded.data), sha256=digest, psnr_y=psnr_y))
+
+
+def _timeline(unit: EncodeUnit) -> Timeline:
+    """Return the timeline of the sample's clip, whose frames and times a conditioning video must match."""
+    timing = Timing.from_text(unit.follows)
+    return make_timeline(
+        tuple(timing.timestamps),
+        timing.time_base,
+        timing.last_duration,
+        start=unit.window.start,
+        num_frames=unit.window.num_frames,
+        fps=unit.fps,
+        usual_rate=timing.usual_rate,
+    )
