@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import time
 from typing import Any
 
@@ -16,6 +18,9 @@ def handle(task: list[Any]) -> Any:
             return value
         case "environment":
             return sorted(os.environ)
+        case "modules":
+            importlib.import_module(value)
+            return sorted(sys.modules)
         case "signal":
             os.kill(os.getpid(), value)
         case "exit":

@@ -41,6 +41,13 @@ def test_only_workers_that_open_stores_receive_credentials(held_fd: int, monkeyp
     assert secrets <= set(run([["environment", None]], held_fd, opens_stores=True)[0])
 
 
+@pytest.mark.parametrize("module", ["units.probe_unit", "units.encode_unit", "build"])
+def test_the_modules_of_workers_import_little(held_fd: int, module: str) -> None:
+    heavy = {"torch"} if module == "build" else {"torch", "pandas", "pyarrow", "numpy"}
+    (modules,) = run([["modules", f"streamvid.sharder.{module}"]], held_fd).values()
+    assert f"streamvid.sharder.{module}" in modules and not heavy & set(modules)
+
+
 def test_a_poisonous_task_is_found_and_costs_no_other(held_fd: int) -> None:
     """SHARD-3: segmentation faults, kills, exits and tasks without end are named; their neighbours are answered."""
     tasks = [["echo", number] for number in range(20)]
