@@ -7,9 +7,16 @@ first, then any verb.
 
 from __future__ import annotations
 
+import sys
+
+_RUN_CODE_OF_USERS = frozenset({"bench", "demo", "encode", "train"})
+
 
 def main() -> None:
     """Run the `streamvid` command."""
     from streamvid.cli.main import cli, run
+    from streamvid.host.imports import skip_pandas
 
+    if _RUN_CODE_OF_USERS.isdisjoint(sys.argv[1:]):
+        skip_pandas()
     run(cli)

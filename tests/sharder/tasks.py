@@ -20,6 +20,8 @@ def handle(task: list[Any]) -> Any:
             return sorted(os.environ)
         case "modules":
             importlib.import_module(value)
+            if "pyarrow" in sys.modules:
+                assert sys.modules["pyarrow"].array([value, None]).null_count == 1
             return sorted(sys.modules)
         case "signal":
             os.kill(os.getpid(), value)

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from streamvid.errors import StreamvidError
+from streamvid.host.imports import skip_pandas
 
 
 def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
@@ -24,6 +25,7 @@ def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
     if limit := int(memory_bytes):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    skip_pandas()
     module, _, function = handler.partition(":")
     handle = getattr(importlib.import_module(module), function)
     # The pool may end at any time, even before this worker is ready. This ends the worker, but is not an error.
