@@ -100,7 +100,8 @@ class PacketTables:
             table.validate(full=True)
             if table.schema != _schema() or table.num_rows != num_clips:
                 raise ValueError(
-                    f"it has {table.num_rows} rows of {table.schema.names}; {num_clips} rows of format 1 are expected"
+                    f"it has {table.num_rows} rows with the columns {table.schema.names}; expected {num_clips} rows of "
+                    "format 1"
                 )
             self._take({name: chunk_of(table, name) for name in table.column_names})
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:

@@ -192,7 +192,11 @@ class ClipOptions:
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
-        None, help="Maximum seconds of a native clip; longer sources are split.", metavar="S", above=0, maximum=86400
+        None,
+        help="Maximum length of a native clip in seconds; longer sources are split.",
+        metavar="S",
+        above=0,
+        maximum=86400,
     )
     min_psnr: float | None = option(
         None, help="Minimum PSNR-Y of native clips; clips below it are rejected.", metavar="DB", above=0, maximum=100

@@ -33,7 +33,7 @@ def check_mask_format(pixel_format: str) -> None:
 
 
 class MaskReader:
-    """Reader of the values of frames in the format of `frame`, resampled according to a Transform.
+    """Reader that resamples the values of mask frames according to a Transform. All frames have the format of `frame`.
 
     The value of a pixel is its index in a palette, the red channel of RGB, or luma from 0 to 255. Raises ProbeError for
     frames with more than 8 bits per value.
