@@ -404,6 +404,7 @@ class VideoLoader:
         if self._setup.compared_groups is not None:
             costs = self._selection.costs if uses_costs(self.options) else {}
             parts = {"num_epochs": self._setup.num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
+            parts |= self._setup.form
             identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
             compare_plans(identity, self.world, self._setup.compared_groups)
 

@@ -84,6 +84,9 @@ class DeliveryArguments:
     num_workers: int | None = None
 
 
+_COMPARED = frozenset({"temporal", "max_interval", "spatial", "spatial_scale", "pixels", "accuracy"})
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """Checked arguments and parts of a loader.
@@ -108,6 +111,25 @@ class Setup:
     def mix(self) -> Mix:
         """Datasets of the loader."""
         return self.selection.mix
+
+    @property
+    def form(self) -> Mapping[str, Any]:
+        """Options for what a delivery contains, by name, as JSON. Ranks that differ in them would train differently."""
+        captions = [part.text.options for part in self.mix.parts]
+        names = ("choice", "template", "prefix", "dropout", "part_dropout")
+        return {
+            **{name: value for name, value in self.view_facts[0].items() if name in _COMPARED},
+            "layout": self.output.layout,
+            "decode": self.output.decode,
+            "columns": list(self.columns),
+            **{
+                f"captions of dataset {number}": [
+                    {name: float(weight) for name, weight in one.weights.items()},
+                    *(getattr(one, name) for name in names),
+                ]
+                for number, one in enumerate(captions)
+            },
+        }
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

@@ -17,6 +17,7 @@ from streamvid.loader.exchange import check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig
 from streamvid.loader.state import plan_identity
+from streamvid.loader.view.text import TextOptions
 from streamvid.plan import Cursor, PlanOptions
 from streamvid.plan.cost import CostTable, fit_costs
 from streamvid.plan.position import World
@@ -104,6 +105,9 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         "loop own world": of_loop(one, seed=me, world=World(me, 3)),
         "loop other worlds": of_loop(one, seed=me, world=World(0, 1)),
         "loop locality": of_loop(one, schedule={"shard_locality": 8 if me else 64}),
+        "loop view": of_loop(one, view={"temporal": "middle" if me else "random"}),
+        "loop layout": of_loop(one, output={"layout": "BTCHW" if me else "BCTHW"}),
+        "loop captions": of_loop(config(one, captions=TextOptions(dropout=0.1 * me))),
     }
     if me != 1:
         told["part"] = error_of({"seed": 0}, World(me // 2, 2), group=outer)
@@ -175,7 +179,11 @@ OF_SECOND = tuple(f"{name} of dataset 1" for name in ("samples_fingerprint", "wh
         ("bucket", 'where of dataset 0 is "(`clip_height`) < (150)" on processes 1-2', ("batch_sizes", "position")),
         ("repeats", 'num_repeats of dataset 1 is "1" on process 0, "2" on process 1, "3" on process 2', ()),
         ("name", 'name of dataset 1 is "b" on processes 1-2, "a" on process 0', ()),
-        ("datasets", "number of datasets is 2 on processes 1-2, 1 on process 0", ("name of dataset 0", *OF_SECOND)),
+        (
+            "datasets",
+            "number of datasets is 2 on processes 1-2, 1 on process 0",
+            ("name of dataset 0", *OF_SECOND, "captions of dataset 1"),
+        ),
         ("dataset", 'samples_fingerprint of dataset 1 is "', ()),
         (
             "sizes",
@@ -188,6 +196,9 @@ OF_SECOND = tuple(f"{name} of dataset 1" for name in ("samples_fingerprint", "wh
         ("seed", "seed is 0 on process 0, 1 on process 1, 2 on process 2", ("num_epochs",)),
         ("own world", "seed is 0 on process 0, 1 on process 1, 2 on process 2", ()),
         ("locality", "shard_locality is 8 on processes 1-2, 64 on process 0", ()),
+        ("view", 'temporal is "middle" on processes 1-2, "random" on process 0', ()),
+        ("layout", 'layout is "BTCHW" on processes 1-2, "BCTHW" on process 0', ()),
+        ("captions", 'captions of dataset 0 is [{"text": 1.0}, "draw", null, "", 0.0, 0.0] on process 0', ()),
     ],
 )
 def test_a_loop_that_differs_names_the_cause_first(
