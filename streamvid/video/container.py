@@ -190,7 +190,8 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
                 source = opened.enter_context(Path(source).open("rb"))
             except OSError as error:
                 reason = error.strerror or type(error).__name__
-                raise ProbeError(f"the file cannot be opened: {reason}", kind="unreadable-file") from error
+                # The original error shows the path, which may be a mistyped URL with credentials (SAFE-1).
+                raise ProbeError(f"the file cannot be opened: {reason}", kind="unreadable-file") from None
         video = VideoFile(_Nameless(source), limits, source if isinstance(source, FarFile) else None)
         opened.callback(video.close)
         yield video

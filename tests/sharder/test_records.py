@@ -272,6 +272,9 @@ KOALA = "['0:00:25.525', '0:00:30.530']"
         *({"from": 0, "to": 1.5}, {"in": "0:01", "out": "0:02"}, {"t0": 0, "t1": 1}, {"begin": 0, "finish": 1}),
         *({"time_range": "0:00-0:01"}, {"span": "12.5 - 20"}, {"clip_range": "00:00:01,000 --> 00:00:04,000"}),
         *({"segment": '{"start": 0, "end": 20}'}, {"range": "[0, 20]"}, {"time": "(1, 2)"}),
+        {"Start_timestamp": "00:00:01.500", "End_timestamp": "00:00:04.000"},  # InternVid
+        *({"t_start": 0, "t_end": 2}, {"span_start": 0, "span_end": 2}, {"onset": 0, "offset": 2.5}),
+        *({"ss": "0:01", "to": "0:02"}, {"caption_start": 1, "caption_end": 2.5}, {"clips": "[[0.5, 2.0], [2, 3]]"}),
     ],
 )
 def test_time_ranges_are_refused_unless_whole_files_are_wanted(tmp_path: Path, columns: dict[str, Any]) -> None:
@@ -362,6 +365,7 @@ def test_time_columns_must_exist(tmp_path: Path) -> None:
             {"backend": "a", "restart": 1},
         ),
         *({"from": "Paris", "to": "Rome"}, {"in": 3, "out": 1}, {"span": 4}, {"range": "a-b"}, {"time": "2020-01-02"}),
+        *({"clips": "['a.mp4', 'b.mp4']"}, {"scene": "a park"}, {"mood_start": "sad", "mood_end": "glad"}),
     ],
 )
 def test_other_columns_about_time_are_not_ranges(tmp_path: Path, columns: dict[str, Any]) -> None:

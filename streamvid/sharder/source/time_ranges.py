@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from streamvid.dataset.tabular.columns import find_column
@@ -23,13 +22,15 @@ from streamvid.dataset.tabular.table import MetadataTable
 from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import Rejected, SourceError
 
-_UNITS = ("", "_time", "_sec", "_secs", "_second", "_seconds", "_s", "_ms", "_frame", "_frames", "_idx", "_index")
-_PREFIXES = ("", "clip_", "segment_", "scene_", "shot_", "time_", "frame_")
-_STARTS = ("start", "begin", "from", "in", "t0")
-_ENDS = ("end", "stop", "finish", "to", "out", "t1", "duration")
+_STARTS = ("start", "begin", "from", "in", "t0", "onset", "ss")
+_ENDS = ("end", "stop", "finish", "to", "out", "t1", "offset", "duration")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
-"""Pairs of column names that denote time ranges regardless of the values in the columns."""
+"""Pairs of words that denote time ranges regardless of the values in the columns, if they are next to usual words."""
+_USUAL = {"clip", "segment", "scene", "shot", "span", "time", "timestamp", "t", "frame", "frames", "idx", "index"}
+_USUAL |= {"sec", "secs", "second", "seconds", "s", "ms"}
 _RANGES = re.compile(r"(?:timestamp|time|time_range|range|clip_range|segment|interval|span|start_end)s?")
+_PARTS = re.compile(r"(?:clip|cut|scene|shot|event|moment)s?(?:_(?:times?|timestamps?))?")
+"""Names of columns that may hold time ranges, but also file names and other lists."""
 #: Text of a list with at least two items. Dates and single times do not match, because they are not ranges.
 _LIST = re.compile(r"^\s*[\[({].*,.*[\])}]\s*$", re.DOTALL)
 _CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{1,9})?)")
@@ -159,27 +160,25 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
         if is_certain or _most_cells(table, pair, _are_times):
             raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} seem to hold time ranges: {_REMEDY}")
     for plain, name in names.items():
-        if _RANGES.fullmatch(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0])):
+        is_range = _RANGES.fullmatch(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0]))
+        if is_range or (_PARTS.fullmatch(plain) and _most_cells(table, (name,), _are_times)):
             raise SourceError(f"column {name!r} seems to hold time ranges: {_REMEDY}")
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield (start, end, is_certain) for each pair of plain names that may denote time ranges.
+    """Yield (start, end, is_certain) for each pair of plain names that differ in one word, such as start and end.
 
     is_certain: True if the names denote time ranges in any table.
     """
-    known = set(names)
-    return (pair for pair in _known_pairs() if pair[0] in known and pair[1] in known)
-
-
-@cache
-def _known_pairs() -> tuple[tuple[str, str, bool], ...]:
-    words = sorted(product(_STARTS, _ENDS), key=lambda pair: pair not in _CERTAIN)
-    return tuple(
-        (f"{prefix}{start}{unit}", f"{prefix}{end}{unit}", (start, end) in _CERTAIN)
-        for start, end in words
-        for prefix, unit in product(_PREFIXES, _UNITS)
-    )
+    words_of = {name: name.split("_") for name in names}
+    for first, last in sorted(product(_STARTS, _ENDS), key=lambda pair: pair not in _CERTAIN):
+        for name, words in words_of.items():
+            if first in words:
+                place = words.index(first)
+                rest = (words[:place], words[place + 1 :])
+                other = "_".join([*rest[0], last, *rest[1]])
+                if other in words_of:
+                    yield name, other, (first, last) in _CERTAIN and _USUAL.issuperset(chain(*rest))
 
 
 def _are_times(cells: Sequence[object]) -> bool:

@@ -271,11 +271,7 @@ class _Signer:
 
         known = "streamvid"
         parts = urlsplit(filesystem.url(f"{bucket}/{known}", expires=60))
-        if "@" in parts.netloc:
-            raise RequestError(
-                "the endpoint URL contains a user name or a password",
-                hint="Remove them from AWS_ENDPOINT_URL or the AWS config files; S3 servers need signed requests",
-            )
+        _check_endpoint(parts.netloc)
         base = f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix(known)}"
         extra = {"x-amz-request-payer": "requester"} if options.requester_pays else {}
         if options.anon:
@@ -311,9 +307,21 @@ class _Signer:
         return url, kept[1]
 
 
+def _check_endpoint(url: str) -> None:
+    """Raise RequestError if an endpoint contains credentials."""
+    if "@" in url:
+        raise RequestError(
+            "the endpoint URL contains a user name or a password",
+            hint="Remove them from AWS_ENDPOINT_URL or the AWS config files; S3 servers need signed requests",
+        )
+
+
 def _filesystem(options: StorageOptions) -> Any:
     import s3fs
 
+    if options.endpoint_url is None:
+        for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):  # botocore's debug messages would show the URL
+            _check_endpoint(os.environ.get(name, ""))
     config: dict[str, object] = {
         # One try, because remote.py retries.
         "retries": {"total_max_attempts": 1, "mode": "standard"},
