@@ -30,7 +30,10 @@ class BenchOptions:
     device: str | None = option(None, help="Device to copy batches to, e.g. cuda.", shown_default="none")
     prefetch_bytes: int = option(256 * 2**20, help="Memory for prefetched batches and clips.")
     step_seconds: float | None = option(
-        None, help="Seconds per training step, to compute the required number of workers.", minimum=1e-9, maximum=3600
+        None,
+        help="Seconds per training step, used to compute the required number of workers.",
+        minimum=1e-9,
+        maximum=3600,
     )
     num_local_ranks: int = option(
         1, flag="--local-ranks", help="Number of ranks (GPUs) on this machine, for --step-seconds.", minimum=1

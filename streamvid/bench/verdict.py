@@ -132,7 +132,7 @@ class LoaderRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Conditions of the runs that affect the advice. clips: storage form of the clips, copy or native."""
+    """Run conditions that affect the advice. clips: storage form of the clips, copy or native."""
 
     num_cores: int
     clips: str

@@ -30,7 +30,7 @@ def batch_sizes(
     configuration sets batch sizes by id; a bucket with another id gets the batch size that is set for its shape.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample), with the number of tokens
     for `model`, or `bucket.tokens` without a model.
-    others: further buckets that keys of a mapping may match, such as buckets of the dataset that are empty in a split.
+    others: additional buckets that keys of a mapping may match, such as buckets that are empty in a split.
     Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
     (other than "*") assign different sizes, and for a key without wildcards that matches no bucket.
     """

@@ -1,4 +1,4 @@
-"""Assignment of clips to a list of buckets, and the reasons if no bucket accepts a clip.
+"""Assignment of clips to a list of buckets, and the reasons why no bucket accepts a clip.
 
 Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
 largest area down. A class skips clips that are much smaller than its area. Otherwise, the size with the nearest ratio

@@ -180,7 +180,7 @@ def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> D
     if not isinstance(dataset, str | dict):
         raise ConfigError(
             f"dataset_repeat={flags.dataset_repeat}: cannot be combined with several datasets; "
-            "set num_repeats of each dataset instead"
+            "set num_repeats for each dataset instead"
         )
     return {**(dataset if isinstance(dataset, dict) else {"url": dataset}), "num_repeats": flags.dataset_repeat}
 

@@ -59,7 +59,7 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
     if len(name) > MAX_NAME_BYTES:
         raise ConfigError(f"member name {name!r} has {len(name)} bytes; at most {MAX_NAME_BYTES} fit in a tar header")
     if num_bytes > MAX_MEMBER_BYTES:
-        raise ConfigError(f"member {name!r} has {num_bytes} bytes; at most {MAX_MEMBER_BYTES} are allowed in a tar")
+        raise ConfigError(f"member {name!r} has {num_bytes} bytes; a tar member can have at most {MAX_MEMBER_BYTES}")
 
 
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:

@@ -162,9 +162,9 @@ class SharedBatchCheck:
                 told = torch.stack(pending.rows).tolist()
         except RuntimeError as error:
             raise SharedBatchError(
-                f"{_processes(self._processes)} share batches, but not all of them reached "
+                f"{_processes(self._processes)} share batches, but not all of these processes reached "
                 f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. One of "
-                "them has ended, is stuck or left its loop earlier; see its log for the reason"
+                "them has ended, is stuck, or has left its loop early; see its log for the reason"
             ) from error
         if any(row != told[0] for row in told):
             raise SharedBatchError(self._why(pending, told))

@@ -45,7 +45,7 @@ class DatasetConfig:
     """Configuration of one dataset of a loader."""
 
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
-    num_repeats: float | str | Fraction = option(1, help="Deliveries per sample and epoch, such as 2, 0.5 or '3/2'.")
+    num_repeats: float | str | Fraction = option(1, help="Deliveries per sample per epoch, such as 2, 0.5 or '3/2'.")
     weight: float | str | Fraction | None = option(
         None, help="Weight of this dataset in the mix, instead of num_repeats."
     )

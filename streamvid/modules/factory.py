@@ -44,7 +44,7 @@ def import_object(path: str) -> Any:
 def call_factory(path: str, arguments: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Any:
     """Import a factory and call it. Raises ConfigError if the import fails or the factory rejects the arguments.
 
-    optional: further arguments, each passed only if the factory has a parameter with its name.
+    optional: additional arguments, each passed only if the factory has a parameter with its name.
     """
     factory = import_object(path)
     if not callable(factory):

@@ -391,7 +391,9 @@ def _automatic(modules: Mapping[str, nn.Module]) -> list[str]:
     }
     large = [name for name, part in linear.items() if min(part.in_features, part.out_features) >= LARGE]
     if not linear:
-        raise ConfigError("target_modules is empty, and no list of blocks has a linear layer; set it to layer names")
+        raise ConfigError(
+            "target_modules is empty, and no list of blocks has a linear layer; set target_modules to layer names"
+        )
     return large or list(linear)
 
 

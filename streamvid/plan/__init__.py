@@ -1,6 +1,6 @@
 """Computation of the steps of an epoch, without I/O, torch or a clock.
 
-This package may import errors, config, buckets and the draw sets of dataset. README.md gives the reading order.
+This package may import `errors`, `config`, `buckets` and the draw sets of `dataset`. README.md gives the reading order.
 Names are imported when they are first used, so that options and `streamvid plan --help` do not import numpy.
 """
 

@@ -1,4 +1,4 @@
-"""Costs of training steps, predicted from the tokens of a batch, and classes of buckets with about equal costs.
+"""Costs of training steps, predicted from the tokens of a batch, and classes of buckets with approximately equal costs.
 
 A batch of B samples of s tokens each takes
 

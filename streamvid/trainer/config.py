@@ -46,7 +46,7 @@ class DataConfig(Options):
     storage: StorageOptions = option(default_factory=StorageOptions, help="Object store access and cache.")
     features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
     extra_inputs: tuple[str, ...] = option((), help="Columns and conditioning inputs that the module needs.")
-    loader: dict[str, Any] = option(default_factory=dict, help="Further arguments of streamvid.VideoLoader.")
+    loader: dict[str, Any] = option(default_factory=dict, help="Additional arguments for streamvid.VideoLoader.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +87,7 @@ class LoggingConfig(Options):
     """Metrics of a run, in OUTPUT/metrics.jsonl and in trackers."""
 
     steps: int = option(10, minimum=1, help="Log metrics every N steps.")
-    trackers: tuple[str, ...] = option((), help="Further trackers of accelerate: tensorboard, wandb, …")
+    trackers: tuple[str, ...] = option((), help="Additional trackers that Accelerate supports: tensorboard, wandb, …")
     profile_steps: int = option(0, minimum=0, help="Number of steps to profile with torch, after the first two.")
 
 
@@ -98,7 +98,7 @@ class AccelerateConfig(Options):
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
         None, help="Precision of autocast.", shown_default="the setting of `accelerate launch`"
     )
-    cpu: bool = option(False, help="Use the CPU even if there are accelerators.")
+    cpu: bool = option(False, help="Use the CPU even if accelerators are available.")
     find_unused_parameters: bool = option(False, help="Allow trainable parameters that some steps do not use.")
 
 

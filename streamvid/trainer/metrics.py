@@ -31,7 +31,7 @@ class BucketLoss:
 class RankReport:
     """Report of one rank on the steps since the last metrics line.
 
-    figures: further values that the module returned.   spent: elapsed seconds, and the loader's figures.
+    figures: additional values that the module returned.   spent: elapsed seconds, and the loader's figures.
     num_samples, num_tokens: totals since the start of the run.
     """
 

@@ -27,7 +27,7 @@ class Task:
     """Training task: the loss of a batch and the use of precomputed features.
 
     loss: function of (module, batch) that returns a mean loss, a loss per sample (B,), or a mapping with "loss" and
-        further figures.
+        additional figures.
     features: "write" stores the outputs of the module's `encode` and trains nothing; "read" trains on stored outputs;
         None encodes each batch during training.
     """
@@ -45,7 +45,9 @@ def find_task(name: str) -> Task:
         return TASKS[name]
     module, _, attribute = name.partition(":")
     if module in ("", "sft") or not attribute:
-        raise ConfigError(f"task is {name!r}; allowed: {', '.join(TASKS)}, or the import path 'package.module:name'")
+        raise ConfigError(
+            f"task is {name!r}; allowed: {', '.join(TASKS)}, or an import path such as 'package.module:name'"
+        )
     found = import_object(name)
     if not isinstance(found, Task) and not callable(found):
         raise ConfigError(
@@ -75,7 +77,7 @@ class TaskModule(nn.Module):
             return with_encoded(batch, encode(batch))
 
     def forward(self, batch: Batch, validates: bool = False) -> dict[str, Tensor]:
-        """Return "loss" and the module's further figures, each a scalar or a tensor (B,)."""
+        """Return "loss" and the module's additional figures, each a scalar or a tensor (B,)."""
         batch = self.encoded(batch)
         validate = getattr(self.model, "validate", None) if validates else None
         found = self.task.loss(self.model, batch) if validate is None else validate(batch)

@@ -247,7 +247,7 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
         "format_whitelist": ",".join(limits.containers),
         "protocol_whitelist": "",
         "max_pixels": str(limits.max_pixels),
-        # One above the limit, so that the check below can fail: Matroska drops further streams silently.
+        # One above the limit, so that the check below can fail: Matroska drops additional streams silently.
         "max_streams": str(limits.max_streams + 1),
         # PyAV always lets FFmpeg look for stream facts, which decodes an H.264 frame (14 ms at 1080p) that we decode
         # again if needed. This option affects only FFmpeg's temporary decoder.
@@ -277,7 +277,7 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
 
 
 def _metadata_errors() -> dict[str, Any]:
-    """Return the arguments that make PyAV before 19 accept metadata that is not UTF-8; later versions need none."""
+    """Return the arguments with which PyAV accepts metadata that is not UTF-8; version 19 and later need none."""
     import av
 
     return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}

@@ -26,7 +26,7 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
     """Read the properties of a video or an image from a path, bytes, a buffer, or a seekable binary file.
 
     The containers and codecs of `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with one frame
-    (further pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a video; an
+    (other pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a video; an
     animated WebP is rejected. verify: decode every frame.
 
     Raises ProbeError, whose message contains no path, if the file is not a video, is truncated, exceeds a limit, is

@@ -190,7 +190,9 @@ def test_a_member_that_ends_its_epoch_early_is_named(told: list[dict[str, Any]])
 def test_a_member_that_is_gone_is_an_error(told: list[dict[str, Any]]) -> None:
     """STOP-1: its peer learns of it at the next step, when its connection closes, and does not wait for its timeout."""
     assert told[0]["gone"] == told[1]["gone"] == [2, None]
-    assert "processes 2-3 share batches, but not all of them reached step 0 of epoch 7: " in told[2]["gone"][1]
+    assert (
+        "processes 2-3 share batches, but not all of these processes reached step 0 of epoch 7: " in told[2]["gone"][1]
+    )
 
 
 def test_a_loader_compares_of_its_own(told: list[dict[str, Any]]) -> None:

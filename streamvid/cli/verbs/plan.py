@@ -135,8 +135,8 @@ def _is_metadata(source: str) -> bool:
     if path.is_dir() and not (path / "manifest.json").exists():
         raise SourceError(
             f"{source} is not a sealed dataset (it has no manifest.json), and it contains no Parquet files. For a "
-            f"folder of videos, run `streamvid shard {source} DEST --dry-run`; for metadata with sizes, pass the file "
-            "itself"
+            f"folder of videos, run `streamvid shard {source} DEST --dry-run`; for metadata with sizes, pass "
+            "the metadata file"
         )
     return False
 

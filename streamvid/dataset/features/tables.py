@@ -91,7 +91,7 @@ class SidecarShards:
 
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
-        """Read a table of shards. Raise IntegrityError if it is invalid; `where` is its name in the message."""
+        """Read a table of shards. Raise IntegrityError if it is invalid. where: the table's name in the error."""
         # Checksums cannot be compressed, so a file with more rows than checksums fit in it is hostile: the rows could
         # fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
@@ -144,7 +144,7 @@ class MemberTable:
     def read(
         data: bytes | memoryview, shard: SidecarShard, num_samples: int, num_visits: int, where: str
     ) -> MemberTable:
-        """Read a table of members. Raise IntegrityError if it is invalid; `where` is its name in the message."""
+        """Read a table of members. Raise IntegrityError if it is invalid. where: the table's name in the error."""
         count = num_samples * num_visits
         # The keys are for other readers; the other columns have a fixed size per row.
         types = {name: kind for name, kind in _MEMBER_TYPES.items() if name != "key"}

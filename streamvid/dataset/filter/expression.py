@@ -92,7 +92,9 @@ class _Compiler:
         if not isinstance(self._text, str):
             raise ConfigError(f"where={self._text!r} must be text; write a condition such as 'aesthetic > 5'")
         if not self._text.strip():
-            raise ConfigError(f"where={self._text!r} is empty; write a condition such as 'aesthetic > 5', or omit it")
+            raise ConfigError(
+                f"where={self._text!r} is empty; write a condition such as 'aesthetic > 5', or omit the filter"
+            )
         if len(self._text) > MAX_CHARACTERS * self._slack:
             self._fail(0, f"it has {len(self._text)} characters; at most {MAX_CHARACTERS} are allowed")
         self._source = self._as_python()

@@ -7,7 +7,7 @@
     caller           gets complete batches in plan order from `next_batch()`; checks the clock while it waits (clock.py)
 
 The two arenas bound memory: a batch begins when the ring has room, and a clip is read when the clip arena has room.
-Substitution needs no further memory, because repairs use one block of the clip arena that is reserved at the start.
+Substitution needs no additional memory, because repairs use one block of the clip arena that is reserved at the start.
 The caller shares no lock with the threads, because a signal may end the caller anywhere, and a lock held at that
 moment would block every thread. For the same reason, and because a destructor may run in any thread, the keeper opens
 and closes all resources.

@@ -49,7 +49,7 @@ class Repairs:
         self._known: dict[_Name, str] = {}
 
     def reason(self, delivery: Delivery, *, is_whole: bool) -> str | None:
-        """Return the reason why a delivery is already known to be bad, or None if it is not.
+        """Return the reason why a delivery is bad if that is already known, otherwise None.
 
         is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are missing,
         because the bad bytes may be outside the part. Clips that do not decode are not remembered, because another

@@ -118,7 +118,7 @@ class TextOptions:
     prefix: str = option("", help="Text before the caption.")
     dropout: float = option(0.0, help="Probability that a delivery has an empty text.", minimum=0.0, maximum=1.0)
     part_dropout: float = option(
-        0.0, help="Probability that a part {? ...} of the template is left out.", minimum=0.0, maximum=1.0
+        0.0, help="Probability that a {? ...} part of the template is left out.", minimum=0.0, maximum=1.0
     )
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TarSample:
-    """Members of one sample, by the part of their names after the first dot. broken: errors of unusable members."""
+    """Members of one sample, by the part of their names after the first dot. broken: errors for unusable members."""
 
     media: dict[str, TarMember] = field(default_factory=dict)
     texts: dict[str, str | None] = field(default_factory=dict)

@@ -158,7 +158,7 @@ class S3Transport(Transport):
                         filesystem = _filesystem(self._options)
                         self._made_at = time.monotonic()
                         self._made = filesystem, _Signer.of(filesystem, self._bucket, self._options)
-                    except Exception as error:  # noqa: BLE001 - s3fs passes on errors of all its dependencies
+                    except Exception as error:  # noqa: BLE001 - s3fs passes on errors from all its dependencies
                         raise error_of_client(error, self._options) from None
                 made = self._made
         return made
@@ -265,7 +265,7 @@ class _Signer:
 
     @classmethod
     def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
-        """Return a signer with the keys that s3fs finds. Errors of s3fs and botocore propagate."""
+        """Return a signer with the keys that s3fs finds. Errors from s3fs and botocore propagate."""
         from botocore.auth import S3SigV4Auth
         from fsspec.asyn import sync
 
