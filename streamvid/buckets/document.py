@@ -209,6 +209,6 @@ def _python_form(path: Path) -> dict[str, Any]:
     except (OSError, SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise ConfigError(f"cannot read bucket_config in {path}: {error}; write it as YAML") from None
     raise ConfigError(
-        f"{path} does not assign bucket_config, nor the image_size and num_frames of Open-Sora 1.0; write the "
+        f"{path} assigns neither bucket_config nor the image_size and num_frames of Open-Sora 1.0; write the "
         "configuration as YAML"
     )

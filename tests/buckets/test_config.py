@@ -74,7 +74,7 @@ def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     config = load_bucket_config(path, ["probabilities=opensora-v1.2", "multiple=32"])
     assert {bucket.num_frames for bucket in config.table.buckets} == {17, 33}
     assert all(bucket.width % 32 == 0 for bucket in config.table.buckets)
-    with pytest.raises(ConfigError, match="does not assign bucket_config"):
+    with pytest.raises(ConfigError, match="assigns neither bucket_config"):
         load_bucket_config(written(tmp_path, "x = 1\n", "other.py"))
     # As Python has it: what is assigned last holds, and nothing that a function has of its own.
     text = "bucket_config = {'144px': {9: (1.0, 1)}}\n" + text + "def f():\n    bucket_config = {}\n"

@@ -146,7 +146,7 @@ def _with_embedded(read: SourceInput, embedded: EmbeddedFiles) -> SourceInput:
 
 
 def _within_buckets(place: Place, source: _Source, options: ShardOptions) -> Place:
-    """Restrict metadata in a bucket to the buckets of metadata, source and place, unless `other_buckets` is set."""
+    """Restrict paths in a bucket's metadata to the buckets of metadata and source, unless `other_buckets` is set."""
     metadata = options.source.metadata
     tells = source.place.url if metadata is None else open_store(metadata, options.storage).url
     if options.source.other_buckets or not is_remote(tells) or not isinstance(place, LocalFolder | BucketFolder):
