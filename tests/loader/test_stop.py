@@ -84,7 +84,8 @@ import psutil, streamvid
 
 def left():
     me = psutil.Process()
-    return [t.name for t in threading.enumerate()][1:], me.children(), me.num_fds()
+    # Python lists a thread for ever whose start() an interrupt ended before the thread existed; it is not alive.
+    return [t.name for t in threading.enumerate() if t.is_alive()][1:], me.children(), me.num_fds()
 
 def read(loader, choose):
     got = []
