@@ -116,13 +116,17 @@ class SourceOptions:
         False, help="Use the whole file for each row, even if rows share a file or have time ranges."
     )
     other_buckets: bool = option(
-        False, help="Allow metadata in a bucket to refer to files in other buckets, which are read with your keys."
+        False,
+        help="Allow metadata in a storage bucket to refer to files in others, which are read with your credentials.",
     )
     where: str | None = option(
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
     )
     min_fps: float | None = option(
-        None, help="Minimum frame rate, with a tolerance of 1 %; reject slower videos.", metavar="RATE", above=0
+        None,
+        help="Minimum frame rate, with a tolerance of 1%; videos with a lower rate are rejected.",
+        metavar="RATE",
+        above=0,
     )
     media: Mapping[str, str] = option(
         default_factory=dict,

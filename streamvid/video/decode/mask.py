@@ -35,8 +35,8 @@ def check_mask_format(pixel_format: str) -> None:
 class MaskReader:
     """Reader that resamples the values of mask frames according to a Transform. All frames have the format of `frame`.
 
-    The value of a pixel is its index in a palette, the red channel of RGB, or luma from 0 to 255. Raises ProbeError for
-    frames with more than 8 bits per value.
+    The value of a pixel is its palette index, its red channel if frames are RGB, and otherwise its luma from 0 to 255.
+    Raises ProbeError for frames with more than 8 bits per value.
     """
 
     def __init__(self, frame: VideoFrame, frame_format: FrameFormat, transform: Transform) -> None:
