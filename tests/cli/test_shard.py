@@ -80,9 +80,10 @@ def test_status_of_a_build_that_runs_has_stopped_and_is_sealed(tiny: Tiny, tmp_p
     stopped = json.loads(run_streamvid("shard", "--status", dest, "--json").stdout)
     assert stopped["state"] == "stopped" and stopped["rejections"] == {"not-media": 1}
     phases = [(phase["name"], phase["done"], phase["total"]) for phase in stopped["phases"]]
-    assert phases == [("probe", 3, 3), ("build", 1, 2)]
+    # Progress is written once per second, so the shard that was finished just before the kill may be missing.
+    assert phases in ([("probe", 3, 3), ("build", done, 2)] for done in (0, 1))
     text = run_streamvid("shard", "--status", dest).stdout
-    assert re.search(r"^build +1 +2\b", text, re.MULTILINE) and "run the same command again" in text
+    assert re.search(r"^build +[01] +2\b", text, re.MULTILINE) and "run the same command again" in text
     assert "rejected so far: 1 as not-media" in text
     run_streamvid("shard", tiny.videos, dest, *OPTIONS)
     assert status(dest, shard_options(**options)).state == "sealed" and tree_of(dest) == tree_of(tiny.dataset)
