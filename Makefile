@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 DEMO   ?= demo
 
-.PHONY: demo docs test test-slow lowest newest zero check bench-smoke install peers clean
+.PHONY: demo docs test test-slow lowest newest environments zero check bench-smoke install peers clean
 
 # Most modules of what is installed are never imported; those that are get their bytecode then.
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
@@ -46,7 +46,7 @@ $(VENV)/.installed-lowest: $(VENV)/.installed-dev tools/lowest.txt
 
 lowest: $(VENV)/.installed-lowest ## a part of the tests with the lowest versions that pyproject.toml allows
 	PYTHONPATH=$(abspath $(VENV)/lowest) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 \
-	  -m 'not slow' -k 'not memory and not held_out_loss and not ceph and not rgw' \
+	  -m 'not slow' -k 'not memory and not held_out_loss and not ceph and not rgw and not two_ranks' \
 	  tests/test_config.py tests/cli/test_stats.py tests/dataset/test_tabular.py tests/dataset/test_frozen.py \
 	  tests/video/test_probe.py tests/video/test_decode.py tests/storage/test_store_semantics.py \
 	  tests/sharder/test_interop.py tests/loader/test_batch.py tests/trainer/test_trainer.py
@@ -61,8 +61,12 @@ $(VENV)/.installed-newest: tools/newest.txt tools/constraints.txt
 	touch $@
 
 newest: $(VENV)/.installed-newest ## the tests of video/ with the newest PyAV, for example NEWEST=python3.13
-	OMP_NUM_THREADS=1 $(VENV)/newest/bin/python -m pytest -n 3 --dist loadfile -k 'not grow_with_the_clip' tests/video \
+	OMP_NUM_THREADS=1 $(VENV)/newest/bin/python -m pytest -n 3 -m 'not slow' \
+	  -k 'not memory and not grow_with_the_clip and not fresh_pages and not unpacked_without' tests/video \
 	  --ignore tests/video/test_bench_decode.py
+
+# What a clean checkout installs for CI: make -j2 does it side by side, and lint and types besides.
+environments: $(VENV)/.installed-dev $(VENV)/.installed-lowest $(if $(wildcard $(NEWEST)),$(VENV)/.installed-newest)
 
 # Beside the environment, because accelerate, transformers and lightning load it wherever they find it.
 $(VENV)/.installed-deepspeed: $(VENV)/.installed-dev tools/deepspeed.txt

@@ -131,13 +131,13 @@ def _loader() -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text. Raise ConfigError if it is invalid. where: name of the text for the message."""
+    """Parse YAML text. Raise ConfigError if the text is invalid. where: name of the text in the message."""
     import yaml
 
     try:
         return yaml.load(text, Loader=_loader())  # noqa: S506  # a SafeLoader with stricter scalars
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # The parser quotes an excerpt, in which truncated credentials would not be recognized.
+        # The parser quotes an excerpt, which may truncate credentials so that they are no longer recognized.
         reason = str(error) if hide_all_credentials(text) == text else str(getattr(error, "problem", "syntax error"))
         raise ConfigError(f"{where} is not valid YAML: {' '.join(reason.split())}") from None
 
@@ -178,7 +178,7 @@ def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) ->
         if child is not None and not isinstance(child, dict):
             section = ".".join(parts[: depth + 1])
             raise ConfigError(
-                f"override {override!r}: {section} is {child!r}, not a section of fields; override the field itself"
+                f"override {override!r}: {section} is {child!r}, not a section of fields; set {section} itself"
             )
         # The branch is copied, because a YAML alias may share it with other parts of the tree.
         node[part] = {} if child is None else dict(child)
@@ -294,7 +294,7 @@ class OptionInfo:
     """Documentation and limits of one option, as declared by `option`.
 
     shown_default: text to show in place of a default that depends on other values.
-    flag: name of the command-line flag. None derives the name from the field's name, and "" creates no flag.
+    flag: name of the command-line flag; None for a name derived from the field's name, "" for no flag.
     minimum, maximum: inclusive bounds of a number.   above: exclusive lower bound.
     """
 
@@ -353,7 +353,7 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 def options_of(cls: type[T], value: Any, name: str) -> T:
     """Build options from a mapping of fields, or from None for the defaults. Return an instance of `cls` unchanged.
 
-    name: name of the value for errors, in which the fields of a mapping appear as `name.field`.
+    name: name of the value in errors, which refer to fields of a mapping as `name.field`.
     """
     if isinstance(value, cls):
         return value
@@ -375,7 +375,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    name: name of the value for errors. Raises ConfigError if the value is not an object or a required field is missing.
+    name: name of the value in errors. Raises ConfigError if the value is not an object or a required field is missing.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
@@ -450,7 +450,7 @@ _SIMPLE: dict[Any, str] = {
 
 
 def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
-    """Return True if the value has one of these types, or if any of these types is not in _SIMPLE."""
+    """Return True if the value has one of these types, or if one of the types cannot be checked here."""
     if not set(members) <= _SIMPLE.keys():
         return True
     if isinstance(value, bool) or value is None:

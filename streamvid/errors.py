@@ -12,7 +12,7 @@ from streamvid.credentials import hide_all_credentials, hide_credentials
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape control characters in `text`, except those in `keep`. Names in data may contain any character (SAFE-1)."""
+    """Escape non-printable characters in `text`, except those in `keep`. Names in data may contain them (SAFE-1)."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
@@ -115,7 +115,7 @@ class RingFullError(LoaderError):
 
 
 def refuse_credentials(name: str, location: str | Path) -> None:
-    """Raise ConfigError if a path or URL contains credentials. name: name of the option or argument for the message."""
+    """Raise ConfigError if a path or URL contains credentials. name: name of the option or argument in the message."""
     text = str(location)
     if (shown := hide_credentials(text)) != text:
         raise ConfigError(

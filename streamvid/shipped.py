@@ -28,8 +28,8 @@ def shipped(name: str) -> Path:
 def shipped_config(kind: str, name: str | Path) -> Path:
     """Return `name` if it is a path, else the path of the preset `name`. Raise ConfigError if no such preset exists."""
     path = Path(name)
-    # Only known suffixes mark a path, because preset names may contain dots, such as wan2.1-480p. A folder with the
-    # name of a preset is ignored.
+    # Only known suffixes mark a path, because the name of a preset, such as wan2.1-480p, may contain a dot. A folder
+    # with the name of a preset is ignored.
     if path.is_file() or len(path.parts) != 1 or path.suffix in _SUFFIXES:
         return path
     presets = sorted(shipped(f"configs/{kind}").glob("*.yaml"))

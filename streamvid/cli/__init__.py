@@ -1,4 +1,4 @@
-"""Command line of streamvid. Each verb is a module in verbs/, which is imported when the verb is called.
+"""Command-line interface of streamvid. Each verb is a module in verbs/ that is imported when the verb is called.
 
 flags.py derives flags from option dataclasses; shared_flags.py declares flags that several verbs share; console.py
 and report.py print. This package may import all other packages of streamvid, and none of them imports it. Read flags.py

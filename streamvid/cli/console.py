@@ -36,7 +36,7 @@ _GAP = "   "
 class ProgressBar:
     """Progress display on standard error: one bar per phase on a terminal, otherwise a line every few seconds.
 
-    Call the object with (phase, done, total). A phase ends with done == total. Bars stay visible after exit.
+    Call this object with (phase, done, total). A phase ends when done == total. Bars stay visible after exit.
     """
 
     def __init__(self) -> None:
@@ -105,8 +105,8 @@ def print_table(
 ) -> None:
     """Print a table with right-aligned numbers and left-aligned text.
 
-    On a terminal, columns that do not fit its width are printed as a second table below the first, and long text is
-    wrapped between words. In a file or a pipe, the width of lines is not limited.
+    On a terminal, columns that do not fit the width are printed in more tables below the first, and long text is
+    wrapped between words. In a file or a pipe, lines can have any length.
     err: True to print on standard error.
     """
     cells = [[printable(str(cell)) for cell in row] for row in rows[:max_rows]]
@@ -152,7 +152,7 @@ def _width(text: str) -> int:
 def _parts(columns: list[_TableColumn], width: int) -> Iterator[list[_TableColumn]]:
     """Divide columns among tables that fit the width. Each table begins with the first column, which identifies rows.
 
-    Only the last column of a table may be wider than the remaining space. Its text is then wrapped.
+    Only the last column of a table may be wider than the remaining space. Its text is wrapped in that case.
     """
     part = columns[:1]
     for column in columns[1:]:

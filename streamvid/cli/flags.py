@@ -31,7 +31,7 @@ _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """Type of values that `parse` converts. If `parse` raises ValueError, the error reads "VALUE is not EXPECTED"."""
+    """Type of values that `parse` converts. If `parse` raises ValueError, the message is "VALUE is not EXPECTED"."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
         self.name = name
@@ -70,7 +70,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 BYTE_SIZE = Parsed("size", _parse_size, "a size; write it as 512MB, 1GiB or a number of bytes")
 NUMBER = Parsed("number", _parse_number, "a number")
 RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
-"""Exact number, such as a frame rate or a ratio."""
+"""Type of exact numbers, such as frame rates and ratios."""
 
 
 def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
@@ -90,7 +90,7 @@ def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
 
 
 class Location(click.Path):
-    """Type of paths and URLs. Raises ConfigError if the text contains credentials, such as a mistyped URL with keys."""
+    """Parameter type of paths and URLs. Raises ConfigError for text that contains credentials."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         refuse_credentials(self.name if param is None else param.opts[0], value)
@@ -131,7 +131,7 @@ def flags_of(
     exclude: Collection[str] = (),
     path: tuple[str, ...] = (),
 ) -> list[Flag]:
-    """Create a flag for every option that a dataclass and its nested dataclasses declare, in order.
+    """Create a flag for every option that a dataclass and its nested dataclasses declare, in field order.
 
     group: help heading for options that declare no group. prefix: prefix of each flag's name, as in --source-region.
     exclude: names of fields that get no flag.
@@ -165,7 +165,7 @@ def take(flags: Sequence[Flag], given: Values) -> Values:
 
 
 def build(cls: type[T], flags: Sequence[Flag], tree: Mapping[str, Any]) -> T:
-    """Build the options from the result of `take`. A ConfigError names the flag instead of the field."""
+    """Build the options from the result of `take`. Errors contain the name of the flag instead of the field's name."""
     try:
         return cls(**tree)
     except ConfigError as error:
@@ -266,7 +266,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[tuple[st
     found = dict(values or ())
     if len(found) < len(values or ()):
         twice = [name for name, _ in values if [other for other, _ in values].count(name) > 1]
-        raise click.BadParameter(f"{twice[0]!r} is given more than once; keep one", ctx, param)
+        raise click.BadParameter(f"{twice[0]!r} is given more than once; pass it only once", ctx, param)
     return found or None
 
 

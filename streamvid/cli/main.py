@@ -106,11 +106,11 @@ def run(command: click.Command) -> None:
     """Run `command` and exit with its exit code. Errors are printed as one message; --verbose adds the traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names that the encoding cannot represent must not fail
+            stream.reconfigure(errors="backslashreplace")  # the encoding may lack characters of a name
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except (click.Abort, KeyboardInterrupt):
-        going_on = "copy, encode, shard, train and verify resume"
+        going_on = "copy, encode, shard, train and verify resume their work"
         click.echo(f"interrupted; run the same command again ({going_on})", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:

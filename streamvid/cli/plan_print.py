@@ -30,7 +30,7 @@ _COUNTS = {
     "dropped": "num_dropped",
     "repeated": "num_repeated",
 }
-"""Field of BucketReport for each table header."""
+"""Table header → field of BucketReport."""
 
 
 def print_forecast(found: RunForecast) -> None:

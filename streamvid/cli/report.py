@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streamvid.sharder.work.tasks import Remaining
 
 MAX_REJECTIONS = 20
-"""Maximum number of rejections that are printed one by one."""
+"""Maximum number of rejections to print individually."""
 
 _MAX_NAMES = 8
 
@@ -69,7 +69,7 @@ def print_status(status: ShardStatus) -> None:
     print_table(("phase", "done", "total", "per second", "time left"), rows)
     for kind, count in status.rejections.items():
         remedy = REMEDIES.get(kind, "the final report states the reason")
-        click.echo(printable(f"rejected so far: {count} as {kind}; {remedy}"))
+        click.echo(printable(f"rejected so far as {kind}: {count}; {remedy}"))
     if status.state == "stopped":
         command = "tasks" if status.num_tasks else "same command"
         click.echo(f"run the {command} again to resume, or add --abandon to remove the unfinished work")
@@ -126,7 +126,7 @@ def print_report(report: ShardReport, dest: str) -> None:
             f"in {report.encode_seconds:.1f} s of CPU time"
         )
     if is_unknown:
-        click.echo(f"to be encoded: {size(report.source_bytes)} of sources; sizes and shards are known after encoding")
+        click.echo(f"to be encoded: {size(report.source_bytes)} of sources; shard sizes are known after encoding")
     if report.state == "dry run":
         click.echo("dry run: nothing was written. Omit --dry-run to build the dataset")
     else:
@@ -149,8 +149,8 @@ def _print_remaining(remaining: Remaining | None) -> None:
 def stored_line(stored_clips: tuple[int, int]) -> str:
     """Return a line that reports how many clips are stored in several buckets."""
     return (
-        f"{stored_clips[0]} clips are stored {stored_clips[1]} times, in every bucket that accepts them; an epoch "
-        "delivers each clip from at most one bucket"
+        f"{stored_clips[0]} clips are stored as {stored_clips[1]} samples, one in every bucket that accepts the clip; "
+        "an epoch delivers each clip from at most one bucket"
     )
 
 

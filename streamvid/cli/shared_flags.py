@@ -68,7 +68,7 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
 
 
 def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with storage flags for both stores, and with --source- and --dest- flags for one store.
+    """Decorate a command with storage flags for both stores, and with --source-… and --dest-… flags for one store.
 
     The command receives StorageOptions as `source_storage` and `dest_storage`. A profile and anonymous access cannot be
     combined, so if one store has its own flag for either of them, the common flags --profile and --anon do not apply to

@@ -1,4 +1,4 @@
-"""Transport to stores other than S3 through their fsspec packages. Of these, only memory:// is tested."""
+"""Transport to stores other than S3 through their fsspec packages. Only memory:// is tested."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class LocalStore(Store):
                             "than the index states; verify the dataset, or copy it again"
                         )
                 if version and _state(path, os.fstat(descriptor)).version != version:
-                    raise StorageError(f"{self.url}: {path} has changed since its version was read")
+                    raise StorageError(f"{self.url}: {path} changed after its version was read; run the command again")
             finally:
                 os.close(descriptor)
 

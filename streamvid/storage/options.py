@@ -12,7 +12,7 @@ from streamvid.config import check_options, option, options_of
 from streamvid.errors import ConfigError
 
 MAX_RANGE_BYTES = 16 * 2**20
-"""Maximum size of a request: a failed request is repeated as a whole, and parts of a large read run concurrently."""
+"""Maximum size of a request. A failed request is repeated as a whole, and parts of a larger read run concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class StorageOptions:
         10.0, help="Time without data after which a request is repeated, in seconds.", flag="", maximum=86400
     )
     max_requests: int = option(
-        128, help="Maximum concurrent requests per machine, over all ranks.", flag="", minimum=1, maximum=1 << 30
+        128, help="Maximum number of concurrent requests per machine.", flag="", minimum=1, maximum=1 << 30
     )
     max_bytes_in_flight: int = option(
-        2**30, help="Maximum response bytes in flight per machine.", flag="", minimum=MAX_RANGE_BYTES, maximum=1 << 50
+        2**30, help="Maximum bytes of pending responses per machine.", flag="", minimum=MAX_RANGE_BYTES, maximum=1 << 50
     )
     cache_dir: str | Path | None = option(
         None, help="Local cache folder, which all ranks and jobs on a machine can share.", flag=""

@@ -9,7 +9,7 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.storage.store import Ranges
 
 GAP_BYTES = 32 * 2**10
-"""Maximum gap that is read between two ranges: larger than the gap between two clips of a tar, smaller than a clip."""
+"""Maximum gap within a request. It is larger than the gap between two clips of a tar, and smaller than a clip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def near_spans(
 ) -> list[list[int]]:
     """Group (start, end) spans, and return the indices of the spans in each group, ordered by start.
 
-    Within a group, gaps are at most `gap_bytes`, and the spans together cover at most `max_bytes`. A longer span
-    forms a separate group.
+    Within a group, gaps are at most `gap_bytes`, and the spans together cover at most `max_bytes`. A span
+    longer than `max_bytes` forms a separate group.
     """
     groups: list[list[int]] = []
     first = last = 0

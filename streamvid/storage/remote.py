@@ -35,11 +35,11 @@ _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
 _PARTS_AT_ONCE = 4
 _QUIET_SECONDS = 3.0  # longer retries are logged, because a user may be waiting for a wrong endpoint
-_LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the deadline of a write, but not its retries
+_LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the time for a response to a write, not the time for retries
 
 
 class RemoteStore(Store):
-    """Store of the objects below `prefix` in a bucket. `make` creates a transport for each process that uses it."""
+    """Store of the objects below `prefix` in a bucket. `make` creates a transport for each process."""
 
     def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
         self._url, self.options = url, options

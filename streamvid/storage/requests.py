@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
-    """Return the seconds to wait before a retry. The delay grows and is random, to spread the retries of readers."""
+    """Return the seconds to wait before a retry. Waits grow with each failure and are random, to spread the retries."""
     first = _SLOW_DOWN_PAUSE_SECONDS if failure == "slow down" else _FIRST_PAUSE_SECONDS
     return random.uniform(0.1, 1.0) * min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(num_failures, 16))
 
@@ -238,7 +238,7 @@ class Operation:
         if slow:
             cause = f"the response is too slow: {slow[0].num_bytes} bytes did not arrive within {self.seconds:.3g} s"
             return RequestError(cause, hint=_HINT)
-        cause = "no response arrived" if is_sent else "no request could be sent, because earlier ones are pending"
+        cause = "no response arrived" if is_sent else "no request could be sent, because earlier requests are pending"
         return RequestError(cause, hint=_HINT)
 
     # The following method runs in a pool thread.

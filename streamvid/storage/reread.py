@@ -6,13 +6,13 @@ from collections.abc import Hashable
 from typing import Literal
 
 MAX_READS = 5
-"""Maximum number of reads of a range while each read returns different wrong bytes."""
+"""Maximum number of reads of a range if each read returns different wrong bytes."""
 
 UNPROVEN = f"each of {MAX_READS} reads returned different bytes; check the network and the store"
 
 
 class WrongReads:
-    """Wrong reads of one range of a file so far (FETCH-1)."""
+    """Record of the wrong reads of one range of a file (FETCH-1)."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()

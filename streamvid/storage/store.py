@@ -52,7 +52,7 @@ class StoreStats:
 class Store(Protocol):
     """Tree of immutable files under one URL. Paths are relative and use forward slashes.
 
-    On failure, every method raises a StorageError that names the store and the path. Thread-safe and fork-safe.
+    On failure, every method raises a StorageError that contains the URL and the path. Thread-safe and fork-safe.
     """
 
     @property

@@ -47,11 +47,11 @@ class Body:
 class Transport:
     """Interface for requests to one bucket or its equivalent. Keys are relative to the root of the bucket.
 
-    Methods raise RequestError. Any thread of the process that created the transport may call them.
+    On failure, methods raise RequestError. Any thread of the process that created the transport may call them.
     """
 
     def start(self) -> None:
-        """Import and initialize the client. Otherwise, the first request does this."""
+        """Import and initialize the client in advance. If this is not called, the first request does the same."""
 
     def disconnect(self) -> None:
         """Close all connections. Requests in progress finish first, and later requests open new connections."""

@@ -25,7 +25,7 @@ def test_columns_and_captions_are_put_there_and_shown(dataset: Path, tmp_path: P
     file.write_text("source,motion,caption\nwide.mp4,0.5,a wide road\ntall.mp4,,\nnone.mp4,1,gone\n")
     arguments = ("annotate", dataset, file)
     done = run_streamvid(*arguments)
-    assert "2 of 2 samples match one of 3 rows; added: captions, motion" in done.stdout
+    assert "2 of 2 samples match one of the 3 rows; added: captions, motion" in done.stdout
     assert "1 rows match no sample: none.mp4" in done.stdout and f"next: streamvid stats {dataset}" in done.stdout
     again = json.loads(run_streamvid(*arguments, "--json").stdout)
     assert (again["state"], again["num_annotated"], again["unmatched"]) == ("already annotated", 2, ["none.mp4"])
@@ -33,7 +33,7 @@ def test_columns_and_captions_are_put_there_and_shown(dataset: Path, tmp_path: P
     found = {name: (row["text"], row["user.motion"]) for name, row in rows.items()}
     assert found == {"wide.mp4": ("a wide road", 0.5), "tall.mp4": ("a tall street", None)}
     stats = run_streamvid("stats", dataset).stdout
-    assert "columns: motion" in stats and "annotated later: text, motion (" in stats
+    assert "columns: motion" in stats and "added by annotate: text, motion (" in stats
     facts = json.loads(run_streamvid("stats", dataset, "--json").stdout)
     assert facts["annotations"][0]["columns"] == ["text", "motion"]
     assert run_streamvid("verify", dataset, "--deep").returncode == 0

@@ -24,7 +24,7 @@ def test_it_tells_rates_limit_and_workers_and_changes_nothing(tiny: Tiny) -> Non
     done = run_streamvid("bench", tiny.dataset, *SHORT, "--num-workers", "0,1", "--step-seconds", "100")
     text = done.stdout
     assert text.startswith(f"{tiny.dataset}: 2 samples in split train; clips: copy; pixels: rgb24, exact; ")
-    for part in ("\nfirst ", "\nsecond ", "\n      0  ", "\n      1  ", "\n96x64-5f ", "\nlimit: ", "\nwould help: "):
+    for part in ("\nfirst ", "\nsecond ", "\n      0  ", "\n      1  ", "\n96x64-5f ", "\nlimit: ", "\nto go faster: "):
         assert part in text, part
     assert "\na step of 100 s: a rank needs 1 worker(s), with 20% in reserve" in text
     assert "store, first pass 0/1\nstore, first pass 1/1\n" in done.stderr and done.stderr.endswith("1 worker 1/1\n")

@@ -84,7 +84,7 @@ def test_status_of_a_build_that_runs_has_stopped_and_is_sealed(tiny: Tiny, tmp_p
     assert phases in ([("probe", 3, 3), ("build", done, 2)] for done in (0, 1))
     text = run_streamvid("shard", "--status", dest).stdout
     assert re.search(r"^build +[01] +2\b", text, re.MULTILINE) and "run the same command again" in text
-    assert "rejected so far: 1 as not-media" in text
+    assert "rejected so far as not-media: 1" in text
     run_streamvid("shard", tiny.videos, dest, *OPTIONS)
     assert status(dest, shard_options(**options)).state == "sealed" and tree_of(dest) == tree_of(tiny.dataset)
 
@@ -347,7 +347,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
     assert "samples" not in output and "Traceback" not in errors
-    remedy = "run the same command again (copy, encode, shard, train and verify resume)"
+    remedy = "run the same command again (copy, encode, shard, train and verify resume their work)"
     assert errors.splitlines()[-1] == f"interrupted; {remedy}"
     assert not (tmp_path / "ds" / "manifest.json").exists()
     assert run_streamvid("stats", tmp_path / "ds", check=False).returncode == 1

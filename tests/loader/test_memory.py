@@ -20,7 +20,7 @@ def check(*arguments: object) -> None:
 @pytest.mark.timeout(900)
 def test_streaming_1080p_takes_the_ring_and_its_decoders_and_no_more() -> None:
     """Pictures that outlive their decode (a cycle through PyAV's frames kept one a clip) show as growth at this size."""
-    check("--clips", 3, "--frames", 50, "--epochs", 8, "--batch-size", 1, "--prefetch-bytes", 2**26)
+    check("--clips", 3, "--frames", 50, "--epochs", 5, "--batch-size", 1, "--prefetch-bytes", 2**26)
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def one_run(
 
 def test_a_campaign_of_faults(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
     """FETCH-1, PLAN-5: a fault of any kind on 20 % of requests; no wrong byte, none lost, none twice, and no hang."""
-    for seed in range(5):
+    for seed in range(3):
         one_run(seed, sources, proxy, tmp_path)
     counts = proxy.counts()
     assert sum(counts.faults.values()) > 0.1 * sum(counts.requests.values()) > 10

@@ -15,6 +15,8 @@ def native(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(corpus.root, tmp_path_factory.mktemp("learning") / "dataset")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_model_told_what_it_sees_does_better_on_held_out_videos(native: Path) -> None:
     """A short run of one seed: lower with a video's own caption than with another's, and than with none, for nearly
     every video, and by more than three standard errors; the noise is the same."""

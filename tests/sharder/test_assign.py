@@ -214,7 +214,8 @@ def test_clips_stored_in_all_their_buckets_are_drawn_in_each_pass(source: Path, 
     several_times = [len(several) for several in by_record.values() if len(several) > 1]
     assert told["stored_clips"] == [len(several_times), sum(several_times)]
     assert told["num_windows"] == told["num_records"] == CLIP_ROWS + told["num_rejected"]
-    line = f"{len(several_times)} clips are stored {sum(several_times)} times, in every bucket that accepts them"
+    counts_text = f"{len(several_times)} clips are stored as {sum(several_times)} samples"
+    line = f"{counts_text}, one in every bucket that accepts the clip"
     stats, again = run_streamvid("stats", tmp_path / "ds").stdout, [source, tmp_path / "ds", "--bucket-config", form]
     assert line in stats and " windows " not in stats
     text = run_streamvid("shard", *again, "--assign", "all", "--shard-size", "12KB", "--workers", 1).stdout

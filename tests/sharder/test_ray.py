@@ -64,7 +64,7 @@ def command(built: Built, dest: object, cluster: Cluster, *more: object) -> list
     return ["shard", built.source, dest, *ARGUMENTS, *clips, "--ray-address", cluster.address, *more]
 
 
-@pytest.mark.parametrize("kind", ["native", pytest.param("built", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["built", pytest.param("native", marks=pytest.mark.slow)])
 def test_a_ray_cluster_builds_the_dataset_of_one_machine(
     kind: str, request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -120,7 +120,7 @@ def test_tasks_that_run_together_and_die(kind: str, seed: int, request: pytest.F
     assert not (tmp_path / "dataset" / ".staging").exists()
 
 
-@pytest.mark.parametrize("kind", ["native", pytest.param("built", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["built", pytest.param("native", marks=pytest.mark.slow)])
 def test_machines_that_share_only_an_object_store(
     kind: str, request: pytest.FixtureRequest, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
 ) -> None:
@@ -217,7 +217,7 @@ def test_the_command_says_what_to_do_next(source: Path, tmp_path: Path) -> None:
     assert "all shards are built; next: run the same command without --task to seal the dataset" in said[2]
     status = run_streamvid("shard", "--status", tmp_path / "ds").stdout
     assert "stopped (2 tasks have started, last: process " in status and "run the tasks again to resume" in status
-    assert "rejected so far: " in status
+    assert "rejected so far as " in status
     told = json.loads(run_streamvid("shard", "--status", tmp_path / "ds", "--json").stdout)
     phases = {phase["name"]: (phase["done"], phase["total"]) for phase in told["phases"]}
     assert phases["probe"] == (16, 16) and phases["build"][0] == phases["build"][1] and told["num_tasks"] == 2

@@ -89,6 +89,7 @@ def test_fsdp_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path) 
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_fsdp_keeps_no_moving_average_and_is_refused_without_accelerators(tmp_path: Path) -> None:
     said = launched("fsdp", tmp_path / "run", 1, "optimizer.ema_decay=0.9", ranks=1)
     assert "ConfigError: optimizer.ema_decay=0.9: cannot be combined with sharded weights" in said

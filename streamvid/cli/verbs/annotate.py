@@ -34,7 +34,7 @@ the command is interrupted, run it again."""
 @click.option(
     "--caption-column",
     metavar="C",
-    help="Column with one or several captions per row; '' for none.  [default: caption, text, …]",
+    help="Column with one or more captions per row; '' for none.  [default: caption, text, …]",
 )
 @click.option("--overwrite", is_flag=True, help="Also replace values of existing columns.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -49,7 +49,7 @@ def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:
 def _print(report: AnnotateReport) -> None:
     what = [*(["captions"] if report.has_captions else []), *report.columns]
     click.echo(
-        f"{report.num_annotated} of {report.num_samples} samples match one of {report.num_rows} rows; "
+        f"{report.num_annotated} of {report.num_samples} samples match one of the {report.num_rows} rows; "
         f"added: {printable(', '.join(what))} ({size(report.num_bytes)})"
     )
     if report.num_unmatched:

@@ -141,7 +141,7 @@ def _print_verdict(report: BenchReport) -> None:
     for reason in verdict.reasons:
         click.echo(f"  {reason}")
     for number, advice in enumerate(verdict.advice):
-        click.echo(f"{'would help: ' if number == 0 else '       then: '}{advice}")
+        click.echo(f"{'to go faster: ' if number == 0 else '        then: '}{advice}")
     for warning in report.warnings:
         click.echo(printable(f"warning: {warning}"))
 
@@ -155,5 +155,5 @@ def _print_need(need: Need) -> None:
     if need.heaviest_workers > need.num_workers:
         click.echo(f"  for many steps of {need.heaviest_bucket} in a row: {need.heaviest_workers} worker(s)")
     if need.unmeasured:
-        click.echo(f"  not counted, because no sample was measured: {', '.join(need.unmeasured)}")
+        click.echo(f"  buckets not counted, because none of their samples was measured: {', '.join(need.unmeasured)}")
     click.echo(f"  this machine and store can feed steps of {need.fastest_step_seconds:.3g} s or longer")

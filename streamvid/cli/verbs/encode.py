@@ -32,7 +32,7 @@ again: it resumes and writes the same bytes as an uninterrupted run."""
 @click.option(
     "--task",
     metavar="I/N",
-    help="Do only share I (0 to N-1) of N shares of the work; the last task seals the features.",
+    help="Encode only share I of N, with I from 0 to N-1; the last task seals the features.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what remains to be done; load no model and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

@@ -90,7 +90,7 @@ def command(
 
     run = _run(given)
     if costs is not None and run.options.sync != "cost" and counts_only:
-        raise ConfigError(f"--costs {costs} has no effect with --sync bucket --counts-only; omit one of them")
+        raise ConfigError(f"--costs {costs} has no effect with --sync bucket --counts-only; omit --costs")
     run = replace(
         run,
         batch_size=parse_sizes(sizes) if sizes else None,
@@ -170,7 +170,7 @@ def _from_dataset(
     run = replace(run, preset=given["preset"])
     if given["bucket_config"] is not None:
         if run.batch_size is not None or run.max_tokens_per_batch is not None:
-            raise ConfigError("--bucket-config cannot be combined with other batch size options; omit one of them")
+            raise ConfigError("--bucket-config sets the batch sizes; omit --batch-size and --max-tokens-per-batch")
         run = replace(run, batch_size=load_bucket_config(given["bucket_config"]))
     found = forecast_dataset(dataset, run)
     if keys is not None:

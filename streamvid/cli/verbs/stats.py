@@ -58,12 +58,12 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
         crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
         rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
         click.echo(
-            f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}; PSNR-Y {psnr_y['mean']:.1f} dB, "
-            f"5 % below {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f}"
+            f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}; PSNR-Y mean {psnr_y['mean']:.1f}, "
+            f"5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
         )
     click.echo(printable(f"columns: {', '.join(facts['columns']) or 'none'}"))
     for group in facts["annotations"]:
-        click.echo(printable(f"annotated later: {', '.join(group['columns'])} ({size(group['bytes'])})"))
+        click.echo(printable(f"added by annotate: {', '.join(group['columns'])} ({size(group['bytes'])})"))
     clips, stored = facts["stored_clips"]
     if clips:
         click.echo(stored_line((clips, stored)))

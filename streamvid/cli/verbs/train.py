@@ -36,7 +36,7 @@ its newest checkpoint."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset: tiny, tiny_bucket.")
+@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset: tiny or tiny_bucket.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
 @click.option(
@@ -56,7 +56,7 @@ def command(
     if init is not None:
         return _init_project(Path(init))
     if config is None and not overrides and not any(value is not None for value in (factory, *flags.values())):
-        raise click.UsageError("nothing to train: pass --config FILE, --dataset_base_path or --init FOLDER")
+        raise click.UsageError("nothing to train; pass --config FILE, --dataset_base_path FOLDER or --init FOLDER")
     run = request_of(config, overrides, factory, trackers, flags).resolve(_shard)
     return run_encoding(run) if run.task == "sft:data_process" else run_training(run)
 
@@ -101,7 +101,7 @@ def _print_sharded(folder: Path, report: ShardReport) -> None:
 def _init_project(folder: Path) -> int:
     """Write the project template. Raise ConfigError if the folder is not empty or cannot be written."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new or empty one")
+        raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _PROJECT:

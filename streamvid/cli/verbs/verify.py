@@ -36,7 +36,7 @@ resume."""
     type=click.IntRange(1, 256),
     default=8,
     show_default=True,
-    help="Number of files to read at a time (16 MiB each).",
+    help="Number of files to read at a time; each uses 16 MiB of memory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags

@@ -94,7 +94,7 @@ class BlockCache:
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object. To store a block, the whole block is held in memory.
+        """Fill every buffer with the bytes at its offset in the object. Blocks to be cached are held in memory whole.
 
         name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
         fetch: function that reads the given ranges, which are whole blocks, or only the wanted bytes if nothing can be
@@ -210,7 +210,10 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read or claim a block. Return True if it was read, False if it must be fetched, or None if it is claimed."""
+        """Read or claim a block.
+
+        Return True if it was read, False if it must be fetched, or None if another reader has claimed it.
+        """
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:

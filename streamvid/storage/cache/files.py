@@ -96,7 +96,7 @@ class CacheFolder:
         return f"{self.root}/{name[:2]}/{name}-{block}"
 
     def open(self) -> int:
-        """Create or validate the folder, and recount it if due. Return the number of evicted blocks.
+        """Create or validate the folder, and recount its files if necessary. Return the number of evicted blocks.
 
         Raises ConfigError if the folder is not a cache.
         """
@@ -130,7 +130,7 @@ class CacheFolder:
         )
 
     def claim(self, block: CacheBlock) -> bool:
-        """Claim a block and return True, or return False if another reader has claimed it. Call `release` later."""
+        """Claim a block and return True, or return False if another reader has claimed it. Release it after use."""
         part = block.path + _PART
         _check_folder(part)
         try:

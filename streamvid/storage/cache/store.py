@@ -1,4 +1,4 @@
-"""Store that caches files on the local disk, identified by their content."""
+"""Store that caches files by content on the local disk."""
 
 from __future__ import annotations
 

@@ -108,11 +108,11 @@ def _error(code: str, status: int, options: StorageOptions, region: str) -> Requ
     if kinds & _EXPIRED:
         return RequestError(shown, "expired", hint=_EXPIRED_HINT)
     if kinds & _SLOW_DOWN:
-        return RequestError(shown, "slow down", hint="The store requests a lower rate of requests")
+        return RequestError(shown, "slow down", hint="The store limits the request rate: lower max_requests")
     if kinds & _UNKNOWN:
         return RequestError(shown, "unsupported", hint="The store does not support this operation")
     if kinds & _MAY_PASS or status >= 500 or status == 408:
-        return RequestError(shown, "transient", hint="The store reports a temporary failure")
+        return RequestError(shown, "transient", hint="The store reports a temporary failure: try again later")
     if code in _HINTS:
         return RequestError(shown, hint=_HINTS[code])
     if kinds & _REGION or status in (301, 307):

@@ -32,8 +32,8 @@ class Connections:
     """Connections to one server, which are reused after a response is read to its end. Thread-safe.
 
     Each request is sent once. Raises OSError if a connection fails, and ValueError if the response is not HTTP. The
-    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, or if no byte or no end of the headers
-    arrives for at most twice `stall_seconds`.
+    OSError is a TimeoutError if connecting takes longer than `connect_seconds`, or if no byte arrives or the headers
+    do not end within `stall_seconds`. This time limit may be exceeded by a factor of two.
     tls: function that creates the TLS context. It is called for the first https connection.
     """
 
@@ -112,7 +112,7 @@ def _close_all(kept: list[_Connection]) -> None:
 
 
 class _Connection:
-    """Connection to a server. flags: flags of `recv` for bodies. MSG_WAITALL reduces the number of wake-ups.
+    """Connection to a server. flags: `recv` flags for bodies; MSG_WAITALL reduces the number of wake-ups.
 
     stall_seconds: time limit for headers and for the body of a short response, so that a slow server
     cannot occupy a thread indefinitely.
@@ -198,9 +198,9 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """This response, because callers read the body from `raw`, as they do with a response of botocore.
+        """This response itself. Callers read the body from `raw`, as they do with responses of botocore.
 
-        It is a property, because an attribute would create a reference cycle.
+        This is a property, because an attribute would create a reference cycle.
         """
         return self
 

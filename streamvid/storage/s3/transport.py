@@ -47,8 +47,8 @@ class S3Transport(Transport):
         self._client()
 
     def disconnect(self) -> None:
-        # Connections close when the last reference to their owner is dropped. A request in progress holds one. This
-        # method does not wait for the lock, because a thread that holds it may spend some time looking for keys.
+        # Connections close when the last reference to their owner is dropped. A request in progress holds a reference.
+        # This method does not wait for the lock, because a thread that holds it may spend some time looking for keys.
         self._sender = self._made = None
 
     # Reading.
@@ -108,7 +108,7 @@ class S3Transport(Transport):
         if status == 416:
             raise RequestError(f"the object ends before byte {start + num_bytes}, the end of the read", "short")
         if status == 200:
-            raise RequestError("the server sent the whole object instead of a range, so it is not an S3 server")
+            raise RequestError("the server ignored the requested range, so it is not an S3 server; check endpoint_url")
         if status != 206:
             raise self._refused(response)
         said, _, total = headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
@@ -240,7 +240,7 @@ class S3Transport(Transport):
             except RequestError as error:
                 if error.kind not in ("unsupported", "denied"):
                     raise
-                # Without the list, uploads of killed runs cannot be removed. This must not make a complete run fail.
+                # Without the list, uploads of killed runs cannot be removed. This must not make a completed run fail.
                 _log.info(
                     "the store does not list unfinished uploads (%s); they remain until the store removes them", error
                 )
@@ -323,7 +323,7 @@ def _filesystem(options: StorageOptions) -> Any:
         for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):  # botocore's debug messages would show the URL
             _check_endpoint(os.environ.get(name, ""))
     config: dict[str, object] = {
-        # One try, because remote.py retries.
+        # The libraries try once, because remote.py retries.
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": options.connect_seconds,
         "read_timeout": max(30.0, options.stall_seconds),  # a server may take a long time to store a large part
