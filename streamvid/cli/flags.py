@@ -78,15 +78,17 @@ def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
     item = kind if kind in (int, float) else str
 
     def parse(text: str) -> tuple[Any, ...]:
-        found = tuple(item(word.strip()) for word in text.split(",") if word.strip())
-        if not found:
+        words = [word.strip() for word in text.split(",")]
+        if not all(words):  # a list with spaces arrives as several arguments, the first of which ends with a comma
             raise ValueError
-        return found
+        return tuple(map(item, words))
 
     # The default serves as the example if it is a list rather than a description.
     example = shown_default if shown_default and " " not in shown_default else "a,b" if item is str else "1,2"
     items = "items" if item is str else "numbers"
-    return Parsed("list", parse, f"a comma-separated list of {items}; write it as {example}, or omit this option")
+    return Parsed(
+        "list", parse, f"a comma-separated list of {items}; write it without spaces as {example}, or omit this option"
+    )
 
 
 class Location(click.Path):

@@ -17,7 +17,7 @@ from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.draws import StoredSet
 from streamvid.errors import DatasetError, IntegrityError, StreamvidError
-from streamvid.storage import Store, WrongReads, check_relative
+from streamvid.storage import LocalStore, Store, WrongReads, check_relative
 
 T = TypeVar("T")
 
@@ -412,7 +412,7 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 
 def read_manifest(store: Store) -> Manifest:
     """Return the manifest of the dataset in `store`. Raise DatasetError if it is missing."""
-    remedy = f"build one with `streamvid shard SOURCE {store.url}`, or run an interrupted build again"
+    remedy = "pass the DEST of a completed `streamvid shard SOURCE DEST`; if the command was interrupted, run it again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)
 
 
@@ -474,7 +474,9 @@ def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, re
     """
     size = store.size(MANIFEST)
     if size is None:
-        raise DatasetError(f"{nothing}: {MANIFEST} is missing; {remedy}")
+        is_folder = not isinstance(store, LocalStore) or store.root.is_dir()
+        missing = f"{MANIFEST} is missing" if is_folder else "the folder does not exist"
+        raise DatasetError(f"{nothing}: {missing}; {remedy}")
     if size > MAX_MANIFEST_BYTES:
         raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed")
     wrong = WrongReads()

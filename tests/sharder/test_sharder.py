@@ -278,7 +278,9 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         shard(built.source, tmp_path / "full", DEFAULTS)
     with pytest.raises(SourceError, match="neither a folder nor a file"):
         shard(tmp_path / "nowhere", tmp_path / "out", DEFAULTS)
-    with pytest.raises(SourceError, match="contains no file with a video or image extension"):
+    with pytest.raises(SourceError, match="is a single media file; pass its folder"):
+        shard(tmp_path / "full" / "holiday.jpg", tmp_path / "out", DEFAULTS)
+    with pytest.raises(SourceError, match=r"contains no file with a video or image extension.*mp4, "):
         (tmp_path / "empty").mkdir()
         shard(tmp_path / "empty", tmp_path / "out", DEFAULTS)
     assert not (tmp_path / "out").exists()

@@ -182,6 +182,8 @@ def _open_source(source: str | Path, options: ShardOptions, embedded: EmbeddedFi
         return _open_prefix(store.url, options, embedded)
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would replace links with their targets
     if root.is_file():
+        if is_media_name(root.name):
+            raise SourceError(f"source {root} is a single media file; pass its folder, {root.parent}")
         return _one_file(LocalFolder(root.parent, ObjectStates(storage)), root.name, options, embedded)
     if not root.is_dir():
         raise SourceError(f"source {root} is neither a folder nor a file; check the path")

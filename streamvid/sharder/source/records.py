@@ -45,7 +45,7 @@ from streamvid.sharder.source.extra_media import (
     media_cells,
     paths_of,
 )
-from streamvid.sharder.source.folder import is_media_name, printable_source
+from streamvid.sharder.source.folder import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_media_name, printable_source
 from streamvid.sharder.source.layouts import SourceInput, find_input
 from streamvid.sharder.source.media import UNKNOWN, Media
 from streamvid.sharder.source.place import CaptionFile, LocalFolder, Place, SealedOrigin
@@ -152,7 +152,11 @@ def read_records(
         found = find_input(one, options, EmbeddedFiles(folder, extracts, wanted, finds_video))
         parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
         if not parts[-1].num_rows:
-            reason = f"{found.place.url} contains no file with a video or image extension"
+            extensions = ", ".join(VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
+            reason = (
+                f"{found.place.url} contains no file with a video or image extension; check the path, or rename the "
+                f"files (extensions: {extensions})"
+            )
             raise SourceError(f"nothing to shard: {'the metadata has no rows' if found.table else reason}")
     return parts[0] if len(parts) == 1 else _joined(parts, sources)
 
