@@ -82,7 +82,7 @@ def test_help_shows_groups_and_defaults() -> None:
     [
         (("--size", "much"), "'much' is not a size; write it as 512MB"),
         (("--rate", "1/0"), "write it as 24, 0.5 or 30000/1001"),
-        (("--counts", "1,x"), "write it as 1,17"),
+        (("--counts", "1,x"), "without spaces as 1,17"),
         (("--pair", "x"), "'x' is not of the form NAME=COLUMN"),
         (("--pair", "x=1", "--pair", "x=2"), "'x' is given more than once"),
         (("--clips", "some"), "'some' is not one of"),
