@@ -191,7 +191,8 @@ def size_class(
     """Return the class of the given buckets.
 
     area: nominal area of the class in pixels; None to derive it from the resolution or the size of the buckets.
-    If several buckets differ only in their ratio, the one in `shared` represents all; new shapes are added to `shared`.
+    If several buckets differ only in their ratio, the bucket in `shared` represents all of them. New shapes are added
+    to `shared`.
     """
     unit = lcm(*(nominal_ratio(bucket).denominator for bucket in buckets))
     by_size: dict[tuple[str | None, int, int], list[Bucket]] = {}

@@ -55,7 +55,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read` until its digest equals `sha256` or further reads would not help, and return the last digest."""
+    """Call `read` until its digest equals `sha256` or more reads would not help, and return the last digest."""
     wrong = WrongReads()
     while (digest := read()) != sha256 and wrong.judge(digest) == "again":
         store.forget(path)
@@ -63,7 +63,7 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Read a byte range, again if its checksum is wrong. The result may still be wrong; the caller must verify it."""
+    """Read a byte range, and read it again if its checksum is wrong. The caller must verify the result."""
     data = bytearray(num_bytes)
 
     def read() -> bytes:

@@ -1,4 +1,4 @@
-"""Imports that our own processes can do without."""
+"""Suppression of an import that streamvid's own processes do not need."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def skip_pandas() -> None:
     """Make pyarrow work without pandas in this process, as it does where pandas is not installed.
 
     Otherwise pyarrow imports pandas when it first converts a Python value, which takes 0.3 s and 40 MB, although it
-    uses pandas only to convert data to and from pandas. Call this only in processes that run no code of users.
+    uses pandas only to convert data to and from pandas. Call this only in processes that do not run users' code.
     """
     sys.meta_path.insert(0, _NoPandas())

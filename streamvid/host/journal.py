@@ -43,7 +43,7 @@ class Journal:
             self._num_valid_bytes = data.rfind(b"\n") + 1
 
     def include(self, data: bytes) -> bool:
-        """Add the findings of another journal for this run. Return False if its header differs from this one's."""
+        """Add the findings of another journal for this run. Return False if the headers differ."""
         lines = _lines(data)
         if not lines or _parse(lines[0]) != self._header:
             return False

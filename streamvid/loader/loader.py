@@ -210,7 +210,7 @@ class VideoLoader:
     def __len__(self) -> int:
         """Return the number of batches in the whole current epoch.
 
-        It is equal on all ranks, except with tail="uneven".
+        The number is equal on all ranks, except with tail="uneven".
         """
         if self.options.tail_rule.is_equal:
             length = self._plan.num_steps

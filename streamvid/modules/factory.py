@@ -19,7 +19,7 @@ def import_object(path: str) -> Any:
 
     The working directory is searched first and stays on `sys.path`, because the module may import more later.
     For example, "train:build" is the object `build` in `train.py` in the working directory.
-    Raises ConfigError, naming the missing part of the path.
+    Raises a ConfigError that names the missing part of the path.
     """
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):

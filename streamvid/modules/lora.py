@@ -180,7 +180,7 @@ def base_of(module: nn.Module) -> str | None:
 def adapter_file(
     module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return (tensors, metadata) of a file with the adapters among `tensors`; both empty if `module` has no adapters.
+    """Return (tensors, metadata) for a file with the adapters among `tensors`; both are empty if there are none.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """
@@ -282,7 +282,7 @@ def _scales(
     """Return the factor of each layer's B @ A.
 
     facts: result of `_facts`. ranks: layer name → rank. alphas: layer name → alpha, if the file states it separately
-    for each layer. removed: what the file has before all of these names.
+    for each layer. removed: prefix of all of these names in the file.
     """
     components = {layer: f"{removed}{layer}".partition(".")[0] for layer in ranks}
     # Files whose keys lack the component, such as those of peft, have one description for all layers.

@@ -59,9 +59,9 @@ def files(
 
 
 def write(file: WeightFile, path: Path) -> None:
-    """Write `path`.safetensors, or the folder `path` for adapters in peft's format. What was there is replaced.
+    """Write or replace `path`.safetensors or, for adapters in peft's format, the folder `path`.
 
-    path: without a suffix. Nothing incomplete is visible under this name.
+    path: path without a suffix. No incomplete file or folder ever has this name.
     """
     path = path if file.peft_config else path.with_name(f"{path.name}{SAFETENSORS}")
     temporary = _temporary(path)
@@ -78,13 +78,13 @@ def write(file: WeightFile, path: Path) -> None:
 
 
 def written(folder: Path) -> list[Path]:
-    """Return what `write` has written into `folder`, oldest first."""
+    """Return the files and folders that `write` has written into `folder`, oldest first."""
     paths = [*folder.glob(f"*{SAFETENSORS}"), *(path.parent for path in folder.glob(f"*/{PEFT_WEIGHTS_FILE}"))]
     return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder. A kill during the removal leaves no incomplete folder under its name."""
+    """Remove a file or a folder. If the process is killed, no incomplete folder remains under this name."""
     if path.is_dir():
         shutil.rmtree(path.rename(_temporary(path)))
     else:

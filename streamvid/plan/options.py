@@ -46,7 +46,9 @@ class PlanOptions:
     sync: Sync = option("bucket", help="Property that all ranks share at each step.")
     order: Order = option("mixed", help="Order of steps in epoch 0.")
     accumulate: int = option(1, help="Steps per optimizer step.", minimum=1, maximum=1 << 10)
-    shard_locality: int = option(64, help="Consecutive samples of a step sorted by shard.", minimum=1, maximum=1 << 30)
+    shard_locality: int = option(
+        64, help="Number of consecutive samples of a step to sort by shard.", minimum=1, maximum=1 << 30
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

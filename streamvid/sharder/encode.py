@@ -227,7 +227,7 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 
 @dataclass
 class _Growth:
-    """Comparison of the sizes of encoded clips and their sources. If the clips are larger, a warning is logged once.
+    """Comparison of the sizes of clips and sources. If the encoded clips are larger, a warning is logged once.
 
     The sizes are compared after every clip from the hundredth on, so that the warning comes early, and at the end.
     """

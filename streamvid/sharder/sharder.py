@@ -291,8 +291,7 @@ def _assigned(
 def _with_probed_facts(
     plan: ShardPlan, options: ShardOptions, journal: SharedJournal, staging: Staging, progress: Progress
 ) -> tuple[ShardPlan, int | None]:
-    """Probe the files of this task's shards. Return (plan with their facts instead of those in the metadata, bytes read
-    from remote files)."""
+    """Probe the files of this task's shards. Return (plan with the probed facts, bytes read from remote files)."""
     plan = look_up(plan, staging.share.of(plan.shards), options)
     shards = staging.share.of(plan.shards)
     records = Rows.of(Record, (sample.record for shard in shards for sample in shard.samples))

@@ -42,7 +42,7 @@ class WorkOptions:
         None, help="Local folder for unfinished work if DEST is in an object store.", metavar="FOLDER"
     )
     task: str | None = option(
-        None, help="Do only share I (0 to N-1) of N shares of the work, on a cluster.", metavar="I/N", group=""
+        None, help="Process only share I of N, with I from 0 to N-1; for clusters.", metavar="I/N", group=""
     )
     engine: Literal["local", "ray"] = option(
         "local", help="Where tasks run: in this process, or on a Ray cluster (streamvid[ray]).", group=""

@@ -45,7 +45,7 @@ _KEYS = Flag(
     ["--data-file-keys"],
     group="Source",
     metavar="LIST",
-    help="Columns that hold file paths, as in DiffSynth-Studio, the clip's first, such as 'video,control_video'.",
+    help="Columns of file paths as in DiffSynth-Studio, starting with the clip's, such as 'video,control_video'.",
 )
 _GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Verification", "Work", "Storage")
 _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.index(flag.group or ""))

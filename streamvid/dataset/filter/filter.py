@@ -74,8 +74,8 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
     - Supported are `< <= > >= == !=`, also chained; `in` and `not in` with a list; `is None`, `is not None`; `and`,
       `or`, `not`; `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True
       and False.
-    - A value that is null or NaN is missing. A condition on it is neither true nor false, so both `fps < 24` and
-      `not (fps < 24)` exclude the row. Only `is None` finds missing values.
+    - A value that is null or NaN is missing. A condition on a missing value is neither true nor false, so `fps < 24`
+      and `not (fps < 24)` both exclude the row. Only `is None` finds missing values.
 
     Raise ConfigError with the text, the position and a remedy for unknown columns, wrong types and invalid syntax.
     """

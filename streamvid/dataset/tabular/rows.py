@@ -1,4 +1,4 @@
-"""Rows that are too many for memory: dataclass values as Arrow columns in a temporary file."""
+"""Rows that do not fit in memory: dataclass values stored as Arrow columns in a temporary file."""
 
 from __future__ import annotations
 

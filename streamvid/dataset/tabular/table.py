@@ -1,4 +1,4 @@
-"""All rows of the metadata of one source, read once and kept outside of memory."""
+"""All rows of the metadata of one source, read once and stored on disk."""
 
 from __future__ import annotations
 

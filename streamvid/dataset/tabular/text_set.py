@@ -1,4 +1,4 @@
-"""Sets of texts that are too many for memory."""
+"""Sets of texts that are stored as hashes to save memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FEW = 1 << 16
 class TextSet:
     """Set of texts that takes 8 bytes per text, because it stores only their hashes.
 
-    A text that is not in the set is found with a probability of len(self) / 2**64, so verify what is found if an error
-    would do harm.
+    A text that is not in the set is taken for a member with a probability of len(self) / 2**64. Verify members if an
+    error would do harm.
     """
 
     def __init__(self, hashes: npt.NDArray[np.int64]) -> None:

@@ -280,7 +280,7 @@ class _TemplateParser:
         self._text, self._at, self._num_parts = text, 0, 0
 
     def part(self, depth: int) -> TemplatePart:
-        """Parse up to the brace that ends the part, or the end of the text."""
+        """Parse up to the brace that ends the part, or up to the end of the text."""
         number, begin = self._num_parts, self._at
         self._num_parts += 1
         nodes: list[Node] = []

@@ -149,7 +149,7 @@ class RandomChoices:
 def substitute_visit(key: str, visit: int) -> int:
     """Return the visit at which substitutes for a bad sample are delivered (BAD-1).
 
-    It is below -2**62, outside the range of visits that passes and repeats of tail="pad" use (plan/step.py).
+    The result is below -2**62, outside the range of visits that passes and repeats of tail="pad" use (plan/step.py).
     """
     return -((1 << 63) - 1 - hash_below(1 << 61, _SUBSTITUTE, hash_text(key), visit))
 

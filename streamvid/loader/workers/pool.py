@@ -132,7 +132,7 @@ class DecodePool:
                 heard(one)
 
     def kill(self, task_id: int) -> None:
-        """Kill the stuck worker that runs a task, or all workers if none does. Acquires no lock and never raises.
+        """Kill the worker that runs a stuck task, or all workers if none runs it. Acquires no lock and never raises.
 
         First, workers that run a task print their stack traces to standard error.
         """

@@ -115,7 +115,7 @@ samples have different members."""
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the order and the shards of samples depend on; one entry per sample, in the order of the input.
+    """Facts that determine the order and the shards of samples, with one entry per sample in the order of the input.
 
     codes: index of the sample's group in `groups`, or -1 for a sample that several buckets store. sizes: bytes.
     places: hash that decides the sample's place in its group, so that the order of the input does not matter. Two

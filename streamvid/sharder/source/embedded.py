@@ -1,7 +1,7 @@
 """Files embedded in the cells of Parquet files: binary columns, and Hugging Face's structs of bytes and path.
 
-While the rows are read, each file is written to the staging folder under its checksum. Thus, only a few files are in
-memory at a time, and a resumed run finds the same files. In the rows, the file's name replaces its bytes.
+While the rows are read, each file is written to the staging folder under its checksum. Only a few files are therefore
+in memory at a time, and a resumed run finds the same files. In the rows, the file's name replaces its bytes.
 """
 
 from __future__ import annotations

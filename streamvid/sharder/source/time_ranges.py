@@ -1,7 +1,8 @@
 """Time ranges in metadata, with which a row describes a part of a file.
 
 With `time_columns`, each range becomes a clip. Otherwise, the sharder raises SourceError if columns seem to hold time
-ranges or rows share a file, because a caption may describe only a part of the file. With `whole_files`, it does not.
+ranges or rows share a file, because a caption may describe only a part of the file. With `whole_files`, this check is
+skipped.
 """
 
 from __future__ import annotations

@@ -93,8 +93,9 @@ class Staging:
         """Announce this build in a remote store, or that of a task in any store. Then check the builds of others.
 
         Machines and tasks with the same build write the same bytes and need no lock between them. Raises DatasetError
-        if another one has an unfinished build of a different dataset; a dead machine looks like a slow one.
-        Each machine writes before it reads, so at least one of two machines that start together is refused.
+        if another machine or task has an unfinished build of a different dataset, because a machine that has failed
+        cannot be distinguished from a slow one. Each machine writes before it reads, so at least one of two machines
+        that start together is refused.
         """
         if self.store.is_local and self.share.is_whole:
             return
@@ -115,7 +116,7 @@ class Staging:
                 )
 
     def _owner_path(self, build: Mapping[str, object]) -> str:
-        """Return the path of the owner note of this folder, or of this task and build; a resumed build keeps it."""
+        """Return the path of the owner note of this folder, or of this task and build. Resuming keeps it."""
         if not self.share.is_whole:
             digest = hashlib.sha256(json.dumps(build, sort_keys=True).encode()).hexdigest()
             return f"{STAGING}/{_OWNERS}/{Path(task_folder(self.share)).name}-{digest[:16]}.json"
@@ -169,7 +170,7 @@ class Staging:
         put_note(self.store, folder / _NAMES, json.dumps(sorted(paths)).encode())
 
     def notes_of(self, folder: Path) -> set[str]:
-        """Return the names of the notes in the plan's folder, those of other machines included."""
+        """Return the names of the notes in the plan's folder, including those of other machines."""
         return {state.path.rpartition("/")[2] for state in self.store.files(f"{STAGING}/{folder.name}")}
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
@@ -241,8 +242,8 @@ class Staging:
 def locked_staging(dest: Destination, share: Share = WHOLE) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
 
-    A run without tasks excludes all others. Tasks exclude only each other's repetitions.
-    Workers hold the lock too, so this function waits briefly for the workers of a sharder that was just killed.
+    A run without tasks excludes all other runs. A task excludes only other runs of the same task. Workers hold the lock
+    too, so this function waits briefly for the workers of a sharder that was just killed.
     """
     try:
         lock = _lock(dest.folder, LOCK_WAIT_SECONDS)

@@ -1,6 +1,6 @@
 """HTTP client for GET requests over persistent connections, with only the features that fast ranged reads need.
 
-urllib3 needs about three to four times as much CPU time; storage/README.md contains the comparison.
+urllib3 needs 2.8 to 4 times as much CPU time; storage/README.md contains the comparison.
 """
 
 from __future__ import annotations
