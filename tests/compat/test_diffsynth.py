@@ -257,7 +257,7 @@ def test_factory_and_trackers(tiny: Tiny) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "--config FILE, --dataset_base_path or --init FOLDER"),
+        ((), "--config FILE, --dataset_base_path FOLDER or --init FOLDER"),
         (
             ("--max_pixels", "100", "--set", "data.dataset=ds", "--set", "output=run"),
             "--max_pixels describes the data of",

@@ -16,16 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Links(HTMLParser):
-    """Links of a page: `loaded` are fetched to show it, `shown` are for the reader."""
+    """Links of a page: `loaded` are fetched to show it, `shown` are for the reader. `ids`: targets within the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.loaded: list[str] = []
         self.shown: list[str] = []
+        self.ids: set[str | None] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        self.ids.add(values.get("id"))
         if tag == "a":
             self.shown += [values["href"]] if values.get("href") else []
         elif tag == "link":
@@ -59,11 +61,12 @@ def test_every_page_is_reachable_and_every_link_has_a_target(site: Path) -> None
         for link in pages[page].shown:
             if re.match(r"[a-z]+:", link):
                 continue
-            path, _ = urldefrag(link)
+            path, fragment = urldefrag(link)
             target = (page.parent / unquote(path)).resolve() if path else page
             target = target / "index.html" if target.is_dir() else target
             assert target.exists(), f"{page}: {link}"
             if target.suffix == ".html":
+                assert not fragment or unquote(fragment) in pages[target].ids, f"{page}: {link} has no target"
                 queue.append(target)
     assert reached == set(pages)
 
