@@ -7,9 +7,10 @@ it. A segment is the unit of reading and of checksums.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -173,7 +174,7 @@ class ClipIndex:
         Raises DecodeError if the clip has fewer frames, no usable key packet, or two packets with the same timestamp.
         """
         distinct = np.asarray(numbers, np.int64)
-        slots = np.arange(len(distinct))
+        slots = _places(len(distinct))
         if (distinct[1:] <= distinct[:-1]).any():
             distinct, slots = np.unique(distinct, return_index=True)
         if not 0 <= distinct[0] <= distinct[-1] < self.num_frames:
@@ -194,7 +195,7 @@ class ClipIndex:
         """Return the indices of the first and last packets to decode, and of wanted packets relative to the first."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
-            first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])
+            first = int(keys[bisect_right(keys, int(numbers[0])) - 1])
             return first, int(numbers[-1]), numbers - first
         wanted = self._order[numbers]
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
@@ -215,6 +216,14 @@ class ClipIndex:
             for place, begin, end in zip(range(0, len(checksums), CHECKSUM_BYTES), lows, highs, strict=True)
         )
         return pieces, low, max(highs)
+
+
+# numpy.arange and numpy.searchsorted release the GIL, which costs the thread its turn if others wait for it.
+@lru_cache(maxsize=64)
+def _places(count: int) -> Int64s:
+    places = np.arange(count)
+    places.flags.writeable = False
+    return places
 
 
 def checksum(data: bytes | memoryview) -> bytes:

@@ -10,6 +10,7 @@ operations differently, so that ranks could round values near a half differently
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from streamvid.errors import ConfigError
@@ -59,7 +60,8 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
     return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), 8)
 
 
-def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
+@cache
+def _coefficients(matrix: str, color_range: str, siting: str) -> tuple[int, ...]:
     """Return one row of the color table, with fixed-point coefficients.
 
     The row is [black, Y to RGB, V to R, U to G, V to G, U to B, siting x, siting y].
@@ -78,7 +80,7 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
     to_red, to_blue = 2 * (1 - red), 2 * (1 - blue)
     exact = [to_red, -to_blue * blue / green, -to_red * red / green, to_blue]
     one = 255 * 2**_COEFFICIENT_BITS
-    return [black, round(one * 16 / luma), *(round(one * number / chroma) for number in exact), *SITINGS[siting]]
+    return (black, round(one * 16 / luma), *(round(one * number / chroma) for number in exact), *SITINGS[siting])
 
 
 def yuv420p_to_rgb(
