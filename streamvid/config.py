@@ -131,7 +131,7 @@ def _loader() -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text. Raise ConfigError if the text is invalid. where: name of the text in the message."""
+    """Parse YAML text. Raises ConfigError if the text is invalid. where: name of the text in the message."""
     import yaml
 
     try:
@@ -143,7 +143,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file. Raise ConfigError if it is unreadable, not a mapping or larger than 1 MiB."""
+    """Read a mapping from a YAML file. Raises ConfigError if it is unreadable, not a mapping or larger than 1 MiB."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -391,7 +391,7 @@ def _refuse_missing(cls: type, value: Mapping[Any, Any], name: str) -> None:
 
 
 def exact(name: str, value: object) -> Fraction:
-    """Return a number, or text such as "9/16", as an exact fraction. Raise ConfigError for any other value."""
+    """Return a number, or text such as "9/16", as an exact fraction. Raises ConfigError for any other value."""
     # Exponents are not allowed in text, because a short text such as "1e999999" would expand to a huge number.
     is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
     if is_number or (isinstance(value, str) and len(value) <= _MAX_DIGITS and "e" not in value.lower()):

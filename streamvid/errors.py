@@ -126,7 +126,7 @@ def refuse_credentials(name: str, location: str | Path) -> None:
 
 
 def fresh(error: StreamvidError) -> StreamvidError:
-    """Return a copy of an error, to raise instead of the original.
+    """Return a copy of an error to raise in place of the original.
 
     A raised error keeps alive all stack frames that it passes through.
     """

@@ -159,7 +159,7 @@ def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: f
     if rate.fps is None or rate.rule in ("native", "cap"):
         return rate.num_frames(num_frames, fps, None)
     # Exact fractions are slow, and they are needed only if rounding could change the result.
-    reached = duration_seconds * float(rate.fps) + (0.5 if rate.rule == "resample" else 0.0)
+    reached = duration_seconds * (rate.fps.numerator / rate.fps.denominator) + (0.5 if rate.rule == "resample" else 0.0)
     if reached < _MAX_ROUNDED and abs(reached - round(reached)) > _NEAR:
         return max(1 if rate.rule == "resample" else 0, int(reached))
     return rate.num_frames(num_frames, fps, exact_seconds(duration_seconds))

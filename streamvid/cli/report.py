@@ -39,7 +39,7 @@ def print_input(summary: InputSummary) -> None:
             f"; videos with a higher rate, which lose frames: {summary.num_dropped}" if summary.num_dropped else ""
         )
         click.echo(f"  frames per second: {rates}, {read}{dropped}")
-    slow = f"videos below {summary.read_fps or 0:.4g} frames per second, whose frames are repeated"
+    slow = f"videos below {summary.read_fps or 0:.4g} frames per second, some of whose frames are repeated"
     _note(slow, summary.repeated, f"reject them with --min-fps {summary.read_fps or 0:.4g}")
     _note("rows that use the same file as an earlier row", summary.shared_files)
     _note("files with the same content as another file", summary.duplicates)

@@ -1,4 +1,4 @@
-"""Flags for object stores and for buckets, which several verbs share.
+"""Flags that several verbs share: those for object stores and for buckets.
 
 There are no flags for credentials of object stores, because a process list would show them.
 """
@@ -60,9 +60,9 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
     for flag in _SIZES:
         if flag.path[0] in tree and flag.path[0] not in ("assign", "frame_rule", "policy"):
             raise ConfigError(
-                f"{flag.opts[0]} cannot be combined with --preset or --bucket-config, which set the buckets; omit it, "
-                "or edit a copy of a preset: run `streamvid presets show NAME --yaml > my.yaml`, then pass "
-                "--bucket-config my.yaml"
+                f"{flag.opts[0]} cannot be combined with --preset or --bucket-config, which set the buckets; omit "
+                f"{flag.opts[0]}, or edit a copy of a preset: run `streamvid presets show NAME --yaml > my.yaml`, then "
+                "pass --bucket-config my.yaml"
             )
     return replace(config, **tree)
 

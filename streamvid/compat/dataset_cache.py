@@ -98,7 +98,7 @@ def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
         nonlocal reported
         if time.monotonic() - reported > _REPORT_SECONDS:
             note = path.read_text(errors="replace").strip()
-            report(f"waiting for the process that shards {path.stem}{': ' if note else ''}{note}")
+            report(f"waiting for the process that is sharding {path.stem}{': ' if note else ''}{note}")
             reported = time.monotonic()
 
     try:

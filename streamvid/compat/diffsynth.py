@@ -38,12 +38,12 @@ def _words(value: str) -> list[str]:
 
 
 def _layers(value: str) -> object:
-    """Split names into a list. Return "regex:…" and "" unchanged; "" lets streamvid choose the layers."""
+    """Return comma-separated names as a list. "regex:…" and "" are unchanged; with "", streamvid chooses the layers."""
     return value if not value or value.startswith("regex:") else _words(value)
 
 
 def _child_prefix(value: str) -> str:
-    """Remove the prefix `pipe.`: DiffSynth-Studio's models are attributes of a pipe, ours of the training module."""
+    """Remove the prefix `pipe.`. DiffSynth-Studio's models belong to a pipe; ours belong to the training module."""
     return value.removeprefix("pipe.")
 
 
@@ -119,8 +119,8 @@ def _declaration(name: str) -> tuple[OptionInfo, type]:
 FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     "Dataset": (
         DiffsynthFlag("dataset_base_path", help="Folder of media, a sealed dataset, or output of sft:data_process."),
-        DiffsynthFlag("dataset_metadata_path", help="CSV, JSON or JSONL with one row per clip; sharded on first use."),
-        DiffsynthFlag("dataset_repeat", help="Number of repeats of each clip per epoch.  [default: 1]", kind=int),
+        DiffsynthFlag("dataset_metadata_path", help="CSV, JSON or JSONL file, one row per clip; sharded on first use."),
+        DiffsynthFlag("dataset_repeat", help="Number of times to deliver each clip per epoch.  [default: 1]", kind=int),
         DiffsynthFlag("dataset_num_workers", "data.num_workers"),
         DiffsynthFlag("data_file_keys", help="Metadata columns that contain file paths.  [default: image,video]"),
         DiffsynthFlag("extra_inputs", "data.extra_inputs", parse=_words),

@@ -75,7 +75,7 @@ class DataFlags:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Given sizes, keyed by the field names of SizeRule."""
+        """Sizes that the flags set, by field name of SizeRule."""
         given = {field: getattr(self, name) for name, field in _SIZES.items()}
         if self.height is not None:
             del given["max_pixels"]  # it limits only derived sizes, but DiffSynth-Studio's scripts always set it

@@ -37,7 +37,7 @@ def check_footer(footer: Any, num_bytes: int) -> None:
 
 
 def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
-    """Return a NumPy view of a numeric Arrow array. Raise ValueError if it contains nulls."""
+    """Return a NumPy view of a numeric Arrow array. Raises ValueError if it contains nulls."""
     if array.null_count:
         raise ValueError(f"{array.null_count} of {len(array)} values are missing")
     kind = np.dtype(str(array.type))

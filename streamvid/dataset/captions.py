@@ -24,11 +24,13 @@ CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sent
 
 
 def parse_captions(value: object, weights: object = None) -> Captions:
-    """Parse a user's captions: a text, a `{"text": ..., "weight": ...}` object, or a list of these.
+    """Parse a user's captions: a string, a `{"text": ..., "weight": ...}` object, or a list of these.
 
     weights: one number per caption; None uses the weights in `value`, which are 1 by default.
-    Captions without text are omitted. Raise Rejected for invalid captions or weights.
+    Captions without text are omitted. Raises Rejected for invalid captions or weights.
     """
+    if isinstance(value, str) and weights is None:  # most rows
+        return ((value, 1.0),) if value else ()
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > MAX_CAPTIONS:
         raise Rejected(f"has {len(items)} captions; at most {MAX_CAPTIONS} are allowed")
@@ -74,7 +76,7 @@ def captions_to_json(captions: Iterable[tuple[str, float]]) -> str:
 
 
 def captions_from_json(stored: str) -> Captions:
-    """Parse the output of `captions_to_json`. Raise ValueError for anything else."""
+    """Parse the output of `captions_to_json`. Raises ValueError for anything else."""
     value: Any = json.loads(stored)
     if not isinstance(value, list) or not value:
         raise ValueError("the value is not a list of captions")

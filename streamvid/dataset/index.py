@@ -252,6 +252,6 @@ def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str])
 
 
 def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
-    """Describe an index file. Its name contains its checksum and is never reused (SHARD-2)."""
+    """Return the description of an index file. The file's name contains its checksum and is never reused (SHARD-2)."""
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

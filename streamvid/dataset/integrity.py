@@ -33,7 +33,7 @@ _SHARD_COLUMNS = [field.name for field in fields(ShardInfo)]
 
 
 def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
-    """Verify the checksum of a file, reading one block at a time. Raise IntegrityError if the checksum does not match.
+    """Verify the checksum of a file, reading one block at a time. Raises IntegrityError if the checksum does not match.
 
     tail: buffer that receives the last bytes of the file. The caller must have checked the size of the file.
     """
@@ -55,7 +55,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read` until its digest equals `sha256` or more reads would not help, and return the last digest."""
+    """Call `read` until it returns the digest `sha256` or more calls would not help. Return the last digest."""
     wrong = WrongReads()
     while (digest := read()) != sha256 and wrong.judge(digest) == "again":
         store.forget(path)
@@ -131,7 +131,7 @@ def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None
 
 
 def read_verified(store: Store, file: FileInfo) -> memoryview:
-    """Read a file and verify its checksum. Raise IntegrityError on a mismatch. The caller must check its size."""
+    """Read a file and verify its checksum. Raises IntegrityError on a mismatch. The caller must check its size."""
     data, is_again = bytearray(file.num_bytes), False
 
     def read() -> bytes:
@@ -158,7 +158,7 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 
 @contextlib.contextmanager
 def naming_arrow_errors(where: str) -> Iterator[None]:
-    """Convert errors in the parsing of a table to IntegrityErrors that begin with `where`, the name of the file."""
+    """Convert errors from the parsing of a table to IntegrityErrors that begin with `where`, the name of the file."""
     import pyarrow as pa
 
     try:
@@ -172,7 +172,7 @@ def naming_arrow_errors(where: str) -> Iterator[None]:
 
 
 class StoreFile(RangeFile):
-    """Seekable stream over a stored file, for pyarrow. Each read is one ranged read unless `read_near` got the data."""
+    """Seekable stream over a stored file, for pyarrow. A read is one ranged read unless `read_near` got its data."""
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__(num_bytes)

@@ -121,7 +121,7 @@ class ColumnGroup:
 
     @staticmethod
     def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
-        """Parse the output of `to_json`. Raise DatasetError if a file is missing or a column type is not allowed."""
+        """Parse the output of `to_json`. Raises DatasetError if a file is missing or a column type is not allowed."""
         known = {file.path: file for file in files.other}
         columns = {str(name): str(kind) for name, kind in value["columns"].items()}
         group = ColumnGroup(tuple(known[path] for path in value["files"]), columns, str(value["source_sha256"]))
@@ -138,9 +138,9 @@ class ColumnGroup:
 class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
-    column: metadata column that listed the files. is_still: the input is one image per clip, not a video. is_mask: the
-    input has one channel. is_optional: samples may be without the input. is_list: a sample may have up to `max_items`
-    images.
+    column: metadata column that listed the files. is_still: True if the input is one image per clip, not a video.
+    is_mask: True if the input has one channel. is_optional: True if samples may lack the input. is_list: True if a
+    sample may have several images, at most `max_items`.
     """
 
     column: str
@@ -152,7 +152,7 @@ class MediaInfo:
 
     @staticmethod
     def from_json(name: str, value: Mapping[str, Any]) -> MediaInfo:
-        """Parse a conditioning input in a manifest. Raise IntegrityError for invalid values."""
+        """Parse a conditioning input in a manifest. Raises IntegrityError for invalid values."""
         info = MediaInfo(**value)
         flags = (info.is_still, info.is_mask, info.is_optional, info.is_list)
         is_known = all(isinstance(flag, bool) for flag in flags) and isinstance(info.column, str)
@@ -261,7 +261,7 @@ def content_line(path: str, sha256: str) -> bytes:
 
 
 def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Sequence[StoredSet] = ()) -> str:
-    """Compute `Fingerprints.plan`. shard_lines: output of `plan_line` for all shards, in chunks of any size."""
+    """Return `Fingerprints.plan`. shard_lines: output of `plan_line` for all shards, in chunks of any size."""
     of_buckets = [f"bucket {bucket.id} {bucket.shape}\n".encode() for bucket in buckets]
     return _digest(chain(of_buckets, shard_lines, _field_line("draws", list(map(asdict, draws)))))
 
@@ -272,7 +272,7 @@ def base_digest(
     frame_rate: FrameRate = _EVERY_FRAME,
     media: Mapping[str, MediaInfo] | None = None,
 ) -> str:
-    """Compute `Fingerprints.base`. shard_lines: output of `content_line` for all tars, in chunks of any size."""
+    """Return `Fingerprints.base`. shard_lines: output of `content_line` for all tars, in chunks of any size."""
     file_lines = (content_line(file.path, file.sha256) for file in sample_files)
     rate_line = _field_line("frame_rate", {} if frame_rate.rule == "native" else frame_rate.to_json())
     media_line = _field_line("media", {name: asdict(info) for name, info in (media or {}).items()})
@@ -285,7 +285,7 @@ def _field_line(name: str, value: Any) -> list[bytes]:
 
 
 def content_digest(base: str, groups: Sequence[ColumnGroup]) -> str:
-    """Compute `Fingerprints.content` from `Fingerprints.base` and the groups of columns added later."""
+    """Return `Fingerprints.content`. base: `Fingerprints.base`. groups: groups of columns added later."""
     if not groups:
         return base
     lines = [content_line(file.path, file.sha256) for group in groups for file in group.files]
@@ -332,7 +332,7 @@ class Manifest:
     columns: tuple[ColumnGroup, ...] = ()
 
     def bucket(self, bucket_id: str) -> Bucket:
-        """Return the bucket with this id. Raise DatasetError if the manifest does not list it."""
+        """Return the bucket with this id. Raises DatasetError if the manifest does not list it."""
         if bucket_id not in self._by_id:
             known = ", ".join(self._by_id)
             raise DatasetError(
@@ -384,7 +384,7 @@ _FIELDS = {"format", "format_version", _CHECKSUM, *(one.name for one in fields(M
 
 
 def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
-    """Parse manifest.json. Raise DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
+    """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
     with naming(where):
         value = unsealed_json(data, FORMAT, FORMAT_VERSION)
         if unknown := sorted(set(value) - _FIELDS):
@@ -411,7 +411,7 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 
 
 def read_manifest(store: Store) -> Manifest:
-    """Return the manifest of the dataset in `store`. Raise DatasetError if it is missing."""
+    """Return the manifest of the dataset in `store`. Raises DatasetError if it is missing."""
     remedy = "pass the DEST of a completed `streamvid shard SOURCE DEST`; if the command was interrupted, run it again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)
 
@@ -433,7 +433,7 @@ def manifest_checksum(value: Mapping[str, Any]) -> str:
 
 
 def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]:
-    """Parse a manifest. Raise DatasetError unless its format, version and checksum are valid."""
+    """Parse a manifest. Raises DatasetError unless its format, version and checksum are valid."""
     value: dict[str, Any] = json.loads(data)
     if value.get("format") != format_name:
         raise DatasetError(f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; check the path or URL")
@@ -455,7 +455,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Convert errors in the parsing of a manifest to DatasetErrors that begin with `where`, the name of the file."""
+    """Convert errors from the parsing of a manifest to DatasetErrors that begin with `where`, the name of the file."""
     try:
         yield
     except IntegrityError as error:
@@ -470,7 +470,7 @@ def naming(where: str) -> Iterator[None]:
 def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str) -> T:
     """Read a manifest and return `parse(data, name)`. Data that cannot be parsed is read again (FETCH-1).
 
-    Raise the same errors as `parse`, and DatasetError with the texts `nothing` and `remedy` if the manifest is missing.
+    Raises the same errors as `parse`, and DatasetError with the texts `nothing` and `remedy` if there is no manifest.
     """
     size = store.size(MANIFEST)
     if size is None:

@@ -1,4 +1,4 @@
-"""Packet index: one table per shard with one row per clip, which lets a loader read and decode parts of clips.
+"""Packet index: one table per shard with one row per clip. It lets a loader read and decode parts of clips.
 
 A table is stored as the length of an Arrow stream (uint64, little-endian), followed by that stream compressed with
 zstd. A file contains the tables of many shards end to end. A reader fetches a table with one ranged read, and verifies
@@ -146,7 +146,7 @@ class PacketTables:
             info = StreamInfo.from_json(text)
             facts = self._facts[row]
             if facts is None:
-                raise DecodeError("its packets have impossible values")
+                raise DecodeError("its packets have invalid values")
             mine = slice(self._edges[row], self._edges[row + 1])
             checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
@@ -156,7 +156,7 @@ class PacketTables:
 
 
 def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
-    """Return the Arrow stream of a table. Raise ValueError if it is too large for `num_clips` clips (SAFE-1)."""
+    """Return the Arrow stream of a table. Raises ValueError if it is too large for `num_clips` clips (SAFE-1)."""
     import pyarrow as pa
 
     size = int.from_bytes(data[:_SIZE_BYTES], "little")
@@ -174,7 +174,7 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Return True if a record batch is compressed. Such batches are refused, as pyarrow does not limit their size.
+    """Return True if a record batch is compressed. Such batches are refused, because pyarrow does not limit their size.
 
     The metadata is a flatbuffer: field 2 of a Message is the header, and field 3 of a RecordBatch is the compression.
     """

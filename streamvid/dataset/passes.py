@@ -56,7 +56,7 @@ def read_blocks(
 ) -> Iterator[memoryview]:
     """Yield a file in blocks of at most 16 MiB. Each block overwrites the previous one.
 
-    Raise StorageError if the file cannot be read, and Stopped once `stop` is set.
+    Raises StorageError if the file cannot be read, and Stopped once `stop` is set.
     """
     buffer = memoryview(bytearray(min(BLOCK_BYTES, num_bytes)))
     for start in range(0, num_bytes, BLOCK_BYTES):
@@ -127,7 +127,7 @@ def _taken(answer: _Answer[_Result]) -> _Result:
 
 
 def check_workers(workers: int) -> int:
-    """Return `workers`. Raise ConfigError unless it is a valid number of threads."""
+    """Return `workers`. Raises ConfigError unless it is a valid number of threads."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
         raise ConfigError(f"workers={workers!r}: must be an integer from 1 to 256")
     return workers

@@ -154,7 +154,7 @@ class Dataset:
     ) -> tuple[str, int, int, bytes]:
         """Verify the location of a shard's packet table, and return it as (path, offset, num_bytes, sha256).
 
-        offset, num_bytes, sha256: values from the samples index. Raise IntegrityError if they are invalid (SAFE-1).
+        offset, num_bytes, sha256: values from the samples index. Raises IntegrityError if they are invalid (SAFE-1).
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
@@ -216,7 +216,7 @@ class Dataset:
     def column(self, name: str, option: str = "columns") -> str:
         """Return the index column for `name`. A user column takes precedence over a column of the format.
 
-        Raise ConfigError if neither exists. option: name of the option in the error message.
+        Raises ConfigError if neither exists. option: name of the option in the error message.
         """
         names = self.samples_schema.names
         for candidate in (USER_PREFIX + name, name):
@@ -254,7 +254,7 @@ def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any]
 
     storage: options for access to object stores and for the cache.
 
-    Raise ConfigError for invalid options, DatasetError if there is no sealed dataset, and StorageError if the store
+    Raises ConfigError for invalid options, DatasetError if there is no sealed dataset, and StorageError if the store
     cannot be read.
     """
     options = StorageOptions.of(storage)

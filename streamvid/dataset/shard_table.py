@@ -120,7 +120,7 @@ class ShardTable(Sequence[ShardInfo]):
         return {self.bucket_id[int(group[0])]: group for group in groups}
 
     def only(self, shard: ShardInfo) -> ShardTable:
-        """Return a table with only this shard. Raise KeyError if the table does not contain it."""
+        """Return a table with only this shard. Raises KeyError if the table does not contain it."""
         mine = np.flatnonzero((self.number == shard.number) & (self.index_row_group == shard.index_row_group))
         rows = [row for row in mine.tolist() if self[row] == shard]
         if not rows:
@@ -239,7 +239,7 @@ class ShardTableBuilder:
             self._columns[name] = column
 
     def add(self, batch: pa.RecordBatch, where: str) -> None:
-        """Append rows. Raise IntegrityError if a row is not a valid shard; `where` names the file in the message."""
+        """Append rows. Raises IntegrityError if a row is not a valid shard; `where` names the file in the message."""
         stop = self._num_rows + len(batch)
         if stop > len(self._columns["number"]):
             self.expect(max(len(batch), self._num_rows))

@@ -65,8 +65,8 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
     """Write an uncompressed USTAR tar with reproducible bytes. samples: (key, {extension: data}) tuples.
 
-    The members of a sample are adjacent, in the order of their extensions. Raise ConfigError for a key, an extension or
-    a size that some readers do not support.
+    The members of a sample are adjacent, in the order of their extensions. Raises ConfigError for a key, an extension
+    or a size that some readers do not support.
     """
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
         for key, members in samples:
@@ -82,7 +82,7 @@ def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]
 def scan_tar(file: BinaryIO) -> Iterator[Member]:
     """Yield the members of a tar, reading headers only.
 
-    Raise IntegrityError for anything but plain USTAR files (no links, no PAX or GNU headers), for a wrong header
+    Raises IntegrityError for anything but plain USTAR files (no links, no PAX or GNU headers), for a wrong header
     checksum, and for a tar that ends early. A damaged tar is therefore never mistaken for a shorter tar.
     """
     offset = 0
@@ -99,7 +99,7 @@ def scan_tar(file: BinaryIO) -> Iterator[Member]:
 
 
 def parse_header(header: bytes, offset: int) -> Member:
-    """Return the member that a 512-byte USTAR header at `offset` describes. Raise IntegrityError if it is invalid."""
+    """Return the member that a 512-byte USTAR header at `offset` describes. Raises IntegrityError if it is invalid."""
     computed = sum(header[:148]) + 8 * 32 + sum(header[156:])
     try:
         stored = int(header[148:156].split(b"\0")[0], 8)

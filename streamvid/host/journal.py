@@ -64,7 +64,7 @@ class Journal:
             self._file = None
 
     def add(self, key: Key, finding: Any, is_final: bool = True) -> None:
-        """Store a finding (a JSON value) for this run and, if it `is_final`, for later ones."""
+        """Store a finding (a JSON value) for this run and, with `is_final`, for later runs."""
         self.findings[key] = finding
         if is_final:
             self._append([*key, finding])
@@ -85,7 +85,7 @@ class Journal:
 
 
 def stored_findings(data: bytes) -> dict[Key, Any]:
-    """Return the findings in a journal's content with any header. Another process may be appending to the file."""
+    """Return the findings in a journal's content, whatever its header. The last line of `data` may be incomplete."""
     return _findings(_lines(data))
 
 

@@ -97,7 +97,7 @@ def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float
 
 
 def describe_exit(code: int) -> str:
-    """Describe a return code of `Popen` as a predicate, such as "was killed by SIGKILL"."""
+    """Return a description of a `Popen` return code, such as "was killed by SIGKILL"."""
     if code >= 0:
         return f"ended with exit code {code}"
     known = {number.value: number.name for number in signal.Signals}

@@ -16,7 +16,7 @@ _SHARE = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of `num_shares` shares of some work. `number` counts from 0."""
+    """One of `num_shares` shares of the work. `number` starts at 0."""
 
     number: int = 0
     num_shares: int = 1
@@ -40,7 +40,7 @@ WHOLE = Share()
 def parse_share(text: str | None, name: str) -> Share:
     """Return the share that "I/N" describes; None describes all work.
 
-    Raises ConfigError, which calls the value `name`, if the text is invalid.
+    Raises ConfigError if the text is invalid. name: name of the value in the message.
     """
     if text is None:
         return WHOLE

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardUnit:
-    """Task that builds one shard. folder: the plan's folder inside the staging folder. clips: encoded clips."""
+    """Unit of work that builds one shard. folder: the plan's folder inside the staging folder."""
 
     dest: str
     storage: StorageOptions
@@ -162,7 +162,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
             if isinstance(answer, Crash):
                 raise StorageError(
                     f"cannot write {todo[number].path}: the worker process died twice ({answer}). Signal 9 (SIGKILL) "
-                    "usually means that memory ran out; run the same command again with fewer workers"
+                    "usually means that the system ran out of memory; run the same command again with fewer workers"
                 )
             done += 1
             if options.clips.is_native and staging.share.is_whole:
@@ -171,7 +171,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
 
 
 def remaining_shards(plan: ShardPlan, staging: Staging) -> Remaining | None:
-    """Return the shards that tasks have not built yet; None if all are built."""
+    """Return how many shards the tasks have not built yet; None if all are built."""
     folder = staging.plan_folder(plan.sha256)
     notes = staging.notes_of(folder)
     num_missing = sum(marker_path(folder, shard.path).name not in notes for shard in plan.shards if shard.samples)
@@ -179,16 +179,16 @@ def remaining_shards(plan: ShardPlan, staging: Staging) -> Remaining | None:
 
 
 def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardOptions) -> None:
-    """Raise StorageError if the remaining shards need more disk space than is free."""
+    """Raise StorageError if the remaining shards need more disk space than is available."""
     sizes = sorted((shard.clip_bytes for shard in todo), reverse=True)
     keeps_shards = isinstance(staging.store, LocalStore) and not options.clips.is_native
-    # Encoded clips are removed as soon as their shards are finished. Uploaded shards are removed, too.
+    # Encoded clips are removed as soon as their shards are finished, and so are uploaded shards.
     needed = sum(sizes if keeps_shards else sizes[: options.work.workers])
     disk = shutil.disk_usage(staging.folder)
     if disk.total and needed > disk.free:
         raise StorageError(
-            f"{staging.folder}: the shards need {needed / 1e6:,.1f} MB, but only {disk.free / 1e6:,.1f} MB of disk "
-            "space are free; free some space, then run the same command again to resume"
+            f"{staging.folder}: the shards need {needed / 1e6:,.1f} MB of disk space, but only "
+            f"{disk.free / 1e6:,.1f} MB is available; free up some space, then run the same command again to resume"
         )
 
 
@@ -205,7 +205,7 @@ def _clip_paths(shard: PlannedShard) -> Iterator[str]:
 
 
 def build_shard(unit: ShardUnit) -> None:
-    """Write the offsets, tar, packets and marker of a shard in this order, each atomically. Runs in a worker.
+    """Write a shard's offsets, tar, packets and marker, in this order and each atomically. Runs in a worker.
 
     Raises SourceError if a file has changed since it was probed, and StorageError if writing fails or an encoded clip
     is damaged.

@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
     """Encode the clips that are not encoded yet. Return an assignment in which failed clips have become rejections.
 
-    Raises TasksUnfinished if clips are missing that other tasks have to encode.
+    Raises TasksUnfinished if other tasks have not encoded all of their clips yet.
     """
     wanted = _wanted(assignment.samples)
     if staging.share.is_whole:
@@ -75,7 +75,7 @@ def _encoded(
     options: ShardOptions,
     rejections: list[Rejection],
 ) -> Iterator[PlannedSample]:
-    """Yield the samples with their encoded clips, and add rejections of samples with a clip that failed."""
+    """Yield the samples with their encoded clips. Samples with a clip that failed become `rejections` instead."""
     for sample in samples:
         clips = []
         for job in jobs_of(sample):
@@ -94,9 +94,9 @@ def _encoded(
 def restore_clips(
     samples: Iterable[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Encode the missing clips of these samples again. Unless other tasks may need them, remove all other clips.
+    """Encode the missing clips of these samples again. Remove all other clips, unless other tasks may need them.
 
-    Raises StorageError if the bytes of a clip differ from those of its first encoding.
+    Raises StorageError if encoding a clip again produces different bytes.
     """
     wanted, clips = _wanted(samples), staging.clips(options)
     if staging.share.is_whole:
@@ -114,10 +114,11 @@ def restore_clips(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Job that encodes one file: the file of a sample's clip or of one of its conditioning inputs.
+    """Encoding of one file: the file of a sample's clip or of one of its conditioning inputs.
 
     clip: facts known before encoding. follows: for a conditioning video, the Timing of the sample's source as text.
-    source_bytes: bytes of a source video, times the fraction of its frames in the window; 0 for all other files.
+    source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
+        for other files.
     """
 
     file: Record | MediaFile
@@ -229,7 +230,7 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 class _Growth:
     """Comparison of the sizes of clips and sources. If the encoded clips are larger, a warning is logged once.
 
-    The sizes are compared after every clip from the hundredth on, so that the warning comes early, and at the end.
+    The sizes are compared at the end and, so that the warning appears early, after every clip from the hundredth on.
     """
 
     num_clips: int = 0
@@ -246,11 +247,11 @@ class _Growth:
                 self.warn()
 
     def warn(self) -> None:
-        """Log a warning if the clips are larger than their sources and no warning was logged before."""
+        """Log a warning if the clips are larger than their sources and no warning has been logged."""
         if self.clip_bytes > self.source_bytes and not self.has_warned:
             self.has_warned = True
             _logger.warning(
-                "%d native clips have %.2f times the size of their sources; to store fewer bytes, raise --crf, choose "
+                "%d native clips are %.2f times as large as their sources; to store fewer bytes, raise --crf, choose "
                 "--codec av1, or limit the size of each clip with --max-growth",
                 self.num_clips,
                 self.clip_bytes / self.source_bytes,

@@ -1,4 +1,4 @@
-"""Metadata columns with the file paths of conditioning inputs (control videos, reference images, masks)."""
+"""Metadata columns that contain the file paths of conditioning inputs (control videos, reference images, masks)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MediaColumn:
 
     kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip;
         None to select "image" if all files are images, else "video".
-    is_mask: True for masks, which are never interpolated, and which native datasets store losslessly in one channel.
+    is_mask: True for masks, which are never interpolated and which native datasets store losslessly in one channel.
     is_optional: True if rows without the input are accepted.
     """
 
@@ -43,8 +43,8 @@ class MediaColumn:
 def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
     """Parse conditioning inputs such as ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte"}``.
 
-    Names consist of lowercase letters, digits and _. "?" after a name makes the input optional; "video:", "image:" or
-    "mask:" before a name sets its kind. Raises ConfigError for anything else.
+    Names consist of lowercase letters, digits and underscores. "?" after a name makes the input optional; "video:",
+    "image:" or "mask:" before a name sets its kind. Raises ConfigError for anything else.
     """
     found: list[MediaColumn] = []
     for key, column in given.items():
@@ -52,7 +52,8 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
         if match is None or match[1] not in (None, *KINDS) or not isinstance(column, str) or not column:
             raise ConfigError(
                 f"media {key!r}={column!r}: must be [KIND:]NAME[?]=COLUMN, where KIND is one of {', '.join(KINDS)} and "
-                "NAME consists of lowercase letters, digits and _; examples: control=control_video, mask:matte=matte"
+                "NAME consists of lowercase letters, digits and underscores, such as control=control_video or "
+                "mask:matte=matte"
             )
         is_mask = match[1] == "mask"
         found.append(MediaColumn(match[2], column, None if is_mask else match[1], is_mask, match[3] is not None))
@@ -60,10 +61,10 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
         twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
         if twice:
             raise ConfigError(
-                f"media: each name and column must be unique, and txt and json are reserved; rename {', '.join(twice)}"
+                f"media: names and columns must be unique, and txt and json are reserved; rename {', '.join(twice)}"
             )
     if len(found) > MAX_MEDIA:
-        raise ConfigError(f"media: {len(found)} inputs are given; at most {MAX_MEDIA} are allowed")
+        raise ConfigError(f"media has {len(found)} conditioning inputs; at most {MAX_MEDIA} are allowed")
     return tuple(found)
 
 
@@ -72,6 +73,7 @@ def file_keys(text: str) -> tuple[str, dict[str, str]]:
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(
-            f"data_file_keys={text!r}: list the file columns, starting with the clip's, such as video,control_video"
+            f"data_file_keys={text!r}: must be a list of file columns that starts with the clip's column, such as "
+            "video,control_video"
         )
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

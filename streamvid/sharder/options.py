@@ -82,7 +82,7 @@ class CaptionOptions:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Input of the sharder, and the selection of its rows.
+    """Options for the sharder's input and the selection of rows.
 
     media: conditioning inputs by name, each with the metadata column that holds its file paths, such as
         {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:" or "mask:" before a
@@ -109,7 +109,7 @@ class SourceOptions:
     )
     time_columns: tuple[str, ...] = option(
         (),
-        help="One or two metadata columns with the start and end of each clip in seconds; requires --clips native.",
+        help="Metadata columns with each clip's start and end in seconds; requires --clips native.",
         metavar="LIST",
     )
     whole_files: bool = option(
@@ -117,7 +117,7 @@ class SourceOptions:
     )
     other_buckets: bool = option(
         False,
-        help="Allow metadata in a storage bucket to refer to files in others, which are read with your credentials.",
+        help="Allow metadata in a storage bucket to refer to other buckets, read with your credentials.",
     )
     where: str | None = option(
         None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
@@ -130,12 +130,15 @@ class SourceOptions:
     )
     media: Mapping[str, str] = option(
         default_factory=dict,
-        help="Conditioning input and the column with its paths, such as control=control_video; repeatable. NAME? makes "
-        "the input optional; image:NAME, video:NAME or mask:NAME sets its kind.",
+        help="Conditioning input and its column of paths, such as mask:matte?=matte; repeatable.",
         metavar="NAME=COLUMN",
     )
     max_clip_bytes: int = option(
-        2 * 2**30, help="Maximum file size; reject larger files.", metavar="SIZE", minimum=1, maximum=8 * 2**30 - 1
+        2 * 2**30,
+        help="Maximum file size; larger files are rejected.",
+        metavar="SIZE",
+        minimum=1,
+        maximum=8 * 2**30 - 1,
     )
 
     def __post_init__(self) -> None:
@@ -144,8 +147,8 @@ class SourceOptions:
             raise ConfigError(f"where={self.where!r}: must be a condition, such as 'aesthetic > 5 and motion > 0.2'")
         if len(self.time_columns) > 2 or len(set(self.time_columns)) < len(self.time_columns):
             raise ConfigError(
-                f"time_columns={self.time_columns!r}: must be two different columns, for starts and for ends, or one "
-                "column that holds both"
+                f"time_columns={self.time_columns!r}: must be two different columns, one for starts and one for ends, "
+                "or a single column that holds both"
             )
         if self.time_columns and self.whole_files:
             raise ConfigError(
@@ -174,7 +177,7 @@ class ClipOptions:
 
     kind: Literal["copy", "native", "text"] = option(
         "copy",
-        help="Store files unchanged, encode them at their bucket's size (much faster to read), or store only captions.",
+        help="Copy files, encode them for fast reading, or store only captions.",
         group="",
         flag="--clips",
     )
@@ -192,7 +195,7 @@ class ClipOptions:
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="Select the frames nearest in time, every n-th frame up to --fps, or frames by number as DiffSynth does.",
+        help="Select frames by nearest time, by a fixed step up to --fps, or by number as in DiffSynth.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
@@ -208,7 +211,7 @@ class ClipOptions:
 
     max_growth: float | None = option(
         None,
-        help="Maximum size of a native clip relative to its source; a larger clip is encoded again with a higher crf.",
+        help="Maximum size of a native clip relative to its source; larger clips get a higher crf.",
         metavar="RATIO",
         above=0,
     )
@@ -264,7 +267,7 @@ class ShardOptions:
         None selects "probe" for copies. Native clips are always decoded.
     hdr: "refuse" rejects PQ and HLG video; "allow" accepts it unchanged.
     val_fraction: fraction of records in split "val".
-    Raises ConfigError, which contains the option, its value and the allowed values, if a value is invalid.
+    Raises ConfigError if a value is invalid. The message contains the option, its value and the allowed values.
     """
 
     source: SourceOptions = option(default_factory=SourceOptions, group="Source")
@@ -281,7 +284,7 @@ class ShardOptions:
     )
     trust_metadata: bool = option(
         False,
-        help="Plan with the frame counts, sizes and rates in the metadata; probe each file when its shard is built.",
+        help="Plan with the sizes, frame counts and rates in the metadata; probe files during the build.",
         group="Source",
     )
     val_fraction: float = option(0.0, help="Fraction of videos in split 'val'.", metavar="SHARE", minimum=0)
@@ -316,7 +319,7 @@ class ShardOptions:
         if self.clips.is_text:
             if self.buckets is not None or self.clips.fps is not None:
                 name = "fps" if self.buckets is None else "buckets"
-                raise ConfigError(f"{name} cannot be combined with clips='text', which has no pictures; omit it")
+                raise ConfigError(f"{name} cannot be combined with clips='text', which has no pictures; omit {name}")
             return BucketConfig(buckets=(TEXT_BUCKET,))
         config = bucket_config_of(DEFAULT_BUCKETS if self.buckets is None else self.buckets)
         if self.clips.frame_rate is None or self.clips.is_native:  # the rate of native clips is part of their encoding

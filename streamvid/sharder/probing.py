@@ -37,7 +37,7 @@ def note(journal: Journal, key: Key, finding: Finding) -> None:
 
 
 def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
-    """Return the rejection that a finding contains, or None."""
+    """Return the rejection that a finding contains, or None if it contains none."""
     if "rejected" not in finding:
         return None
     # A sealed dataset contains no path of this machine (SHARD-1).
@@ -75,7 +75,7 @@ def run_units(
 
 @dataclass(frozen=True)
 class Probed:
-    """Results of probing files. states: (path, size, version) of each file. bytes_read: see `ShardReport`."""
+    """Results of probing files. states: (path, size, version) of each file."""
 
     findings: Mapping[Key, Finding]
     states: Collection[FileState]
@@ -104,7 +104,7 @@ def probe_all(
 ) -> Probed:
     """Probe all files of the records, or a share of them. The result does not depend on the number of workers or tasks.
 
-    Raises TasksUnfinished unless other tasks have probed the files outside of `share`.
+    Raises TasksUnfinished unless other tasks have probed the files outside `share`.
 
     folder: directory for temporary copies of remote files; None for the system's temporary directory. A file that
     crashes the decoder or exceeds the limits on time and memory is rejected.

@@ -34,7 +34,7 @@ class BucketRow:
     """Row of a report that describes one bucket.
 
     num_bytes: total size of the clips in bytes.
-    mean_crop: mean fraction of the frame area that is cropped.
+    mean_crop: mean fraction of the frame area that is cropped away.
     source_bytes: total size in bytes of the clips' source files, each counted once.
     mean_psnr_y, min_psnr_y: mean and minimum PSNR-Y of native clips in decibels; None for other clips.
     In a dry run with native clips, num_bytes and num_shards are unknown and therefore 0.
@@ -178,15 +178,16 @@ def summarize(records: RecordSet, options: ShardOptions, assignment: Assignment 
         return InputSummary(records.sources)
     rate, files = options.frame_rate, _Files(records.records)
     rates = array("d")
+    repeats_below, drops_above = rate.repeats_below, rate.drops_above
 
     def repeated() -> Iterator[str]:
         for source, fps in _video_rates(assignment.samples):
             rates.append(fps)
-            if fps < rate.repeats_below:
+            if fps < repeats_below:
                 yield f"{source} ({fps:.4g} fps)"
 
     slow = Counted.of(repeated())
-    # Looking for copies opens files, which trusted metadata is meant to avoid.
+    # Finding duplicates requires opening files, which trusted metadata is meant to avoid.
     copies = None if options.trust_metadata else duplicates(record.media(options.storage) for record in files.firsts())
     return InputSummary(
         sources=records.sources,
@@ -195,7 +196,7 @@ def summarize(records: RecordSet, options: ShardOptions, assignment: Assignment 
         fps=(min(rates), max(rates)) if rates else None,
         read_fps=None if rate.fps is None else float(rate.fps),
         repeated=slow,
-        num_dropped=sum(fps > rate.drops_above for fps in rates),
+        num_dropped=sum(fps > drops_above for fps in rates),
         num_without_bucket=sum(rejection.kind in NO_BUCKET for rejection in assignment.rejections),
     )
 
@@ -230,7 +231,7 @@ class _Files:
                 seen.add(record.path)
 
     def shared(self) -> Iterator[str]:
-        """Describe each record whose file belongs to an earlier record."""
+        """Yield a description of each record that uses the same file as an earlier record."""
         rows: dict[str, int] = {}
         for path, row, source in self._records.tuples("path", "row", "source") if len(self._repeated) else ():
             if path in self._repeated:
@@ -240,9 +241,9 @@ class _Files:
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
-    """Reconstruct the report of the run that built a dataset.
+    """Return the report of the run that built a dataset, reconstructed from the dataset.
 
-    The report does not contain that run's state, encode_seconds, probe_bytes_read and input.
+    The report does not contain that run's state, encode_seconds, probe_bytes_read or input.
     """
     totals: dict[str, _Totals] = {}
     for shard in dataset.shards:

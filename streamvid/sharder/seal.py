@@ -140,7 +140,7 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
 
 
 def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
-    """Raise StorageError if a finished shard was removed from the store or its size has changed."""
+    """Raise StorageError if a finished shard has been removed from the store or its size has changed."""
     sizes = shard_sizes(store)
     for shard in plan.shards:
         marker = _marker(shard, folder)
@@ -148,8 +148,8 @@ def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
         for path, num_bytes in sizes_noted.items():
             if sizes.get(path) != num_bytes:
                 raise StorageError(
-                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written, so the file "
-                    "was changed or removed afterwards; run the same command again"
+                    f"{store.url}: {path} was written with {num_bytes} bytes, but "
+                    f"{f'now has {sizes[path]}' if path in sizes else 'no longer exists'}; run the same command again"
                 )
 
 

@@ -47,7 +47,7 @@ from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.storage import Store, open_store
 
 OnInput: TypeAlias = Callable[[InputSummary], None]
-"""Called once with a summary of the input, before clips are encoded or stored."""
+"""Callback that is called once with a summary of the input, before clips are encoded or stored."""
 
 _REASONS_SHOWN = 5
 _logger = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ def shard(
 
     Several sources are read one after the other. Sources and `dest` may be in object stores.
 
-    If `options.work.task` is given, only the share of that task is done: one phase, and the next ones if no other task
-    is behind. Run all tasks again until `report.remaining` is None, then call this function without a task, which does
-    any remaining work and seals the dataset.
+    If `options.work.task` is set, this function does only that task's share of the current phase. It continues with the
+    next phase if all other tasks have finished theirs. Run all tasks again until `report.remaining` is None. Then call
+    this function without a task to do any remaining work and seal the dataset.
 
     This function is idempotent. After an interruption at any point, the same call resumes and produces the same bytes
     (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged. `on_input` is called once, before
@@ -106,7 +106,7 @@ def shard(
                 raise
             raise StorageError(f"{error}. {_REMEDY}") from error
         except BaseException:
-            _logger.info("stopped early: finished work is kept, and the same command resumes %s", place.url)
+            _logger.info("stopped early: finished work on %s is kept; run the same command again to resume", place.url)
             raise
 
 
@@ -126,7 +126,7 @@ def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
 def _shard_on_ray(
     source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, progress: Progress
 ) -> None:
-    """Run the tasks of a build on a Ray cluster, and report their progress."""
+    """Run the tasks of a build on a Ray cluster and report their progress."""
     local = replace(options, work=replace(options.work, engine="local", num_tasks=None))
     place = find_destination(dest, local)
 
@@ -148,8 +148,8 @@ def _do_share(
 def abandon(dest: str | Path, options: ShardOptions) -> bool:
     """Remove unfinished work at `dest`, in the store and on this machine; return False if there was none.
 
-    A sealed dataset is kept. No sharder may be running at `dest`. DatasetError is raised if a sharder is running on
-    this machine, but a sharder on another machine is not detected.
+    A sealed dataset is kept. No sharder may be running at `dest`. Raises DatasetError if a sharder is running on this
+    machine; a sharder on another machine is not detected.
     """
     place = find_destination(dest, options)
     if not place.is_begun:
@@ -184,7 +184,7 @@ def dry_run(
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     if not options.work.share.is_whole:
         raise ConfigError(
-            f"task={options.work.task!r}: cannot be combined with a dry run, which plans all work; omit it"
+            f"task={options.work.task!r}: cannot be combined with a dry run, which plans all work; omit task"
         )
     journal = SharedJournal(place.folder, PROBES, journal_header(options), place.store, WHOLE, writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
@@ -217,7 +217,7 @@ def _with_input(report: ShardReport, summary: InputSummary, on_input: OnInput) -
 def _run(
     records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress, on_input: OnInput
 ) -> ShardReport:
-    """Build and seal the dataset, or do the share of one task."""
+    """Build and seal the dataset, or do the share of one task. Return the report."""
     try:
         report = _build(records, build, staging, options, progress, on_input)
     except TasksUnfinished as unfinished:

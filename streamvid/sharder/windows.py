@@ -1,4 +1,4 @@
-"""Windows (the parts of a source that become samples), computed in exact integers, and the clips that store them."""
+"""Windows (the parts of a source that become samples), computed exactly, and the clips that store them."""
 
 from __future__ import annotations
 
@@ -102,13 +102,13 @@ class Timing:
         return Window(start, count, count if fps is None else num_frames_at(self.seconds(start, stop), fps))
 
     def frames_in(self, time_range: TimeRange) -> range:
-        """Return the frames of a time range. Raises Rejected if the range contains no frame or exceeds the video.
+        """Return the frames of a time range. Raises Rejected if no frame begins in it or it extends beyond the video.
 
-        A range may end up to `_SPARE_SECONDS` after the video, because times in metadata are often rounded.
+        A range may end up to `_SPARE_SECONDS` after the video ends, because times in metadata are often rounded.
         """
         total = self.seconds(0, len(self.timestamps))
         if time_range.start >= total or time_range.end > total + _SPARE_SECONDS:
-            reason = f"its time range {time_range.text} exceeds the video, which is {float(total):.3f} s long"
+            reason = f"its time range {time_range.text} extends beyond the video, which is {float(total):.3f} s long"
             raise Rejected(reason, kind="time-range")
         first, stop = (
             bisect_left(self.timestamps, self.timestamps[0] + seconds / self.time_base)

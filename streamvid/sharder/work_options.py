@@ -1,4 +1,4 @@
-"""Options for how the sharder works: processes, limits, tasks and engines. None of them is part of a dataset."""
+"""Options for running the sharder: processes, limits, tasks and engines. None of them is stored in a dataset."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WorkOptions:
         minimum=2,
         maximum=100_000,
         group="",
-        shown_default="as many as the cluster runs at a time",
+        shown_default="as many as the cluster can run at a time",
     )
     probe_timeout_seconds: float = option(
         60.0,
@@ -81,12 +81,15 @@ class WorkOptions:
         check_options(self)
         if self.overwrite and (self.task is not None or self.engine != "local"):
             raise ConfigError(
-                "overwrite=True: cannot be combined with task or engine='ray', because tasks remove no files; omit it"
+                "overwrite=True: cannot be combined with task or engine='ray', because tasks remove no files; omit "
+                "overwrite"
             )
         if not self.share.is_whole and self.engine != "local":
             raise ConfigError(f"task={self.task!r}: cannot be combined with engine={self.engine!r}; omit one of them")
         if self.num_tasks is not None and self.engine == "local":
-            raise ConfigError(f"num_tasks={self.num_tasks!r}: requires engine='ray'; add it, or omit num_tasks")
+            raise ConfigError(
+                f"num_tasks={self.num_tasks!r}: requires engine='ray'; set engine='ray', or omit num_tasks"
+            )
 
     @property
     def share(self) -> Share:

@@ -42,7 +42,11 @@ class StorageOptions:
         128, help="Maximum number of concurrent requests per machine.", flag="", minimum=1, maximum=1 << 30
     )
     max_bytes_in_flight: int = option(
-        2**30, help="Maximum bytes of pending responses per machine.", flag="", minimum=MAX_RANGE_BYTES, maximum=1 << 50
+        2**30,
+        help="Maximum total size of pending responses per machine.",
+        flag="",
+        minimum=MAX_RANGE_BYTES,
+        maximum=1 << 50,
     )
     cache_dir: str | Path | None = option(
         None, help="Local cache folder, which all ranks and jobs on a machine can share.", flag=""

@@ -111,7 +111,7 @@ class _Event:
 
 
 class Operation:
-    """Group of requests that succeed or fail together. The deadline is measured from when the transport is ready.
+    """Group of requests that succeed or fail together. The deadline counts from the moment the transport is ready.
 
     `run` raises a permanent RequestError at once. It raises the last transient error if no time remains for a retry.
     extra_seconds: time after the deadline in which responses are still awaited, but no retry starts. on_retry: function

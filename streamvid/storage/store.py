@@ -124,7 +124,7 @@ def check_relative(path: str) -> str:
         raise StorageError(f"path {path!r} is not allowed: it must be valid Unicode") from None
     if not path.strip("./") or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
         raise StorageError(
-            f"path {path!r} is not allowed: it must be relative, stay inside the dataset, and contain no backslash and "
-            "no NUL"
+            f"path {path!r} is not allowed: it must be relative, stay inside the dataset, and contain neither "
+            "backslashes nor NUL"
         )
     return path

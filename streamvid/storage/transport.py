@@ -51,7 +51,7 @@ class Transport:
     """
 
     def start(self) -> None:
-        """Import and initialize the client in advance. If this is not called, the first request does the same."""
+        """Import and initialize the client in advance. If this method is not called, the first request does so."""
 
     def disconnect(self) -> None:
         """Close all connections. Requests in progress finish first, and later requests open new connections."""
@@ -61,7 +61,7 @@ class Transport:
         raise NotImplementedError
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
-        """Return the bytes of a range. Raise RequestError if `version` is not "" and the object has another version.
+        """Return the bytes of a range. Raises RequestError if `version` is not "" and the object has another version.
 
         `is_wanted` is called only after the response has begun. Once it returns False, the read may end early, with any
         error or result.
@@ -101,7 +101,7 @@ class Transport:
         raise NotImplementedError
 
     def end_parts(self, key: str, upload: str, tags: list[str]) -> None:
-        """Assemble the object from its parts, whose tags are given in order."""
+        """Assemble the object from its parts. tags: tags of all parts, in order."""
         raise NotImplementedError
 
     def abort_parts(self, key: str, upload: str) -> None:

@@ -29,7 +29,7 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 
 def redact(url: str) -> str:
-    """Return a URL without user name, password, query and fragment, safe for logs, errors and manifests."""
+    """Return a URL without its user name, password, query and fragment, safe for logs, errors and manifests."""
     if "://" in (clean := hide_credentials(url)):
         return re.split(r"[?#]", clean, maxsplit=1)[0]
     return clean

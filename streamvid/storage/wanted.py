@@ -40,7 +40,7 @@ def check_wanted() -> None:
 
 
 def wait_while_wanted(event: threading.Event) -> None:
-    """Wait for an event that another thread sets. Raise StorageError if this thread's reads are cancelled."""
+    """Wait for an event that another thread sets. Raises StorageError if this thread's reads are cancelled."""
     while not event.wait(LOOK_SECONDS):
         if not is_wanted():
             raise StorageError(CANCELLED)

@@ -147,7 +147,7 @@ def test_what_was_understood_comes_before_the_tables(tiny: Tiny, tmp_path: Path)
         "  note: files with the same content as another file: 1 (wide.mp4 = again.mp4)",
     ):
         assert f"{line}\n" in done
-    assert "videos below 30 frames per second, whose frames are repeated: 3 (again.mp4 (24 fps), " in done
+    assert "videos below 30 frames per second, some of whose frames are repeated: 3 (again.mp4 (24 fps), " in done
     assert "; reject them with --min-fps 30\n" in done
 
 

@@ -72,8 +72,8 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
     rows = source.rows
     wrong = {
         "control1.mkv": "'control': control1.mkv has 25 frames, but the clip has 24 frames",
-        "slow.mp4": "'control': a frame of slow.mp4 is 0.042 s from the same frame of the clip; at most 0.021 s",
-        "late.mkv": "'control': a frame of late.mkv is 1.042 s from the same frame of the clip",
+        "slow.mp4": "'control': a frame of slow.mp4 is 0.042 s away from the corresponding frame of the clip; at most",
+        "late.mkv": "'control': a frame of late.mkv is 1.042 s away from the corresponding frame",
         "square.mp4": "'control': square.mp4 is 64x64, but the clip is 192x128",
         "text.mp4": "'control': ",
         "empty.mp4": "'control' is empty",
@@ -103,7 +103,7 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
     for key, value, message in (
         ("image:control", clip, "is a video, but must be an image"),
         ("video:control", picture, "has one picture, but the clip has 26 frames"),
-        ("control", [picture, clip], "a list must contain images"),
+        ("control", [picture, clip], "a list must contain only images"),
         ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
         ("control", [picture, 7], "number 1: the path has type int"),
         ("control", {"a": 1}, "the path has type dict"),

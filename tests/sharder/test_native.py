@@ -206,7 +206,7 @@ def test_time_ranges_become_clips_of_exactly_their_frames(long_source: Path, tmp
     report = shard(long_source, tmp_path / "out", options(**chosen))
     assert (report.num_records, report.num_samples) == (6, 4)
     reasons = [row["reason"] for row in open_dataset(tmp_path / "out").rejections_table().to_pylist()]
-    assert all("exceeds the video, which is 1.667 s long" in reason for reason in reasons) and len(reasons) == 2
+    assert all("extends beyond the video, which is 1.667 s long" in reason for reason in reasons) and len(reasons) == 2
     frames = rgb(film, (64, 96))
     rows = sorted(rows_of(tmp_path / "out"), key=lambda row: row["text"])
     assert len({row["split"] for row in rows}) == 1
@@ -231,7 +231,7 @@ def test_max_growth_limits_every_clip(tmp_path: Path, caplog: pytest.LogCaptureF
     cut = {"buckets": WIDE, "max_clip_seconds": 0.6, "val_fraction": 0.0}
     free = shard(source, tmp_path / "free", options(**cut))
     assert free.source_bytes == size and sum(row["clip_bytes"] for row in rows_of(tmp_path / "free")) > 2 * size
-    (warning,) = (record for record in caplog.records if "the size of their sources" in record.message)
+    (warning,) = (record for record in caplog.records if "as large as their sources" in record.message)
     assert warning.levelname == "WARNING"
     shard(source, tmp_path / "bound", options(max_growth=2, **cut))
     before, after = rows_of(tmp_path / "free"), rows_of(tmp_path / "bound")

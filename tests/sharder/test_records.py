@@ -192,7 +192,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
     write_rows(tmp_path / "metadata.csv", [{"one": "a.mp4", "two": "x"}])
     with pytest.raises(SourceError, match=r"a usual name for video_column.*one, two"):
         read(tmp_path)
-    with pytest.raises(SourceError, match="for no captions, set captions.column=''"):
+    with pytest.raises(SourceError, match="to omit captions, set captions.column=''"):
         read(tmp_path, video_column="one")
 
 

@@ -155,7 +155,7 @@ def test_an_object_that_changes_between_probe_and_build_is_noticed(
     with pytest.raises(SourceError, match="changed after it was probed"):
         shard(f"s3://{bucket}/v", tmp_path / "ds", options(), change)
     assert shard(f"s3://{bucket}/v", tmp_path / "ds", options()).num_samples == 1
-    with pytest.raises(SourceError, match="cannot be read .the object no longer exists"):
+    with pytest.raises(SourceError, match="can no longer be read .the object no longer exists"):
         shard(f"s3://{bucket}/v", tmp_path / "b", options(), _removing(moto_server, bucket))
 
 
@@ -184,7 +184,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(bucket: str, mo
         assert file.seek(0) == 0 and file.read(10) == data[:10]
         moto_server.remove(bucket, "clip")
         file.seek(3 * FIRST_BYTES)
-        with pytest.raises(SourceError, match="cannot be read .the object no longer exists"):
+        with pytest.raises(SourceError, match="can no longer be read .the object no longer exists"):
             file.read(10)
 
 

@@ -20,8 +20,8 @@ Examples:
   streamvid annotate ds/ scores.csv --columns aesthetic,motion --overwrite
   streamvid annotate s3://bucket/ds captions.jsonl --key-column source
 
-FILE is a CSV, JSON, JSON lines or Parquet file. Its column `key`, `record_key` or `source` (or path, video, file_name)
-identifies the sample of each row. Tars and index files do not change, and plans and saved states remain valid. Loaders
+FILE is a CSV, JSON, JSON Lines or Parquet file. Its column `key`, `record_key` or `source` (or path, video, file_name)
+identifies the samples of each row. Tars and index files do not change, and plans and saved states remain valid. Loaders
 that start after this command see the new columns. A sample without a row, or with an empty cell, keeps its value. If
 the command is interrupted, run it again."""
 

@@ -58,8 +58,8 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
     help="Samples per rank and step. BUCKET is an id, WxH@F or a glob; '*' covers all other buckets.",
 )
 @add_flags(_RUN_FLAGS)
-@click.option("--costs", type=LOCATION, help="JSON file of a measured CostTable, for --sync and time estimates.")
-@click.option("--cost-table", type=LOCATION, help="YAML file of machine and store speeds, for time estimates.")
+@click.option("--costs", type=LOCATION, help="JSON file with a measured CostTable, for --sync and time estimates.")
+@click.option("--cost-table", type=LOCATION, help="YAML file with machine and store speeds, for time estimates.")
 @click.option("--counts-only", is_flag=True, help="Show counts only, without bytes, shapes or times.")
 @click.option("--keys", type=Location(dir_okay=False), help="For a dataset: write batch keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
@@ -124,7 +124,7 @@ def _run(given: Values) -> PlannedRun:
 
 
 def _is_metadata(source: str) -> bool:
-    """Return True for metadata and False for a sealed dataset. Raise SourceError for a folder that is neither."""
+    """Return True for metadata and False for a sealed dataset. Raises SourceError for a folder that is neither."""
     from streamvid.forecast.facts import is_metadata
 
     if "://" in source:
@@ -181,7 +181,7 @@ def _from_dataset(
 
 
 def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
-    """Parse batch sizes: one number for all buckets, or items of the form `BUCKET=N`. Raise ConfigError if invalid."""
+    """Parse batch sizes: one number for all buckets, or items of the form `BUCKET=N`. Raises ConfigError if invalid."""
     pairs: dict[str, int] = {}
     for text in sizes:
         name, equals, number = text.rpartition("=")

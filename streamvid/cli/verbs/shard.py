@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,7 +46,7 @@ _KEYS = Flag(
     ["--data-file-keys"],
     group="Source",
     metavar="LIST",
-    help="Columns of file paths as in DiffSynth-Studio, starting with the clip's, such as 'video,control_video'.",
+    help="File columns as in DiffSynth-Studio, the clip's first, such as 'video,control_video'.",
 )
 _GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Verification", "Work", "Storage")
 _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.index(flag.group or ""))
@@ -75,6 +76,9 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
         _abandon(dest, options)
         return 0
     build_or_plan = dry_run if plans else shard
+    # Rows are created and freed without reference cycles, and searching them for cycles took 15 % of the CPU time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
     def work(progress: ProgressBar) -> ShardReport:
         def tell(summary: InputSummary) -> None:

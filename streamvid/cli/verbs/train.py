@@ -36,7 +36,7 @@ its newest checkpoint."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset: tiny or tiny_bucket.")
+@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
 @click.option(
@@ -99,7 +99,7 @@ def _print_sharded(folder: Path, report: ShardReport) -> None:
 
 
 def _init_project(folder: Path) -> int:
-    """Write the project template. Raise ConfigError if the folder is not empty or cannot be written."""
+    """Write the project template. Raises ConfigError if the folder is not empty or cannot be written."""
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new or empty folder")
     try:

@@ -1,4 +1,4 @@
-"""Annotation of sealed datasets, which adds column files next to the index and then replaces the manifest."""
+"""Annotation of sealed datasets: column files are added next to the index, then the manifest is replaced."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def annotate(
     """Add the columns and captions of a CSV, JSON, JSON Lines or Parquet `file` to a sealed dataset.
 
     Tars and index files do not change. New files are stored beside them, and manifest.json, which lists all files, is
-    replaced last. Plans and saved states remain valid. The operation is idempotent: a killed annotation can be run
-    again. Memory is needed for the selected columns, for 4 bytes per sample, and for the keys of a million samples.
+    replaced last. Plans and saved states remain valid. Annotating is idempotent: a killed annotation can be run
+    again. It needs memory for the selected columns, 4 bytes per sample, and the keys of a million samples.
 
     key_column: index column that identifies the samples of a row. "key" identifies one sample; "record_key" and
     "source" identify all samples of a source file. None uses the first of these columns that the file contains.
@@ -83,7 +83,7 @@ def annotate(
     only if `columns` is also None. overwrite: allow replacing values of existing columns. A sample keeps its values if
     the file has no row or no value for it.
 
-    Raise ConfigError if a column is missing from the file or, without `overwrite`, is already in the dataset;
+    Raises ConfigError if a column is missing from the file or, without `overwrite`, is already in the dataset;
     SourceError for an unreadable file, a repeated key, or keys that match no sample; DatasetError if another process
     annotates the dataset; StorageError if the store fails.
     """

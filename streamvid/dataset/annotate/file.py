@@ -1,4 +1,4 @@
-"""Reader of annotation files, which follows the same rules for column types as the sharder."""
+"""Reader of annotation files. Column types follow the same rules as in the sharder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Annotation:
 def read_annotation(
     path: Path, key_column: str | None, columns: Sequence[str] | None, caption_column: str | None
 ) -> Annotation:
-    """Read an annotation file. Raise ConfigError if a column is missing, and SourceError if the file cannot be read."""
+    """Read an annotation file. Raises ConfigError if a column is missing and SourceError if the file cannot be read."""
     names = column_names(path)
     if not names:
         raise SourceError(f"annotation {path} has no rows; choose a file with rows")
@@ -94,8 +94,8 @@ def _key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[st
     raise ConfigError(
         f"annotation {path} has no key column ({asked or ', '.join(KEY_COLUMNS)}); "
         f"its columns are {', '.join(names)}{nearest(asked or 'key', names)}; rename the column that identifies the "
-        "samples: key for sample keys, record_key for source keys, or source for source names as in the index (path, "
-        "video and file_name are also accepted)"
+        "samples to key (sample keys), record_key (source keys) or source (source names as in the index; path, video "
+        "and file_name are also accepted)"
     )
 
 

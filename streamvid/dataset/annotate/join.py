@@ -1,4 +1,4 @@
-"""Join of an annotation with a dataset, which matches rows with samples and encodes the new column files."""
+"""Matching of annotation rows with samples, and encoding of the new column files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "strin
 class Join:
     """Join of an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
 
-    Memory is needed for the annotation, for the keys of a million samples, and for 4 bytes per sample.
+    A join needs memory for the annotation, the keys of a million samples, and 4 bytes per sample.
     """
 
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
-        """Match rows with samples. Raise ConfigError for invalid columns, and SourceError for invalid keys."""
+        """Match rows with samples. Raises ConfigError for invalid columns, and SourceError for invalid keys."""
         self._dataset, self._annotation, self._name = dataset, annotation, name
         if dataset.manifest.draws and annotation.key_column == "key":
             # If copies of a clip had different values, a filter could let a clip be delivered twice in an epoch.
@@ -53,7 +53,7 @@ class Join:
             raise SourceError(self._no_match())
 
     def _type(self, column: str, overwrite: bool) -> str:
-        """Return the index type of a user column. Raise ConfigError if it conflicts with an existing column."""
+        """Return the index type of a user column. Raises ConfigError if it conflicts with an existing column."""
         own = _KINDS[str(self._annotation.columns[column].type)]
         there = self._dataset.samples_schema
         place = there.get_field_index(USER_PREFIX + column)

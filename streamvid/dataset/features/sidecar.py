@@ -90,7 +90,7 @@ class SidecarManifest:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
-        """Parse manifest.json. Raise DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
+        """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
         with naming(where):
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
@@ -111,7 +111,7 @@ class SidecarManifest:
 class Sidecar:
     """Sealed features in a store. Safe to use from several threads.
 
-    The constructor reads only the manifest. A loader reads the members of the tars in the same way as clips.
+    The constructor reads only the manifest. A loader reads the members of the tars in the same way as it reads clips.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -126,15 +126,15 @@ class Sidecar:
     def check_base(self, dataset: Dataset) -> None:
         """Verify that the features were created from this dataset.
 
-        Raise ConfigError with the differences if they were created from another dataset, and IntegrityError if their
+        Raises ConfigError with the differences if they were created from another dataset, and IntegrityError if their
         table of shards does not match the dataset.
         """
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
         problems = differences(of_it, base_facts(dataset), "fingerprints")
         if problems:
             raise ConfigError(
-                f"features={self.url!r} were created from a different dataset than {dataset.url}: "
-                f"{'; '.join(problems)}; {REMEDY}"
+                f"features={self.url!r} were created from a different dataset than {dataset.url} "
+                f"({'; '.join(problems)}); {REMEDY}"
             )
         if not np.array_equal(self._shards.base_sha256, dataset.shards.sha256):
             raise IntegrityError(
@@ -154,7 +154,7 @@ class Sidecar:
         return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
-        """Return the feature shard that matches a shard of the dataset. Raise IntegrityError if there is none."""
+        """Return the feature shard that matches a shard of the dataset. Raises IntegrityError if there is none."""
         name = (base.bucket_id, base.number, base.sha256)
         found = self._recent.get(name)  # creating a SidecarShard from the table is slow
         if found is None:
@@ -171,7 +171,7 @@ class Sidecar:
     def members(self, base: ShardInfo) -> MemberTable:
         """Return the locations of the features for a shard of the dataset, using one small read.
 
-        Raise IntegrityError if the table of members is damaged, and StorageError if it cannot be read.
+        Raises IntegrityError if the table of members is damaged, and StorageError if it cannot be read.
         """
         shard, num_visits = self.shard(base), self.manifest.num_visits
         file = shard.index_file
@@ -185,7 +185,7 @@ class Sidecar:
         )
 
     def tensors(self, data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-        """Return the tensors of a member as views of `data`. Raise IntegrityError unless they match the manifest."""
+        """Return the tensors of a member as views of `data`. Raises IntegrityError unless they match the manifest."""
         found = decode_tensors(data, where)
         check_kinds(found, self.manifest.tensors, where)
         return found
@@ -229,7 +229,7 @@ def base_facts(dataset: Dataset) -> dict[str, str]:
 
 
 def differences(stored: Any, given: Any, name: str = "") -> list[str]:
-    """Describe how two JSON values differ, as in 'view.temporal is "head" in the features, but "random" here'."""
+    """Return the differences between two JSON values, such as 'gop is 8 in the features, but 16 here'."""
     one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
     return [
         f"{part} is {_shown(one.get(part))} in the features, but {_shown(other.get(part))} here"
@@ -252,7 +252,7 @@ def _shown(text: str | None) -> str:
 
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
-    """Return the manifest of the features in `store`. Raise DatasetError if it is missing."""
+    """Return the manifest of the features in `store`. Raises DatasetError if it is missing."""
     remedy = "create them with `streamvid encode`, or run an interrupted `streamvid encode` again"
     return read_sealed(store, SidecarManifest.from_json, f"no sealed features at {store.url}", remedy)
 
@@ -260,7 +260,7 @@ def read_sidecar_manifest(store: Store) -> SidecarManifest:
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:
     """Open sealed features at a local path, or a file:// or s3:// URL.
 
-    Raise ConfigError for invalid options, DatasetError if there are no sealed features, and StorageError if they cannot
-    be read.
+    Raises ConfigError for invalid options, DatasetError if there are no sealed features, and StorageError if they
+    cannot be read.
     """
     return Sidecar(open_store(url, StorageOptions.of(storage)))

@@ -60,7 +60,7 @@ class SidecarShard:
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size in bytes of the largest member, which a loader reads in place of a clip."""
+        """Size in bytes of the largest member. A loader reads members in place of clips."""
         return self.max_member_bytes
 
     @property
@@ -91,9 +91,9 @@ class SidecarShards:
 
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
-        """Read a table of shards. Raise IntegrityError if it is invalid. where: the table's name in the error."""
-        # Checksums cannot be compressed, so a file with more rows than checksums fit in it is hostile: the rows could
-        # fill the memory.
+        """Read a table of shards. Raises IntegrityError if it is invalid. where: the table's name in the error."""
+        # Checksums cannot be compressed, so a file that declares more rows than it can hold checksums is hostile: the
+        # rows could fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
         names = chunk_of(table, "bucket_id")
         codes, firsts, counts = np.unique(numbers_of(names.indices), return_index=True, return_counts=True)
@@ -144,7 +144,7 @@ class MemberTable:
     def read(
         data: bytes | memoryview, shard: SidecarShard, num_samples: int, num_visits: int, where: str
     ) -> MemberTable:
-        """Read a table of members. Raise IntegrityError if it is invalid. where: the table's name in the error."""
+        """Read a table of members. Raises IntegrityError if it is invalid. where: the table's name in the error."""
         count = num_samples * num_visits
         # The keys are for other readers; the other columns have a fixed size per row.
         types = {name: kind for name, kind in _MEMBER_TYPES.items() if name != "key"}
@@ -157,7 +157,7 @@ class MemberTable:
         is_wrong |= offsets < BLOCK_BYTES
         in_order = np.array_equal(visits.reshape(-1, num_visits), np.tile(np.arange(num_visits), (num_samples, 1)))
         if not in_order or (is_wrong & is_there).any():
-            raise IntegrityError(f"{where} lists impossible members or misplaced visits; copy the features again")
+            raise IntegrityError(f"{where} lists invalid members or misplaced visits; copy the features again")
         return MemberTable(
             num_visits, offsets, sizes, _digests(chunk_of(table, "sha256").fill_null(bytes(_SHA256_BYTES)))
         )
@@ -191,7 +191,7 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read a table. Raise IntegrityError unless it has these column types and `num_rows` (min, max) rows."""
+    """Read a table. Raises IntegrityError unless it has these column types and `num_rows` (min, max) rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -43,7 +43,7 @@ _ORDER = list(DTYPES)
 class RawTensor:
     """A tensor as little-endian bytes in C order.
 
-    dtype: one of DTYPES. is_ragged: True if the size of the first dimension can differ between samples. Raise
+    dtype: one of DTYPES. is_ragged: True if the size of the first dimension can differ between samples. Raises
     ConfigError for a tensor that cannot be stored.
     """
 
@@ -82,14 +82,14 @@ def _wrong_shape(shape: object) -> str | None:
 
 
 def check_name(name: str) -> str:
-    """Return `name`, which becomes a field of batches. Raise ConfigError if it is not a valid tensor name."""
+    """Return `name`, which becomes a field of batches. Raises ConfigError if it is not a valid tensor name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"tensor {name!r}: the name must be a letter followed by at most 62 letters, digits and '_'")
     return name
 
 
 def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
-    """Return the bytes of a safetensors file. Raise ConfigError for an invalid name or number of tensors."""
+    """Return the bytes of a safetensors file. Raises ConfigError for an invalid name or number of tensors."""
     if not 1 <= len(tensors) <= _MAX_TENSORS:
         raise ConfigError(f"cannot store {len(tensors)} tensors; 1 to {_MAX_TENSORS} are allowed")
     order = sorted(tensors, key=lambda name: (_ORDER.index(tensors[name].dtype), check_name(name)))
@@ -107,7 +107,7 @@ def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
 def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
     """Return the tensors of a safetensors file as views of `data`.
 
-    Raise IntegrityError if the file is invalid (SAFE-1); `where` is its name in the message.
+    Raises IntegrityError if the file is invalid (SAFE-1); `where` is its name in the message.
     """
     view = memoryview(data).cast("B")
     try:

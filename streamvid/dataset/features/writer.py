@@ -57,7 +57,7 @@ class FinishedShard:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> FinishedShard:
-        """Parse a record. Raise DatasetError if it is damaged; `where` is its name in the message."""
+        """Parse a record. Raises DatasetError if it is damaged; `where` is its name in the message."""
         try:
             value = json.loads(data)
             tensors = {name: TensorInfo(**one) for name, one in value["tensors"].items()}
@@ -68,13 +68,13 @@ class FinishedShard:
 
 @dataclass
 class TensorKinds:
-    """Tensor types and shapes of all samples in a shard. shapes: without the first dimension of ragged tensors."""
+    """Tensor types and shapes of all samples in a shard. `shapes` omits the first dimension of ragged tensors."""
 
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     shapes: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, key: str, tensors: Mapping[str, RawTensor]) -> None:
-        """Add a sample. Raise ConfigError unless its tensors match those of earlier samples."""
+        """Add a sample. Raises ConfigError unless its tensors match those of earlier samples."""
         kinds = {name: TensorInfo(one.dtype, one.is_ragged) for name, one in tensors.items()}
         shapes = {name: list(one.shape[1:] if one.is_ragged else one.shape) for name, one in tensors.items()}
         if not self.tensors:
@@ -104,7 +104,7 @@ def _described(kinds: Mapping[str, TensorInfo], shapes: Mapping[str, list[int]])
 
 
 def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
-    """Return the tensor types of all shards. Raise DatasetError if types differ, or if shapes in a bucket differ."""
+    """Return the tensor types of all shards. Raises DatasetError if types differ, or if shapes in a bucket differ."""
     first: FinishedShard | None = None
     of_bucket: dict[str, FinishedShard] = {}
     for one in records:
@@ -142,7 +142,7 @@ class SidecarWriter:
     made_with: JSON values that readers compare, such as the encoder's checksum. num_visits: number of visits per
     sample. Several processes may write different shards at the same time.
 
-    Raise ConfigError with the differences if `url` contains other features, sealed or unfinished; DatasetError if it
+    Raises ConfigError with the differences if `url` contains other features, sealed or unfinished; DatasetError if it
     contains files that are not features; StorageError if the store fails.
     """
 
@@ -163,7 +163,7 @@ class SidecarWriter:
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}
         self.sealed = self._begin()
-        """The manifest if an earlier run has sealed the features, so that only `seal` is left to call; else None."""
+        """Manifest if an earlier run has sealed the features, so that only `seal` remains to be called; else None."""
 
     def _begin(self) -> SidecarManifest | None:
         url = self._store.url
@@ -202,7 +202,7 @@ class SidecarWriter:
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
         """Write the features of `shard`. samples: (key, visits) tuples of all samples, in the order of the shard.
 
-        A finished shard is overwritten. Raise ConfigError for tensors that cannot be stored, DatasetError if the
+        A finished shard is overwritten. Raises ConfigError for tensors that cannot be stored, DatasetError if the
         samples differ from those of the shard, and StorageError if the store fails.
         """
         if self.sealed is not None:
@@ -265,7 +265,7 @@ class SidecarWriter:
                 yield key, members
         if number + 1 != len(keys):
             raise DatasetError(
-                f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were given; pass all samples"
+                f"{path} has {len(keys)} samples, but tensors for {number + 1} samples were passed; pass all samples"
             )
 
     def _index(
@@ -281,9 +281,9 @@ class SidecarWriter:
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """Create a temporary folder. For a local store, it is in the store, so that files can be renamed into place.
+        """Create a temporary folder, inside the store if it is local, so that files can be renamed into place.
 
-        Raise StorageError if the folder cannot be written.
+        Raises StorageError if the folder cannot be written.
         """
         folder = self._store.root / STAGING if isinstance(self._store, LocalStore) else None
         try:
@@ -301,7 +301,7 @@ class SidecarWriter:
 
         null: tensors that replace those of the same names when a sample is delivered without text.
 
-        Raise DatasetError if a shard is missing or tensors differ between shards, and ConfigError for invalid `null`.
+        Raises DatasetError if a shard is missing or tensors differ between shards, and ConfigError for invalid `null`.
         """
         if self.sealed is None:
             self.sealed = self._seal(null)

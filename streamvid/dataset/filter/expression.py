@@ -1,4 +1,4 @@
-"""Compiler of conditions on columns, which turns text into a checked tree and then into pyarrow calls.
+"""Compiler that turns the text of a condition on columns into a checked tree and then into pyarrow calls.
 
 No text is executed (SAFE-1): Python's parser reads it, and this module accepts a small subset of the syntax. Every part
 of a condition has one of four kinds, which the schema determines before any row is read:
@@ -67,7 +67,7 @@ def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_c
     resolve: function that returns (index column, kind) for a name. is_canonical: True if `text` is the canonical
     spelling of a condition, which can be longer than the original.
 
-    Raise ConfigError with the text, the position and a remedy if `text` is not a valid condition, or contains a name
+    Raises ConfigError with the text, the position and a remedy if `text` is not a valid condition, or contains a name
     for which `resolve` raises LookupError.
     """
     return _Compiler(text, resolve, _CANONICAL if is_canonical else 1).condition()
@@ -96,14 +96,14 @@ class _Compiler:
                 f"where={self._text!r} is empty; write a condition such as 'aesthetic > 5', or omit the filter"
             )
         if len(self._text) > MAX_CHARACTERS * self._slack:
-            self._fail(0, f"it has {len(self._text)} characters; at most {MAX_CHARACTERS} are allowed")
+            self._fail(0, f"the condition has {len(self._text)} characters; at most {MAX_CHARACTERS} are allowed")
         self._source = self._as_python()
         tree = self._parse()
         node = self._node(tree)
         if node.kind != "bool":
-            self._fail(0, f"it is {_a(node.kind)}, not a condition; compare it, for example '{node.text} > 5'")
+            self._fail(0, f"this is {_a(node.kind)}, not a condition; compare it, as in '{node.text} > 5'")
         if not node.columns:
-            self._fail(0, "it does not refer to a column; write a condition such as 'aesthetic > 5'")
+            self._fail(0, "the condition does not refer to a column; write a condition such as 'aesthetic > 5'")
         return node
 
     # Text to tree.
@@ -116,7 +116,7 @@ class _Compiler:
             if kind == "name":
                 letter = next(letters, None)
                 if letter is None or len(part) == 2:
-                    self._fail(place, "a name in backquotes is empty" if letter else "too many names in backquotes")
+                    self._fail(place, "a name in backquotes is empty" if letter else "too many names are in backquotes")
                 self._quoted[letter] = part[1:-1]
                 part = letter + " " * (len(part) - 1)
             elif kind == "string":
@@ -136,9 +136,9 @@ class _Compiler:
         if len(part) == 2 and self._text[place + 2 : place + 3] == part[0]:
             self._fail(place, "triple-quoted text is not allowed; use single quotes")
         if "\n" in part or "\r" in part or "\0" in part:
-            self._fail(place, r"text continues on the next line; write \n for a line break")
+            self._fail(place, r"quoted text must not continue on the next line; write \n for a line break")
         if _STRANGE_ESCAPE.search(part):
-            self._fail(place, r"text has an unknown escape; write the backslash twice: \\")
+            self._fail(place, r"the text contains an unknown escape sequence; write a backslash as \\")
 
     def _parse(self) -> ast.expr:
         leading = len(self._source) - len(self._source.lstrip())
@@ -146,9 +146,9 @@ class _Compiler:
         try:
             tree = ast.parse(self._source[leading:], mode="eval").body
         except SyntaxError as error:
-            self._fail(leading + max(0, (error.offset or 1) - 1), f"it is not a condition: {error.msg}")
+            self._fail(leading + max(0, (error.offset or 1) - 1), f"this is not a valid condition: {error.msg}")
         except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-            self._fail(0, f"it cannot be read ({type(error).__name__}): it is nested too deeply, or is not text")
+            self._fail(0, f"the condition cannot be parsed ({type(error).__name__}); it may be nested too deeply")
         return tree
 
     # Tree to nodes.
@@ -158,9 +158,9 @@ class _Compiler:
         self._num_nodes += 1
         self._depth += 1
         if self._num_nodes > MAX_NODES * self._slack:
-            self._fail(tree, f"it has more than {MAX_NODES} parts")
+            self._fail(tree, f"the condition has more than {MAX_NODES} parts; shorten it")
         if self._depth > MAX_DEPTH * self._slack:
-            self._fail(0, f"it is nested more than {MAX_DEPTH} levels deep")
+            self._fail(0, f"the condition is nested more than {MAX_DEPTH} levels deep; simplify it")
         node = self._makers.get(type(tree), self._refuse)(tree)
         self._depth -= 1
         return node
@@ -177,7 +177,7 @@ class _Compiler:
         what = remedies.get(type(tree), f"{type(tree).__name__}, which conditions do not support")
         self._fail(
             tree,
-            f"found {what}; allowed are columns, numbers, texts, True, False, + - * /, < <= > >= == !=, in, "
+            f"found {what}; use only columns, numbers, text, True, False, + - * /, < <= > >= == !=, in, "
             f"is None, and, or, not, {', '.join(_TEXT_TESTS)}",
         )
 
@@ -267,11 +267,11 @@ class _Compiler:
 
     def _member(self, node: Node, right: ast.expr) -> Node:
         if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
-            self._fail(right, "'in' requires a list, as in place in ('a', 'b'); in texts, use contains(text, 'a')")
+            self._fail(right, "'in' requires a list, as in place in ('a', 'b'); to search in text, use contains")
         items = [self._node(item) for item in right.elts]
         for tree, item in zip(right.elts, items, strict=True):
             if item.literal is None:
-                self._fail(tree, "a list may contain only numbers, texts, True and False, not expressions")
+                self._fail(tree, "a list may contain only numbers, text, True and False, not expressions")
             if item.kind != node.kind and not {item.kind, node.kind} <= set(NUMBERS):
                 self._fail(
                     tree,
@@ -285,7 +285,7 @@ class _Compiler:
             self._fail(tree, f"the only allowed calls are {', '.join(f'{n}(column, text)' for n in _TEXT_TESTS)}")
         value, pattern = (self._node(argument) for argument in tree.args)
         if value.kind != "str" or not isinstance(pattern.literal, str):
-            self._fail(tree, f"{name}(column, text) requires a column of texts and a text, as in {name}(place, 'a')")
+            self._fail(tree, f"{name}(column, text) requires a text column and quoted text, as in {name}(place, 'a')")
         text = f"{name}({value.text}, {pattern.text})"
         return call(_TEXT_TESTS[name], "bool", text, value, pattern=pattern.literal)
 
@@ -300,7 +300,7 @@ class _Compiler:
 
 
 def _a(kind: str) -> str:
-    return {"int": "a number", "float": "a number", "str": "a text", "bool": "a truth value"}[kind]
+    return {"int": "a number", "float": "a number", "str": "text", "bool": "a truth value"}[kind]
 
 
 def _short(node: Node) -> str:

@@ -49,8 +49,8 @@ class Filter:
     def matching(self, table: pa.Table) -> npt.NDArray[np.int32]:
         """Return the numbers of the rows that the condition selects, in ascending order.
 
-        A row is not selected if the result is unknown because a deciding value is null or NaN. Raise DatasetError if
-        `table` does not contain all of `columns`, or if a column's type does not match the condition.
+        A row is not selected if the result is unknown because a value that determines it is null or NaN. Raises
+        DatasetError if `table` does not contain all of `columns`, or if a column's type does not match the condition.
         """
         import pyarrow.compute as pc
 
@@ -70,14 +70,15 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
     """Parse the condition `text` on the columns of `dataset`.
 
     - A name refers to a user column or, failing that, to a column of the index (`clip_width`, `fps`,
-      `duration_seconds`, `record_key`, …). Put a name that is not a Python name in backquotes: `` `my col` > 5 ``.
-    - Supported are `< <= > >= == !=`, also chained; `in` and `not in` with a list; `is None`, `is not None`; `and`,
-      `or`, `not`; `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True
-      and False.
+      `duration_seconds`, `record_key`, …). Enclose a name that is not a Python identifier in backquotes:
+      `` `my col` > 5 ``.
+    - Conditions can contain `< <= > >= == !=`, also chained; `in` and `not in` with a list; `is None` and
+      `is not None`; `and`, `or` and `not`; `+ - * /`, computed with doubles; `contains(text, "a")`, `startswith(...)`
+      and `endswith(...)`; and numbers, text, True and False.
     - A value that is null or NaN is missing. A condition on a missing value is neither true nor false, so `fps < 24`
       and `not (fps < 24)` both exclude the row. Only `is None` finds missing values.
 
-    Raise ConfigError with the text, the position and a remedy for unknown columns, wrong types and invalid syntax.
+    Raises ConfigError with the text, the position and a remedy for unknown columns, wrong types and invalid syntax.
     """
     from streamvid.dataset.filter.expression import compile_condition
     from streamvid.dataset.filter.nodes import kind_of
@@ -93,7 +94,7 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
         if kind is None:
             raise LookupError(
                 f"{name!r} has type {schema.field(column).type}, which conditions do not support; "
-                "use a column of numbers, texts or truth values"
+                "use a column of numbers, text or truth values"
             )
         return column, kind
 
@@ -178,7 +179,7 @@ class CountCache:
 
     @classmethod
     def of(cls, folder: str | Path | None, content_fingerprint: str, text: str) -> CountCache:
-        """Return the cache entry of a filter for a dataset's content. folder: None uses the user's cache folder."""
+        """Return the cache entry of a filter for a dataset's content. folder: None for the user's cache folder."""
         if folder is None:
             folder = user_cache("filters")
         fields = {"version": _VERSION, "content": content_fingerprint, "where": text}
@@ -210,7 +211,7 @@ class CountCache:
         try:
             LocalStore(self.path.parent).put(self.path.name, body + hashlib.sha256(body).digest())
         except StorageError as error:
-            _log.warning("cannot store the filter's counts (%s); the next run scans again", error)
+            _log.warning("cannot store the filter's counts (%s); the next run will scan the index again", error)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -220,5 +221,7 @@ class CountCache:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(wait_for_lock(self.path.with_suffix(".lock")))
             except (ImportError, OSError) as error:
-                _log.info("cannot lock in %s (%s); other processes may repeat the scan", self.path.parent, error)
+                _log.info(
+                    "cannot lock the counts in %s (%s); other processes may repeat the scan", self.path.parent, error
+                )
             yield

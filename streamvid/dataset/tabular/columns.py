@@ -207,7 +207,7 @@ def check_count(num_columns: int, where: str) -> None:
 
 
 def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return the names without duplicates. Raise SourceError for names that an index cannot store."""
+    """Return the names without duplicates. Raises SourceError for names that an index cannot store."""
     found = tuple(dict.fromkeys(names))
     check_count(len(found), where)
     for name in found:
@@ -227,7 +227,7 @@ def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
 
 
 def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], option: str) -> str:
-    """Return `asked` or, if it is None, the first column with a usual name. Raise SourceError if there is none."""
+    """Return `asked` or, if it is None, the first column with a usual name. Raises SourceError if there is none."""
     listed = ", ".join(names) or "none"
     if asked is None:
         found = usual_column(names, usual)
@@ -245,7 +245,7 @@ def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], o
 
 
 def check_text(text: str, what: str) -> str:
-    """Return `text`. Raise Rejected if it is not valid UTF-8, is too long, or contains a NUL character."""
+    """Return `text`. Raises Rejected if it is not valid UTF-8, is too long, or contains a NUL character."""
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError:

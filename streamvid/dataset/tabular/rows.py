@@ -79,8 +79,8 @@ class Spill:
 class Rows(Sequence[_Row], Generic[_Row]):
     """Immutable sequence of values of one dataclass, stored on disk. Values are created when they are read.
 
-    Fields with numbers, truth values and texts, also those of nested dataclasses, are Arrow columns. All other fields
-    are stored as pickles, which only this process can write. Reading in order is fast; reading at random is slow.
+    Fields with numbers, truth values or text, including those of nested dataclasses, are Arrow columns. All other
+    fields are stored as pickles, which only this process can write. Sequential reads are fast; random reads are slow.
     """
 
     def __init__(self, cls: type[_Row], spill: Spill, start: int = 0, stop: int | None = None) -> None:
@@ -91,7 +91,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
 
     @staticmethod
     def of(kind: type[_Row], values: Iterable[_Row]) -> Rows[_Row]:
-        """Store the values. Errors raised by the iterable are passed on."""
+        """Store the values and return them as rows. Errors raised by the iterable are passed on."""
         form, spill, values = _form_of(kind), Spill(), iter(values)
         while block := list(islice(values, BLOCK_ROWS)):
             spill.append(form.encode(block))
@@ -127,7 +127,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
     def arranged(self, order: npt.NDArray[np.int64]) -> Rows[_Row]:
         """Return rows in another order: the row with index `order[i]` becomes row i.
 
-        The rows are first distributed to parts that fit into memory, so that no file is read at random.
+        The rows are first distributed to parts that fit into memory, so that all files are read sequentially.
         """
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))

@@ -52,7 +52,7 @@ class MetadataTable:
         return (_loaded(self._spill[number]) for number in range(len(self._spill)))
 
     def kinds(self, names: Collection[str]) -> dict[str, ColumnType]:
-        """Return the type of each of these columns, which fits the column's values in all rows."""
+        """Return a type for each of these columns that fits the column's values in all rows."""
         found: dict[str, list[frozenset[ColumnType] | None]] = {name: [] for name in names}
         for block in self.blocks:
             for name, kinds in found.items():
@@ -77,12 +77,12 @@ def _loaded(batch: pa.RecordBatch) -> RowBlock:
 
 
 def read_table(where: str | Path, storage: StorageOptions) -> MetadataTable:
-    """Read a metadata file at a path or a URL. Raise SourceError if it cannot be read."""
+    """Read a metadata file at a path or a URL. Raises SourceError if it cannot be read."""
     return MetadataTable(read_file(where, storage), f"metadata {where}")
 
 
 def read_file(where: str | Path, storage: StorageOptions) -> Iterator[RowBlock]:
-    """Yield the rows of a metadata file at a path or a URL in blocks. Raise SourceError if it cannot be read."""
+    """Yield the rows of a metadata file at a path or a URL in blocks. Raises SourceError if it cannot be read."""
     if isinstance(where, Path) or _REMOTE.match(where) is None:
         path = Path(where)
         _check_size(where, path.stat().st_size if path.is_file() else 0)

@@ -13,12 +13,12 @@ _FEW = 1 << 16
 class TextSet:
     """Set of texts that takes 8 bytes per text, because it stores only their hashes.
 
-    A text that is not in the set is taken for a member with a probability of len(self) / 2**64. Verify members if an
-    error would do harm.
+    A text that is not in the set is mistaken for a member with a probability of len(self) / 2**64. Where such an error
+    would do harm, verify the members.
     """
 
     def __init__(self, hashes: npt.NDArray[np.int64]) -> None:
-        """`hashes` is sorted and has no duplicates."""
+        """Create a set from sorted hashes without duplicates."""
         self._hashes = hashes
         self._few = frozenset(hashes.tolist()) if len(hashes) <= _FEW else None
 

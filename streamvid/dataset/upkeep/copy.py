@@ -67,18 +67,18 @@ def copy_dataset(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CopyReport:
-    """Copy the sealed dataset at `source` to `dest`, which are URLs or open stores. The operation is idempotent.
+    """Copy the sealed dataset at `source` to `dest`. Both are URLs or open stores. Copying is idempotent.
 
     The SHA-256 of every file is verified in transit, and the manifest is written last. An interrupted copy resumes: a
     journal in the folder `journal` (by default the user's cache) lists the finished files. If the same dataset is at
     `dest`, files that are missing or have the wrong size are copied again. With `check_existing`, existing files are
     also read, and copied again if their content is wrong.
 
-    storage: options for both stores. source_storage, dest_storage: options for one store, in place of `storage`.
+    storage: options for both stores. source_storage, dest_storage: options for one store, instead of `storage`.
     workers: number of files copied at a time. Each needs 16 MiB of memory and, unless `dest` is a local folder, room
     for a tar in `temp_dir` (by default the system's temporary directory).
 
-    Raise DatasetError if there is no dataset at `source`, if `dest` contains other files, or if the same copy is
+    Raises DatasetError if there is no dataset at `source`, if `dest` contains other files, or if the same copy is
     already running; SealedError if another dataset is at `dest`; IntegrityError if the source is damaged; StorageError
     if a store fails.
     """
@@ -121,7 +121,7 @@ def _check_places(source: Store, dest: Store) -> None:
 
 @dataclass
 class _Copy:
-    """One copy: source, destination, and the journal of finished files."""
+    """Copy in progress: source, destination, and the journal of finished files."""
 
     dataset: Dataset
     manifest: bytes
@@ -161,8 +161,8 @@ class _Copy:
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
         """Return the states of the dataset's files at `dest`, and its manifest (None if missing or invalid).
 
-        Raise SealedError if the manifest describes another dataset, and DatasetError if there are files of other origin
-        but no valid manifest.
+        Raises SealedError if the manifest describes another dataset, and DatasetError if there are unrelated files but
+        no valid manifest.
         """
         names = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         there: dict[str, FileState] = {}
@@ -242,8 +242,8 @@ class _Copy:
         state = self.dest.state(file.path)
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(
-                f"{self.dest.url}: {file.path} was written, but has {state.num_bytes if state else 'no'} bytes, not "
-                f"{file.num_bytes}; stop other processes that write there"
+                f"{self.dest.url}: {file.path} was written with {file.num_bytes} bytes, but "
+                f"{f'now has {state.num_bytes}' if state else 'is missing'}; stop other processes that write there"
             )
         self.journal.add(file.path, state)
         return file.num_bytes

@@ -35,7 +35,7 @@ class FileCopier:
     folder: Path
 
     def copy(self, file: FileInfo, stop: threading.Event) -> None:
-        """Copy a file. Raise IntegrityError if the bytes at the source do not match the manifest."""
+        """Copy a file. Raises IntegrityError if the bytes at the source do not match the manifest."""
         data: bytes | Path = b""
 
         def read() -> bytes:
@@ -106,7 +106,7 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
 
 
 def _remove(folder: Path) -> None:
-    """Remove the scratch folder of a killed run. Raise StorageError if the folder may have another origin."""
+    """Remove the scratch folder of a killed run. Raises StorageError if it may not be a scratch folder."""
     try:
         found = folder.lstat()
     except FileNotFoundError:

@@ -37,7 +37,7 @@ class FinishedFiles:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> FinishedFiles:
-        """Lock the journal. Raise DatasetError if another process is running the same command."""
+        """Lock the journal. Raises DatasetError if another process is running the same command."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open.enter_context(wait_for_lock(self._path, 0.0, mode=0o600))

@@ -55,9 +55,10 @@ class VerifyReport:
     """Result of a verification.
 
     is_complete: False if the manifest or the shard table is damaged, so that shards could not be verified.
-    num_shards_resumed: number of shards that an interrupted run had verified, which are not read again. problems: first
-    1000 problems. extra: paths of the first 1000 files that are not part of the dataset. num_problems, num_extra: total
-    numbers of problems and extra files; `num_extra` is None if the store does not list its files.
+    num_shards_resumed: number of shards that were not read, because an interrupted run had verified them.
+    problems: first 1000 problems. extra: paths of the first 1000 files that are not part of the dataset.
+    num_problems, num_extra: total numbers of problems and extra files; `num_extra` is None if the store does not list
+        its files.
     """
 
     url: str
@@ -110,8 +111,8 @@ def verify_dataset(
     `journal` (by default the user's cache) lists the verified shards. With `fresh`, all shards are read again. workers:
     number of files read at a time; each needs 16 MiB of memory.
 
-    Raise DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage raises no error; the
-    report lists it.
+    Raises DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage raises no error;
+    the report lists it.
     """
     check_workers(workers)
     store = open_store(url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
@@ -138,7 +139,7 @@ def verify_dataset(
 
 @dataclass
 class _Check:
-    """One verification of a dataset, with its findings. All problems are counted, but only the first 1000 are kept."""
+    """Verification in progress, with its findings. All problems are counted, but only the first 1000 are kept."""
 
     dataset: Dataset
     is_deep: bool

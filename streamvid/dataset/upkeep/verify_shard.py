@@ -122,7 +122,7 @@ def check_file(
     Wrong bytes are read again, because they may have been damaged in transit. clips: clip checksums to compute during
     the read. known: current state of the file, if the caller knows it.
 
-    Raise StorageError if the store cannot report whether the file exists.
+    Raises StorageError if the store cannot report whether the file exists.
     """
     state = known or store.state(file.path)
     for attempt in range(_ATTEMPTS):

@@ -65,7 +65,7 @@ class PlannedSample:
 
     @property
     def cropped_share(self) -> float | None:
-        """Fraction of the source frame that is cropped to fit the bucket's shape; None for text."""
+        """Fraction of the source frame that is cropped away to fit the bucket's shape; None for text."""
         return None if self.bucket.is_text else float(cropped_share(*self._sizes))
 
     @property
@@ -112,15 +112,15 @@ def assign(records: Rows[Record], probes: Probes, options: ShardOptions) -> Assi
 
 
 def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterator[PlannedSample]:
-    """Yield the samples of a record without conditioning inputs, with the keys that they have if its name is unique.
+    """Yield the samples of a record without conditioning inputs. Their keys assume that the record's name is unique.
 
-    Raises Rejected if no bucket accepts it.
+    Raises Rejected if no bucket accepts the record.
     """
     return _Assigner(probes, options).samples(record)
 
 
 class _Repeats:
-    """Counter of samples with equal names, windows and buckets. Only names of several records are counted."""
+    """Counter of samples with equal names, windows and buckets. Only names that several records share are counted."""
 
     def __init__(self, records: Rows[Record]) -> None:
         names = (source if origin is None else origin.name for source, origin in records.tuples("source", "origin"))
@@ -128,7 +128,7 @@ class _Repeats:
         self._counts: Counter[int] = Counter()  # by hash, which takes less memory than names
 
     def occurrence(self, place: tuple[str, int, int, str]) -> int:
-        """Return the number of earlier samples of this name, window and bucket."""
+        """Return the number of earlier samples with this name, window and bucket."""
         if not len(self._repeated) or place[0] not in self._repeated:
             return 0
         self._counts[hash(place)] += 1
@@ -137,7 +137,7 @@ class _Repeats:
 
 @dataclass
 class _Assigner:
-    """Assignment in progress. The rejections are those of single windows."""
+    """Assignment in progress. rejections: rejections of single windows."""
 
     probes: Probes
     options: ShardOptions
@@ -181,7 +181,7 @@ _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
 
 
 def assign_texts(records: Rows[Record], options: ShardOptions) -> Assignment:
-    """Create a sample from each text record. Records with the same text share a record key and thus a split."""
+    """Return one sample per text record. Records with the same text share a record key and thus a split."""
     repeats, window = _Repeats(records), Window(0, 0, 0)
 
     def sample(record: Record) -> PlannedSample:
@@ -202,9 +202,9 @@ def _drawn(
     options: ShardOptions,
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
-    """Yield (window, bucket, draw set or "") per bucket that stores the window, or (window, None, reason) if none does.
+    """Yield (window, bucket, draw set or "") for each bucket that stores a window, (window, None, reason) if none does.
 
-    A draw depends only on the seed and the clip, so that adding input never changes the buckets of existing clips.
+    A draw depends only on the seed and the clip, so adding input never changes the buckets of existing clips.
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
@@ -231,7 +231,7 @@ def _windows(time_range: TimeRange | None, probe: Probe, options: ShardOptions) 
     """
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if time_range is not None and probe.is_image:
-        raise Rejected(f"the file is an image, which has no time range {time_range.text}", kind="time-range")
+        raise Rejected(f"the row has the time range {time_range.text}, but its file is an image", kind="time-range")
     if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
         frames = range(probe.num_frames) if time_range is None else timing.frames_in(time_range)
@@ -249,7 +249,7 @@ def _check_rate(probe: Probe, options: ShardOptions) -> None:
     least = options.source.min_fps
     if least is not None and not probe.is_image and probe.fps < least * NEAR_RATE:
         raise Rejected(
-            f"the video has {probe.fps:.4g} frames per second; at least min_fps={least} are required", kind="min-fps"
+            f"the video has {probe.fps:.4g} frames per second; at least min_fps={least} is required", kind="min-fps"
         )
 
 
@@ -261,7 +261,7 @@ def _num_frames(probe: Probe, options: ShardOptions) -> int:
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """Return the smallest frame count above 1 and below `most` at which a bucket accepts the source, else `most`."""
+    """Return the smallest frame count above 1 at which a bucket accepts the source, but at most `most`."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count + config.spare_frames for count in sorted(counts) if 1 < count < most)
@@ -296,7 +296,8 @@ def sample_key(
 ) -> str:
     """Return a sample's key: a readable stem followed by a hash. Adding input never changes existing keys.
 
-    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name to use for the stem.
+    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name from which to derive the
+    stem, instead of `source`.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:
@@ -317,7 +318,7 @@ def safe_stem(source: str) -> str:
 
 
 def split_of(own: str, val_fraction: float) -> str:
-    """Derive the split, "train" or "val", from the record key alone, so that adding input never moves a sample."""
+    """Return "train" or "val". The split depends only on the record key, so adding input never moves a sample."""
     return "val" if val_fraction and stable_hash("split", own) < val_fraction * 2.0**64 else "train"
 
 

@@ -1,4 +1,4 @@
-"""Checks that conditioning inputs match a sample's clip, and the form in which the inputs are stored."""
+"""Matching of conditioning inputs to a sample's clip, and the form in which they are stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamvid.sharder.units.probe_unit import Probe
 from streamvid.sharder.windows import Clip, Timing
 
 TIME_TOLERANCE = 0.5
-"""Maximum time difference between a frame of an input and the same frame of the clip, in frame durations."""
+"""Maximum time difference between a frame of an input and the corresponding frame of the clip, in frame durations."""
 
 
 SHAPE_TOLERANCE = 0.02
@@ -61,7 +61,7 @@ def fit_media(
     columns: Sequence[MediaColumn],
     stills: frozenset[str],
 ) -> tuple[PlannedMedium, ...]:
-    """Match a record's conditioning inputs to its clip. Raises Rejected if an input does not match the clip."""
+    """Return a record's conditioning inputs in their stored form. Raises Rejected if one does not match the clip."""
     of_name = {medium.name: medium for medium in columns}
     found = []
     for file in record.extra:
@@ -94,7 +94,8 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     """Raise Rejected unless an input has as many frames as the clip, at the same times."""
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: a list must contain images, but {file.name} is a video; declare it as image:{file.name}",
+            f"{file.label}: a list must contain only images, but {file.source} is used as a video; declare the input "
+            f"as image:{file.name}",
             kind="medium",
         )
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
@@ -108,8 +109,8 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     apart, limit = _apart_seconds(own, probe), TIME_TOLERANCE / probe.fps if probe.fps else 0.0
     if apart > limit:
         raise Rejected(
-            f"{file.label}: a frame of {file.source} is {apart:.3f} s from the same frame of the clip; at most "
-            f"{limit:.3f} s (half a frame) is allowed; give both files the same frame rate "
+            f"{file.label}: a frame of {file.source} is {apart:.3f} s away from the corresponding frame of the clip; "
+            f"at most {limit:.3f} s (half a frame) is allowed; convert both files to the same frame rate "
             f"(now {own.fps:.3f} and {probe.fps:.3f})",
             kind="medium",
         )
@@ -121,7 +122,7 @@ def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
     if share > SHAPE_TOLERANCE:
         raise Rejected(
             f"{file.label}: {file.source} is {own.width}x{own.height}, but the clip is {probe.width}x{probe.height}; "
-            f"their aspect ratios may differ by at most {SHAPE_TOLERANCE:.0%}, so that their crops show the same part; "
+            f"their aspect ratios may differ by at most {SHAPE_TOLERANCE:.0%}, so that both crops show the same part; "
             "crop one of the files to the other's aspect ratio",
             kind="medium",
         )

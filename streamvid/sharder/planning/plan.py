@@ -117,10 +117,10 @@ samples have different members."""
 class _Facts:
     """Facts that determine the order and the shards of samples, with one entry per sample in the order of the input.
 
-    codes: index of the sample's group in `groups`, or -1 for a sample that several buckets store. sizes: bytes.
-    places: hash that decides the sample's place in its group, so that the order of the input does not matter. Two
-    samples of a group share a hash with a probability of 2**-64.
-    drawn: the samples that several buckets store.
+    codes: index of the sample's group in `groups`, or -1 for a sample that several buckets store.
+    places: hash that determines the sample's place in its group, so that the order of the input does not matter. Two
+        samples of a group share a hash with a probability of 2**-64.
+    sizes: size of the sample in bytes. drawn: samples that several buckets store.
     """
 
     groups: list[_Group]
@@ -162,7 +162,7 @@ def _facts_of(assignment: Assignment, seed: int) -> _Facts:
 
 
 def _plain_cuts(facts: _Facts, shard_size_bytes: int) -> dict[str, list[tuple[str, Int64Array]]]:
-    """Return the (split, sample numbers) pairs of the shards of each bucket, without samples of several buckets."""
+    """Return each bucket's shards as (split, sample numbers) pairs, without samples that several buckets store."""
     found: dict[str, list[tuple[str, Int64Array]]] = {}
     order = np.lexsort((facts.places, facts.codes))
     bounds = np.searchsorted(facts.codes[order], np.arange(len(facts.groups) + 1))
@@ -197,11 +197,9 @@ def _plan_sha256(
 
 
 def cut_by_bytes(sizes: Int64Array, shard_size_bytes: int) -> Iterator[slice]:
-    """Yield the bounds of consecutive runs of items that have about the same total size.
+    """Yield slices of consecutive items with about the same total size.
 
-    Only a run with a single item may exceed `shard_size_bytes`.
-
-    sizes: size of each item in bytes.
+    A slice exceeds `shard_size_bytes` only if it contains a single item. sizes: size of each item in bytes.
     """
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     doubled = ends[:-1] + ends[1:]
@@ -210,7 +208,7 @@ def cut_by_bytes(sizes: Int64Array, shard_size_bytes: int) -> Iterator[slice]:
         before, remaining = int(ends[start]), int(ends[-1] - ends[start])
         num_shards = -(-remaining // shard_size_bytes) or 1
         fits = int(np.searchsorted(ends, before + shard_size_bytes, side="right")) - 1
-        # A run may exceed an equal share by half an item; a larger excess would make the last shards small.
+        # A slice may exceed an equal share by half an item; a larger excess would make the last shards small.
         is_even = int(np.searchsorted(doubled, 2 * before + 2 * remaining // num_shards, side="right"))
         stop = max(start + 1, min(fits, is_even))
         yield slice(start, stop)
@@ -219,9 +217,10 @@ def cut_by_bytes(sizes: Int64Array, shard_size_bytes: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """Sample of a clip that several buckets store. number: its place in the input. size: bytes.
+    """Sample of a clip that several buckets store.
 
-    clip: identity of the clip. place: hash that decides the clip's place among all clips.
+    number: index of the sample in the input. size: size in bytes. clip: identity of the clip. place: hash that
+    determines the clip's place among all clips.
     """
 
     number: int
@@ -248,7 +247,7 @@ class DrawnGroup:
     shards: tuple[tuple[Int64Array, ...], ...]
 
     def shards_of(self, bucket_id: str) -> tuple[Int64Array, ...]:
-        """Return the sample numbers of each shard in a bucket; empty for a bucket outside the group."""
+        """Return the sample numbers of each shard in a bucket; () for a bucket outside the group."""
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
@@ -285,7 +284,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return integer weights by bucket id: probabilities times UNIT, rounded so that their sum is the rounded sum."""
+    """Return integer weights by bucket id: probabilities times UNIT, rounded. Their sum is the rounded exact sum."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # A weight that would be rounded to 0 is set to 1. If the sum then exceeds UNIT, the largest weights are reduced.

@@ -1,7 +1,8 @@
 """Plans from metadata that states the size of each clip, so that no file is opened before its shard is built.
 
 The files of a shard are probed when it is built. A row whose file would be stored differently becomes a rejection, and
-all other samples keep their shard. If the metadata is right, the shards are the same as if all files were probed first.
+all other samples keep their shard. If the metadata is correct, the shards are the same as if all files had been probed
+first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STORED = tuple(map(attrgetter, ("bucket", "split", "window.start", "window.num_
 
 @dataclass(frozen=True)
 class StatedFacts:
-    """Facts about clips as the metadata states them, in place of the results of probing.
+    """Facts about clips from the metadata, used instead of the results of probing.
 
     The fields are names of metadata columns; fps or seconds may be "" if there is no such column.
     """
@@ -48,7 +49,7 @@ class StatedFacts:
 
     @staticmethod
     def of(names: Sequence[str]) -> StatedFacts:
-        """Find the columns. names: columns without another use. Raises SourceError if some are missing."""
+        """Find the columns of the facts. names: columns without another use. Raises SourceError if some are missing."""
         facts = ("num_frames", "height", "width", "fps", "seconds")
         found = {fact: usual_column(names, FACT_COLUMNS[fact]) or "" for fact in facts}
         missing = [fact for fact in facts[:3] if not found[fact]]
@@ -62,7 +63,7 @@ class StatedFacts:
         return StatedFacts(**found)
 
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
-        """Return the facts that the metadata states, or a rejection if one of them is missing or impossible."""
+        """Return the facts that the metadata states, or a rejection if one of them is missing or invalid."""
         values: Mapping[str, object] = file.columns if isinstance(file, Record) else {}
         value = values.get
         num_frames = _count(value(self.num_frames))
@@ -138,7 +139,7 @@ _Change: TypeAlias = Callable[[Sequence[PlannedSample]], Sequence[PlannedSample 
 
 
 def _changed(plan: ShardPlan, shards: Sequence[PlannedShard], change: _Change) -> ShardPlan:
-    """Apply `change` to the samples of each of these shards."""
+    """Return the plan with `change` applied to the samples of these shards."""
     wanted = {shard.path for shard in shards}
     rejections, counts, sizes = list(plan.rejections), list[int](), list[int]()
 
@@ -178,9 +179,7 @@ def _confirmed(sample: PlannedSample, probes: Probes, options: ShardOptions) -> 
 def _difference(stated: Probe, probe: Probe) -> str:
     names = [name for name in _SHOWN if getattr(stated, name) != getattr(probe, name)]
     if not names:
-        return (
-            f"the file's name is that of {stated.extension} files, but its container is that of {probe.extension} files"
-        )
+        return f"the name indicates a .{stated.extension} file, but the content is that of a .{probe.extension} file"
     said = " and ".join(f"{name} {getattr(stated, name):.6g}" for name in names)
     found = " and ".join(f"{getattr(probe, name):.6g}" for name in names)
     return f"the metadata states {said}, but the file has {found}"

@@ -79,14 +79,14 @@ def text_source(text: str) -> str:
 
 
 def caption_lines(text: str | None) -> Captions:
-    """Split a text with one caption per line into captions."""
+    """Return the captions in a text with one caption per line."""
     return parse_captions([line.strip() for line in (text or "").splitlines() if line.strip()])
 
 
 def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
     """Return the captions. If `truncates` is True, truncate each to MAX_TEXT_BYTES.
 
-    Raises Rejected if a caption is not valid text, or if a caption or all captions together are too large.
+    Raises Rejected if a caption is not valid text or too long, or if the captions are too long in total.
     """
     if truncates:
         captions = tuple((_truncated(text), weight) for text, weight in captions)
@@ -112,7 +112,7 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
     try:
         return find_column(names, asked, CAPTION_COLUMNS, "captions.column")
     except SourceError as error:
-        raise SourceError(f"{error}; for no captions, set captions.column='' (--caption-column '')") from None
+        raise SourceError(f"{error}; to omit captions, set captions.column='' (--caption-column '')") from None
 
 
 def _weights(value: object) -> object:

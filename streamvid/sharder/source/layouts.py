@@ -89,7 +89,7 @@ class _Source:
             raise SourceError(f"the file {self.place.url}/{path} {error}") from None
 
     def table(self, names: Sequence[str]) -> MetadataTable:
-        """Read these metadata files one after the other."""
+        """Return the rows of these metadata files, one file after the other."""
         blocks = (block for name in names for block in self.blocks(name))
         return MetadataTable(blocks, f"metadata {self.place.url}/{names[0]}")
 
@@ -146,7 +146,7 @@ def _with_embedded(read: SourceInput, embedded: EmbeddedFiles) -> SourceInput:
 
 
 def _within_buckets(place: Place, source: _Source, options: ShardOptions) -> Place:
-    """Restrict paths in a bucket's metadata to the buckets of metadata and source, unless `other_buckets` is set."""
+    """Restrict paths in remote metadata to the buckets of the metadata and source, unless `other_buckets` is set."""
     metadata = options.source.metadata
     tells = source.place.url if metadata is None else open_store(metadata, options.storage).url
     if options.source.other_buckets or not is_remote(tells) or not isinstance(place, LocalFolder | BucketFolder):

@@ -27,9 +27,9 @@ _PART = "\0"  # separates a file's path from the byte offset of a part; no file 
 _PART_BUFFER_BYTES = 2**16
 _CHECKSUM = "sha256:"
 UNKNOWN = "unknown"
-"""Version of a file that metadata describes and that has not been looked at."""
+"""Version of a file that is known only from metadata and whose state has not been requested."""
 MISSING = "cannot be read: No such file or directory"
-"""Reason for rejecting a missing object. It equals the error for a missing local file, so that datasets are equal."""
+"""Reason for rejecting a missing object. Missing local files have the same reason, so that datasets are equal."""
 
 
 def is_remote(path: str | Path) -> bool:
@@ -211,7 +211,7 @@ class Media:
 
     def _gone(self, reason: str) -> SourceError:
         return SourceError(
-            f"{self.source} could be probed, but now cannot be read ({reason}); restore it, or run the same command "
+            f"{self.source} was probed, but can no longer be read ({reason}); restore it, or run the same command "
             "again to reject it"
         )
 

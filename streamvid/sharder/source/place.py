@@ -27,7 +27,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class CaptionFile:
-    """Text file (.txt) that contains the caption of the media file `path`. The text file may not exist."""
+    """Text file (.txt) that contains the caption of the media file `path`. The text file need not exist."""
 
     path: str
 

@@ -227,7 +227,7 @@ class _Roles:
         return {use: columns for use, columns in given.items() if columns}
 
     def paths(self, block: RowBlock) -> list[object]:
-        """Return the media path of each row. Each is None if there is no column of media paths."""
+        """Return the media path of each row. All paths are None if no column contains media paths."""
         return [None] * block.num_rows if self.video is None else block.column(self.video).values()
 
     def rows(self, block: RowBlock) -> Iterator[_Row]:
@@ -275,7 +275,7 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
 def _usable(
     rows: Iterable[tuple[int, _Row]], place: Place, roles: _Roles, options: ShardOptions, rejections: list[Rejection]
 ) -> Iterator[Record]:
-    """Yield the records of usable rows, and add the rejections of all other rows. rows: (row number, row) pairs."""
+    """Yield the records of usable rows, and add all other rows to `rejections`. rows: (row number, row) pairs."""
     for number, row in rows:
         try:
             record = _record(number, row, place, options, roles.num_bytes)

@@ -123,7 +123,7 @@ class SpooledFile(FarFile):
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
-        """Extend a range by a read-ahead that grows during sequential reads."""
+        """Return a range extended by a read-ahead that grows during sequential reads."""
         if start != self._last_end:
             self._run_start = start
         ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))

@@ -65,8 +65,9 @@ class InputSummary:
     duplicates: files with the same content as another file.
     fps: lowest and highest frame rate of the videos that have a bucket.
     read_fps: frame rate at which videos are read; None if each is read at its own rate.
-    repeated: videos with a bucket and a frame rate below `read_fps`, so that some frames are repeated.
-    num_dropped: number of such videos with a frame rate above `read_fps`, so that some frames are dropped.
+    repeated: videos with a bucket and a frame rate below `read_fps`, some of whose frames are therefore repeated.
+    num_dropped: number of videos with a bucket and a frame rate above `read_fps`, some of whose frames are therefore
+        dropped.
     num_without_bucket: number of files, windows or rows that no bucket accepts.
     """
 
@@ -81,9 +82,10 @@ class InputSummary:
 
 
 def duplicates(files: Iterable[Media]) -> Counted:
-    """Find files with equal content. Only files with equal sizes and equal first bytes are read completely.
+    """Return the number of files with the same content as another file, with examples.
 
-    Objects in a store are not read. They are regarded as equal if their sizes and ETags are equal.
+    Only files with equal sizes and equal first bytes are read completely. Objects in a store are not read: they are
+    regarded as equal if their sizes and ETags are equal.
     """
     found = []
     for same_size in _groups({file.path: file for file in files}.values(), lambda file: file.num_bytes):

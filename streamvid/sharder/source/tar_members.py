@@ -87,7 +87,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
 
 
 def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
-    """Store the values of a header for the next member; global headers and link targets are ignored."""
+    """Store the values of an extended header in `own`, for the next member. Ignore global headers and link targets."""
     if kind == b"L":
         own["path"] = _text(data.rstrip(b"\0"))
     elif kind == b"x":

@@ -75,7 +75,7 @@ def read_tars(
             row[CAPTION] = next((row[name] for name in CAPTION_COLUMNS if row.get(name)), None)
     if reader.num_left_out:
         _log.warning(
-            "ignored %d media files in %s, which are neither clips nor conditioning inputs",
+            "ignored %d media files in %s that are neither clips nor conditioning inputs",
             reader.num_left_out,
             place.url,
         )
@@ -220,9 +220,9 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
     sample = samples.setdefault(posixpath.join(folder, stem), _TarSample())
     taken: Mapping[str, object] = sample.media if is_media else sample.texts if kind == "txt" else sample.columns
     if member.not_file:
-        sample.broken.append(f"{member.name}: is {member.not_file}; only regular files are read")
+        sample.broken.append(f"{member.name} is {member.not_file}; only regular files are read")
     elif (extension if is_media else base) in taken:
-        sample.broken.append(f"{member.name}: is in the tar twice; only the first copy is read")
+        sample.broken.append(f"{member.name} occurs more than once in the tar; only the first copy is read")
     elif is_media:
         sample.media[extension] = member
     elif kind == "txt":
@@ -265,4 +265,4 @@ def _is_below(name: str, folders: Sequence[str]) -> bool:
 def _not_there(tar: str, key: str, row: Mapping[str, object]) -> str:
     status, message = row.get("status"), row.get("error_message")
     why = f" ({status}{f': {message}' if message else ''})" if status and status != "success" else ""
-    return f"{tar}/{key}: is listed in the Parquet file next to the tar, but is not in the tar{why}"
+    return f"{tar}/{key} is listed in the Parquet file next to the tar, but is not in the tar{why}"

@@ -1,4 +1,4 @@
-"""Time ranges in metadata, with which a row describes a part of a file.
+"""Time ranges in metadata, by which a row refers to a part of a file.
 
 With `time_columns`, each range becomes a clip. Otherwise, the sharder raises SourceError if columns seem to hold time
 ranges or rows share a file, because a caption may describe only a part of the file. With `whole_files`, this check is
@@ -26,7 +26,7 @@ from streamvid.errors import Rejected, SourceError
 _STARTS = ("start", "begin", "from", "in", "t0", "onset", "ss")
 _ENDS = ("end", "stop", "finish", "to", "out", "t1", "offset", "duration")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
-"""Pairs of words that denote time ranges regardless of the values in the columns, if they are next to usual words."""
+"""Pairs of words that denote time ranges whatever the columns hold, if all other words of their names are usual."""
 _USUAL = {"clip", "segment", "scene", "shot", "span", "time", "timestamp", "t", "frame", "frames", "idx", "index"}
 _USUAL |= {"sec", "secs", "second", "seconds", "s", "ms"}
 _RANGES = re.compile(r"(?:timestamp|time|time_range|range|clip_range|segment|interval|span|start_end)s?")
@@ -37,7 +37,7 @@ _LIST = re.compile(r"^\s*[\[({].*,.*[\])}]\s*$", re.DOTALL)
 _CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{1,9})?)")
 _TEXT_RANGE = re.compile(r"\s*([\d:.,]+)\s*(?:-+>?|[–—~]|to)\s*([\d:.,]+)\s*")
 _MAX_LIST_CHARS = 2**20
-_NUM_CELLS = 1000  # number of rows that are read to recognize times
+_NUM_CELLS = 1000  # number of rows to read when recognizing times
 _REMEDY = (
     "the caption of each row may describe only a part of its file. To extract clips, use --clips native and pass the "
     "columns with the times in seconds or as H:MM:SS, such as time_columns=('start', 'end') (--time-columns "
@@ -47,7 +47,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """Part of a video: the frames that begin at or after `start` and before `end`, in seconds after the first frame."""
+    """Part of a video: the frames in [start, end). Both times are in seconds after the first frame."""
 
     start: Fraction
     end: Fraction
@@ -76,7 +76,7 @@ class TimeColumns:
         return list(zip(*(block.column(name).values() for name in self.names), strict=True))
 
     def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
-        """Return the ranges of a row; see `parse_ranges`. A second column such as "duration" holds durations."""
+        """Return the ranges of a row; see `parse_ranges`. A second column named like "duration" holds durations."""
         return parse_ranges(cells, has_duration=len(self.names) == 2 and _is_duration(_plain(self.names[1])))
 
 
@@ -133,7 +133,7 @@ def _range(pair: Any, has_duration: bool = False) -> TimeRange:
     elif isinstance(pair, str) and (match := _TEXT_RANGE.fullmatch(pair)):
         pair = match.groups()
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise Rejected(f"its time range {str(pair)[:80]!r} is not a pair of a start and an end", kind="time-range")
+        raise Rejected(f"its time range {str(pair)[:80]!r} is not a (start, end) pair", kind="time-range")
     start, end = map(_seconds, pair)
     found = TimeRange(start, start + end if has_duration else end)
     if found.start >= found.end:
@@ -200,7 +200,7 @@ def _plain(name: str) -> str:
 
 
 def _most_cells(table: MetadataTable, names: Sequence[str], test: Callable[[Sequence[object]], bool]) -> bool:
-    """Return True if `test` is true for the cells of these columns in most of the first rows. Ignore empty rows."""
+    """Return True if `test` is true for these columns in most of the first rows. Empty rows are ignored."""
     num_left, surplus = _NUM_CELLS, 0
     for block in table.blocks:
         rows = zip(*(block.column(name).values()[:num_left] for name in names), strict=True)

@@ -53,7 +53,7 @@ class ClipFolder:
         return found
 
     def keep(self, names: set[str]) -> None:
-        """Remove all other clips from the folder on this machine."""
+        """Remove all clips except `names` from the folder on this machine."""
         folder = self.folder / _CLIPS
         folder.mkdir(exist_ok=True)
         for path in folder.iterdir():

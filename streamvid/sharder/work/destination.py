@@ -19,7 +19,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """Destination of a dataset. store: store of the dataset's files. folder: local work folder, which may not exist."""
+    """Destination of a dataset. store: store of the dataset. folder: local work folder, which need not exist."""
 
     store: Store
     folder: Path
@@ -61,8 +61,8 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
         return Destination(store, _work_folder(store.url, options))
     if options.work.work_dir is not None:
         raise ConfigError(
-            f"work_dir={str(options.work.work_dir)!r} applies only to datasets in object stores; omit it, because "
-            "a dataset in a folder stores unfinished work in that folder"
+            f"work_dir={str(options.work.work_dir)!r} applies only to datasets in object stores; omit work_dir, "
+            "because unfinished work on a dataset in a folder is stored in that folder"
         )
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
     if root.exists() and not root.is_dir():

@@ -127,7 +127,7 @@ class Pool:
             if not worker.is_ready and code >= 0:
                 raise errors.StreamvidError(
                     f"a worker process ended with exit code {code} before its first unit of work; see its messages on "
-                    "stderr, and increase worker_memory_bytes if memory ran out"
+                    "stderr, and increase worker_memory_bytes if it ran out of memory"
                 ) from None
             return Crash(max(0, -code))
         if "ready" in answer:

@@ -29,14 +29,14 @@ def run_on_ray(
     num_tasks: int | None,
     report: Callable[[], None],
 ) -> None:
-    """Run the tasks of a build on a Ray cluster until all shards are built, or until tasks are lost for good.
+    """Run the tasks of a build on a Ray cluster until all shards are built or tasks are permanently lost.
 
-    task: function that does a share and returns the unfinished work of others; it is sent to the cluster.
-    num_cpus: number of CPUs per task. num_tasks: None for as many tasks as the cluster runs at a time.
+    task: function that does a share and returns the unfinished work of other shares; it is sent to the cluster.
+    num_cpus: number of CPUs per task. num_tasks: None for as many tasks as the cluster can run at a time.
     report: function that is called every few seconds.
 
     Raises ConfigError if Ray is not installed or the cluster is unsuitable, and the error of the first task that fails.
-    Work that lost tasks left is done by the run that seals the dataset.
+    The run that seals the dataset does the work that lost tasks left unfinished.
     """
     with _connected(address) as ray:
         count = _count_tasks(ray, num_cpus, num_tasks)
@@ -87,7 +87,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _count_tasks(ray: Any, num_cpus: int, num_tasks: int | None) -> int:
-    """Return the number of tasks. Raises ConfigError if no machine has enough CPUs for one."""
+    """Return the number of tasks. Raises ConfigError if no machine has enough CPUs for a task."""
     cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     if max(cpus, default=0) < num_cpus:
         raise ConfigError(
@@ -104,6 +104,6 @@ def _result(ray: Any, reference: Any) -> Remaining | None:
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, StreamvidError) else RuntimeError(str(error)) from None
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.RaySystemError, ray.exceptions.NodeDiedError) as error:
-        _logger.warning("a task was lost %d times: its remaining work is done at the end (%s)", _RETRIES + 1, error)
+        _logger.warning("a task was lost %d times; its remaining work is done at the end (%s)", _RETRIES + 1, error)
         return Remaining("lost", 1, 1)
     return result

@@ -90,12 +90,12 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def announce(self, build: Mapping[str, object], plan_sha256: str = "") -> None:
-        """Announce this build in a remote store, or that of a task in any store. Then check the builds of others.
+        """Announce this build to other machines and tasks, then check their builds.
 
-        Machines and tasks with the same build write the same bytes and need no lock between them. Raises DatasetError
-        if another machine or task has an unfinished build of a different dataset, because a machine that has failed
-        cannot be distinguished from a slow one. Each machine writes before it reads, so at least one of two machines
-        that start together is refused.
+        A build in a local folder without tasks needs no announcement. Machines and tasks with the same build write the
+        same bytes and need no lock between them. Raises DatasetError if another machine or task has an unfinished
+        build of a different dataset, because a machine that has failed cannot be distinguished from a slow one. Each
+        machine writes before it reads, so at least one of two machines that start together is refused.
         """
         if self.store.is_local and self.share.is_whole:
             return
@@ -116,7 +116,7 @@ class Staging:
                 )
 
     def _owner_path(self, build: Mapping[str, object]) -> str:
-        """Return the path of the owner note of this folder, or of this task and build. Resuming keeps it."""
+        """Return the path of the owner note of this folder, or of this task and build. Resuming keeps the path."""
         if not self.share.is_whole:
             digest = hashlib.sha256(json.dumps(build, sort_keys=True).encode()).hexdigest()
             return f"{STAGING}/{_OWNERS}/{Path(task_folder(self.share)).name}-{digest[:16]}.json"
@@ -151,7 +151,7 @@ class Staging:
                 self.name_files(folder, paths)
 
     def exclusive(self) -> FileLock:
-        """Return a lock that excludes the other tasks on this machine, and on all machines that share locks."""
+        """Return a lock that excludes the other tasks on this machine, and on all machines that share file locks."""
         return wait_for_lock(self.folder / _TASKS_LOCK)
 
     def _plan_names(self) -> set[str]:

@@ -68,8 +68,8 @@ class ShardStatus:
 
     state: "running" if a sharder holds the lock of the build; "stopped" if the build is unfinished and no sharder holds
         the lock, so that the same command resumes the build; "sealed" if the dataset is finished.
-    host, pid: machine and process of the last run.
-    seconds_ago: age of `phases`, which a run updates about once per second.
+    host, pid: machine and process ID of the last run.
+    seconds_ago: seconds since `phases` was last updated; a run updates it about once per second.
     phases: phases of the last run, the current one last; for tasks, sums over the tasks that have started.
     rejections: kind of rejection → number of files or clips. num_tasks: number of tasks that have started; 0 without
         tasks.
@@ -164,7 +164,7 @@ def read_status(dest: Destination) -> ShardStatus:
 
 
 def read_task_phases(dest: Destination) -> tuple[Phase, ...]:
-    """Return the phases of all tasks together, without reading their journals. Raises StorageError."""
+    """Return the combined phases of all tasks without reading journals. Raises StorageError if the store fails."""
     return _phases([note for note in _status_notes(dest) if note.is_task])
 
 
@@ -185,7 +185,7 @@ class _Note:
 
     @property
     def is_running(self) -> bool:
-        """True if the run holds its lock or, for a task, which may run on another machine, if it wrote recently."""
+        """True if the run holds its lock, or if a task, possibly on another machine, has written recently."""
         return self.is_locked or (self.is_task and self.seconds_ago < _SECONDS_ALIVE and not self._has_ended)
 
     @property
@@ -226,7 +226,7 @@ def _parse_note(data: bytes, folder: Path, is_task: bool) -> _Note:
 
 
 def _phases(notes: Sequence[_Note]) -> tuple[Phase, ...]:
-    """Return the phases of all runs together: sums, and the longest time."""
+    """Return the combined phases of all runs: the sums of the numbers, and the longest time."""
     found: dict[str, Phase] = {}
     for phase in sorted((phase for note in notes for phase in note.phases), key=lambda phase: PHASES.index(phase.name)):
         sums = found.get(phase.name, Phase(phase.name, 0, 0, 0, 0.0))

@@ -21,7 +21,7 @@ def task_folder(share: Share) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Work of other tasks that is not finished: `num_units` of all `total` units of a phase."""
+    """Unfinished work of other tasks: `num_units` of the `total` units of a phase."""
 
     phase: str
     num_units: int
@@ -29,7 +29,7 @@ class Remaining:
 
 
 class TasksUnfinished(Exception):
-    """The next phase cannot begin, because other tasks have not finished theirs."""
+    """Raised if the next phase cannot begin, because other tasks have not finished the current phase."""
 
     def __init__(self, remaining: Remaining) -> None:
         super().__init__(remaining)

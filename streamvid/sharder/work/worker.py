@@ -1,4 +1,4 @@
-"""Worker process of the sharder, which runs one unit at a time until its pool or the pool's process ends."""
+"""Worker process of the sharder. It runs one unit at a time until its pool or the pool's process ends."""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ class BlockCache:
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer with the bytes at its offset in the object. Blocks to be cached are held in memory whole.
+        """Fill every buffer with the bytes at its offset in the object.
+
+        Blocks that will be cached are held in memory as a whole.
 
         name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
         fetch: function that reads the given ranges, which are whole blocks, or only the wanted bytes if nothing can be
@@ -248,8 +250,7 @@ class BlockCache:
     def _wait(self, block: CacheBlock, deadline: float) -> bool:
         """Wait while another reader fetches the block, then read or claim it as `_try` does.
 
-        Return True if the block was read. Return False if it must be fetched, which is also the result after the
-        deadline.
+        Return True if the block was read. Return False if it must be fetched or the deadline has passed.
         """
         delay = 0.001
         while not self._read(block):

@@ -126,11 +126,11 @@ class CacheFolder:
     def _foreign(self, why: str) -> ConfigError:
         return ConfigError(
             f"cache_dir={str(self.folder)!r}: its subfolder {_SUBFOLDER} is not a streamvid cache: {why}. "
-            "Nothing in it was changed. Choose another cache_dir, or move the subfolder away"
+            "Nothing in it was changed. Choose another cache_dir, or move the subfolder elsewhere"
         )
 
     def claim(self, block: CacheBlock) -> bool:
-        """Claim a block and return True, or return False if another reader has claimed it. Release it after use."""
+        """Claim a block and return True; return False if another reader has claimed it. Release the claim after use."""
         part = block.path + _PART
         _check_folder(part)
         try:
@@ -218,7 +218,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[_Ledger]:
-        """Lock the ledger. Wait only a few seconds, because its holder may be a stopped process."""
+        """Lock and yield the ledger. Wait only a few seconds, because its holder may be a stopped process."""
         with wait_for_lock(f"{self.root}/{_LEDGER}", _LOCK_SECONDS, mode=_FILE_MODE) as lock:
             ledger = _Ledger(lock.descriptor)
             if not ledger.read() or abs(time.time() - ledger.counted_at) > _RECOUNT_SECONDS:
@@ -245,7 +245,7 @@ class CacheFolder:
         return evicted
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """Yield (last use, size in bytes, path) of each file in the cache. Remove `.part` files of ended processes."""
+        """Yield (last use, size in bytes, path) of each file in the cache. Remove `.part` files without a writer."""
         now = time.time()
         for folder in os.scandir(self.root):
             if not re.fullmatch("[0-9a-f]{2}", folder.name) or not folder.is_dir(follow_symlinks=False):

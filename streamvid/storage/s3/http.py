@@ -52,7 +52,7 @@ class Connections:
         weakref.finalize(self, _close_all, self._kept)
 
     def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Send a GET request and read the status and headers of its response."""
+        """Send a GET request. Return the response once its status and headers have arrived."""
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"GET {target} HTTP/1.1", f"Host: {self._shown}", "Accept-Encoding: identity"]
@@ -129,7 +129,7 @@ class _Connection:
         return not poll.poll(0)
 
     def until(self, mark: bytes, deadline: float) -> bytes:
-        """Read and return the bytes before `mark`. Raise TimeoutError after `deadline`, even if bytes keep arriving."""
+        """Return the bytes before `mark`. Raises TimeoutError after `deadline`, even if bytes keep arriving."""
         while (end := self._ahead.find(mark)) < 0:
             if len(self._ahead) > _MAX_HEAD_BYTES:
                 raise ValueError("the headers of a response are too long")

@@ -1,6 +1,6 @@
 """Transport to S3 and compatible stores.
 
-s3fs finds keys and endpoints, and writes and lists objects. This module signs reads, and http.py sends them, because it
+s3fs finds keys and endpoints, and writes and lists objects. This module signs reads. http.py sends them, because it
 needs much less CPU time per request than a full client. Behind a proxy, botocore's HTTP session sends the reads.
 """
 
