@@ -256,7 +256,7 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
     if passes[0].seconds < _MIN_PASS_SECONDS:
         found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to measure uncached reads")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
-        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s), so figures are rough; raise --seconds")
+        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s): figures are rough; raise --seconds")
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
     if missing := sorted(set(bucket_ids) - seen):
         found.append(f"no sample of {', '.join(missing)} was measured; raise --seconds")
@@ -270,7 +270,7 @@ def slowest(passes: Sequence[StoreRun]) -> StoreRun:
 
 
 def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
-    native = "shard with --clips native: clips have the bucket's size and need a fraction of the decoding and bytes"
+    native = "shard with --clips native: clips then have the bucket's size, and cost a fraction of the CPU and bytes"
     cheaper = [native] if setting.clips != "native" else []
     if setting.pixels == "rgb24":
         cheaper.append("pixels='yuv420p', the default with device='cuda': the GPU converts half the bytes to RGB")
@@ -320,8 +320,8 @@ def need_of(
 
     Only runs with at least one core per worker are considered.
 
-    steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported, but
-    left out of averages.
+    steps: number of steps per epoch by bucket id. Buckets without a measured sample are reported, but left out of
+        averages.
     """
     # More workers than cores would wait for each other, which would look like work.
     run = max((run for run in runs if run.num_workers <= num_cores), key=lambda run: run.num_workers, default=runs[0])
@@ -349,7 +349,7 @@ def need_of(
             f"the store delivers {store.samples_per_second:.1f} samples/s, but {rate * (1 + margin):.1f} are needed"
         )
     if fastest["main"] > step_seconds:
-        obstacles.append(f"a batch takes {main_seconds:.3f} s of CPU in the main process")
+        obstacles.append(f"a batch takes {main_seconds:.3f} s of CPU time in the main process")
     return Need(
         step_seconds=step_seconds,
         margin=margin,

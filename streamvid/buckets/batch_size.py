@@ -28,8 +28,8 @@ def batch_sizes(
     batch_size: one number for all buckets, a mapping from ids, WxH@F or globs, or a configuration in Open-Sora's form.
     In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" applies to all other buckets. A
     configuration sets batch sizes by id; a bucket with another id gets the batch size that is set for its shape.
-    max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample), with the number of tokens
-    for `model`, or `bucket.tokens` without a model.
+    max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample). Tokens are counted for
+    `model`; without a model, `bucket.tokens` is used.
     others: additional buckets that keys of a mapping may match, such as buckets that are empty in a split.
     Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
     (other than "*") assign different sizes, and for a key without wildcards that matches no bucket.
@@ -91,7 +91,7 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
             several = f"several sizes ({', '.join(map(str, sorted(candidates)))})" if candidates else "no size"
             raise ConfigError(
                 f"batch_size: the configuration sets {several} for bucket {bucket.id} ({bucket.size_at_frames}); "
-                "add the bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch sizes by bucket"
+                "add the bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch_size per bucket"
             )
         (found[bucket.id],) = candidates
     return found
@@ -122,8 +122,8 @@ def _is_glob(key: str) -> bool:
 def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
     """Return the first key of `values` that applies to a bucket, or None.
 
-    The order is the bucket's id, its WxH@F, a matching glob, and "*". Raises ConfigError, whose message begins with
-    `name`, if globs other than "*" give the bucket different values.
+    Keys are tried in this order: the bucket's id, its WxH@F, a matching glob, "*". Raise ConfigError if globs other
+    than "*" give the bucket different values; the message starts with `name`.
     """
     for exact in (bucket.id, bucket.size_at_frames):
         if exact in values:

@@ -57,7 +57,7 @@ class Bucket:
         if self.resolution is not None and self.aspect_ratio is not None:
             for name, value in (("resolution", self.resolution), ("aspect_ratio", self.aspect_ratio)):
                 if not isinstance(value, str):
-                    raise ConfigError(f"bucket {name}={value!r}: must be text, such as '256px' or '16:9'")
+                    raise ConfigError(f"bucket {name}={value!r}: must be a string, such as '256px' or '16:9'")
             resolution_pixels(self.resolution)
             ratio_fraction(self.aspect_ratio)
 
@@ -87,7 +87,7 @@ class Bucket:
 
     @property
     def is_text(self) -> bool:
-        """True if the bucket's samples contain only texts and columns, no pictures."""
+        """True if the bucket's samples contain only texts and columns, but no pictures."""
         return self.shape == (0, 0, 0)
 
     @property
@@ -120,7 +120,7 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 
 
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
-    """Return the bucket with a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
+    """Return the bucket for a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
     multiple: every side must be a multiple of this number of pixels. The sizes of a named resolution depend on it.
     Raise ConfigError if the name is invalid.

@@ -23,9 +23,8 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Share of clips that a bucket accepts, and share that it passes on.
+    """Shares of clips that a bucket passes on and accepts, among the clips that reach it and can fill it.
 
-    Both are shares of the clips that can fill the bucket and reach it.
     skip: share passed to the next shorter bucket of the class; None passes no clips and draws no random number.
     accept: share of the other clips that the bucket accepts; the remainder passes to the next class.
     """
@@ -91,7 +90,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Buckets of one class that a clip can fill, most frames first, and their shares by frame count."""
+    """Buckets of one class that a clip can fill, most frames first, and the shares of clips to keep, by frame count."""
 
     buckets: tuple[Bucket, ...]
     keep: Mapping[int, Keep]
@@ -155,7 +154,7 @@ def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:
 
 
 def broken_limit(bucket: Bucket, clip: Shape, policy: Policy) -> str | None:
-    """Return the policy's limit that the clip would exceed in the bucket, "max-upscale" or "max-crop"; else None."""
+    """Return the limit that the clip would exceed in the bucket ("max-upscale" or "max-crop"), or None."""
     shapes = (clip.height, clip.width, bucket.height, bucket.width)
     if policy.max_upscale is not None and cover_scale(*shapes) > policy.max_upscale:
         return "max-upscale"
@@ -181,7 +180,7 @@ def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
 
 
 def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
-    """Sort classes from the largest area down; equal areas keep their order."""
+    """Return the classes sorted from the largest area down; equal areas keep their order."""
     return tuple(sorted(groups, key=lambda group: group.area, reverse=True))
 
 
@@ -245,8 +244,8 @@ class ClipFacts:
 class Choices:
     """Buckets to which a clip may be assigned, with their probabilities, in the order in which they are tried.
 
-    The probabilities sum to at most 1; the remainder is the probability of no bucket. `reason` explains the remainder,
-    and `kind` is one of too-few-frames, too-small, too-short-for-its-size, no-image-bucket, no-video-bucket,
+    The probabilities sum to at most 1; the remainder is the probability that no bucket is chosen. `reason` explains the
+    remainder, and `kind` is one of too-few-frames, too-small, too-short-for-its-size, no-image-bucket, no-video-bucket,
     max-upscale, max-crop, unknown-duration or probability. Both are empty if the probabilities sum to 1.
     """
 

@@ -42,7 +42,7 @@ _MAX_KNOWN = 1 << 16
 
 @dataclass(frozen=True)
 class SizeRule:
-    """One size for all clips, or sizes that follow each clip's own size, as in DiffSynth-Studio.
+    """One size for all clips, or sizes that depend on each clip's own size, as in DiffSynth-Studio.
 
     height, width: size of all clips, in pixels.
     max_pixels: maximum number of pixels. Each clip keeps its own size, but larger clips are scaled down to this number,
@@ -70,7 +70,7 @@ class SizeRule:
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
                 f"{alone}={getattr(self, alone)} requires {missing}: set both for one fixed size, or max_pixels for "
-                "sizes that follow each clip's shape"
+                "sizes that depend on each clip's shape"
             )
 
 
@@ -97,7 +97,7 @@ class BucketConfig:
         count.
     size: one size (height and width), or each clip's own size up to max_pixels; requires max_frames or num_frames.
 
-    ratios: conversion of resolutions to sizes, and the multiple of every side.
+    ratios: conversion of resolutions to sizes, and the divisor of every side.
     frame_rate: frame rate at which clips are read, and the rule that selects the frames.
     frame_rule: rule for every frame count except 1.
     model: model that must accept every bucket.
@@ -141,20 +141,20 @@ class BucketConfig:
 
     @property
     def multiple(self) -> int:
-        """Number of pixels of which every side is a multiple."""
+        """Divisor of every side, in pixels."""
         return self.ratios.multiple
 
     @property
     def is_dynamic(self) -> bool:
-        """True if sizes follow the clips, so that the list of buckets is not known in advance."""
+        """True if sizes depend on the clips, so that the list of buckets is not known in advance."""
         return self.size.max_pixels is not None
 
     @cached_property
     def table(self) -> BucketTable:
-        """Distinct buckets that accept clips. Raises ConfigError if sizes follow the clips (max_pixels)."""
+        """Distinct buckets that accept clips. Raises ConfigError if sizes depend on the clips (max_pixels)."""
         if self.is_dynamic:
             raise ConfigError(
-                f"max_pixels={self.size.max_pixels}: there is no list of buckets, because sizes follow the clips; "
+                f"max_pixels={self.size.max_pixels}: there is no list of buckets, because sizes depend on the clips; "
                 "set buckets or resolution instead"
             )
         return BucketTable(self._buckets)
@@ -183,7 +183,7 @@ class BucketConfig:
 
     @cached_property
     def _known(self) -> dict[Shape, Choices]:
-        """Cache of choices by shape, because most clips of a dataset share a few shapes."""
+        """Cache of choices by shape. Most clips of a dataset share a few shapes."""
         return {}
 
     def _find(self, clip: Shape) -> Choices:
@@ -199,7 +199,7 @@ class BucketConfig:
         found = tuple(exact_choices(groups).items())
         rest = Choices(found).rest
         if not found:
-            reason = "all buckets that the clip fits have keep probability 0 in bucket_config; raise one of them"
+            reason = "all buckets that the clip fits have keep probability 0 in bucket_config; raise a probability"
         else:
             reason = f"the clip was left out by a draw: the keep probabilities exclude {float(rest):.4g} of such clips"
         return Choices(found, reason, "probability") if rest else Choices(found)
@@ -223,7 +223,7 @@ class BucketConfig:
     def check_rate(self, rate: FrameRate) -> None:
         """Raise ConfigError unless the model accepts the buckets and clips read at frame rate `rate`."""
         if self.model is not None and self.is_dynamic:
-            # __post_init__ has checked the sizes and frame counts, which follow the clips.
+            # __post_init__ has checked the sizes and frame counts, which depend on the clips.
             self.model.check_rate(rate)
         elif self.model is not None:
             self.model.check_all(self.table.buckets, rate)
@@ -277,7 +277,7 @@ class BucketConfig:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Frame counts for one size, or for sizes that follow the clips."""
+        """Frame counts for one size, or for sizes that depend on the clips."""
         if self.size.max_frames is None:
             return self.num_frames
         rule = self.short_clip_rule
@@ -290,7 +290,7 @@ class BucketConfig:
 
 
 def _rate(facts: ClipFacts) -> float | None:
-    """Return the frame rate; None if it is unknown or not a valid rate, because metadata may contain any number."""
+    """Return the frame rate, or None if it is unknown or invalid. Metadata may contain any number."""
     return facts.fps if facts.fps is not None and 0 < facts.fps < inf else None
 
 

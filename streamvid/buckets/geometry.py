@@ -16,7 +16,7 @@ from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 
 MAX_SIDE = 16384
-"""Longest side of a bucket, in pixels."""
+"""Maximum side of a bucket, in pixels."""
 
 DEFAULT_MULTIPLE = 16
 """Spatial multiple of the 8x VAE with 2x2 patches that Wan and HunyuanVideo use."""
@@ -89,9 +89,10 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
 
 
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
-    """Return a mapping from ratio name ``"w:h"`` to size (height, width). On a tie, the first entry wins.
+    """Return a mapping from ratio name ``"w:h"`` to size (height, width).
 
-    Every side is a multiple of `multiple` (1 to 1024). Raise ConfigError for invalid arguments.
+    Every side is a multiple of `multiple` (1 to 1024). If two ratios are equally near to a clip's, the first entry
+    wins. Raise ConfigError for invalid arguments.
     """
     return dict(_aspect_items(name, multiple))
 
@@ -113,8 +114,8 @@ def dynamic_size(height: int, width: int, max_pixels: int, multiple: int) -> tup
     a multiple of `multiple`.
     """
     if height * width > max_pixels:
-        # Floats and a power give the same sizes as DiffSynth-Studio. With 921600 pixels and a multiple of 16, a side of
-        # 1120x1120 becomes 959.99 and thus 944, whereas exact arithmetic gives 960; a side of 1618x1618 becomes 960,
+        # Floats and a power give the same sizes as DiffSynth-Studio. With 921600 pixels and a multiple of 16, sides of
+        # 1120x1120 become 959.99 and thus 944, whereas exact arithmetic gives 960; sides of 1618x1618 become 960,
         # whereas sqrt() gives 944.
         scale: float = (height * width / max_pixels) ** 0.5
         height, width = int(height / scale), int(width / scale)

@@ -1,4 +1,4 @@
-"""Requirements of a model for its input (frame counts, sides and frame rate), and the number of tokens per clip."""
+"""Input requirements of a model (frame counts, sides and frame rate), and the number of tokens per clip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_FACTOR = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
-    """Requirements of one model for its input, as declared in presets.
+    """Input requirements of one model, as declared in presets.
 
     frame_rule: rule for the frame counts that the VAE accepts.
     multiple: widths and heights must be multiples of this number of pixels.
@@ -61,7 +61,7 @@ class ModelRule:
             check_multiple(f"{where}: {name}", side, self.multiple)
 
     def check_num_frames(self, num_frames: int, where: str) -> None:
-        """Raise ConfigError, which begins with `where`, unless the model accepts clips of `num_frames` frames.
+        """Raise ConfigError unless the model accepts clips of `num_frames` frames. The message starts with `where`.
 
         Images need not follow the frame rule, because the VAE of every video model accepts single frames.
         """

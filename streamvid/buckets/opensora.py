@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class OpenSora:
-    """Parsed configuration.
+    """Buckets parsed from a configuration in Open-Sora's form.
 
     classes: classes of sizes, from the largest area down.
     buckets: all buckets that accept clips, once per nominal ratio.
@@ -133,7 +133,7 @@ def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
             )
     else:
         raise ConfigError(
-            f"bucket_config[{name!r}]: _{setting} is not a setting; use {resolution}, {resolution}_max (the ratio "
+            f"bucket_config[{name!r}]: the suffix _{setting} is unknown; use {resolution}, {resolution}_max (the ratio "
             f"with the most pixels) or {resolution}_ar16:9 (one ratio)"
         )
     return resolution, {chosen: table[chosen]}
@@ -167,7 +167,8 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     first, second = (_share(where, number) for number in probability)
     if meaning not in MEANINGS:
         raise ConfigError(
-            f"{where}: the pair {list(probability)!r} is ambiguous with probabilities={meaning!r}; set opensora-v2 if "
+            f"{where}: the pair {list(probability)!r} is ambiguous with probabilities={meaning!r}; set it to "
+            "opensora-v2 if "
             f"{float(second):g} of the clips should pass to the next shorter frame count, or opensora-v1.2 if "
             f"{float(second):g} of the clips should stay"
         )

@@ -29,7 +29,7 @@ _MAX_DENOMINATOR = 10**9  # for time bases: the finest time base in containers i
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Selection of `count` frames of a clip, ascending: positions `start`, `start + stride` … of a grid.
+    """Selection of `count` frames of a clip, in ascending order: positions `start`, `start + stride`, … of a grid.
 
     - step: position i is frame i.
     - time: position i is the frame nearest to the time i / fps after the first frame; on a tie, the earlier frame.
@@ -150,7 +150,7 @@ def time_base_of(times: Times, fps: float) -> Fraction:
 
 
 def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: float) -> int:
-    """Return the number of frames that `rate` selects from a clip, computed from the clip's values in an index.
+    """Return the number of frames that `rate` selects from a clip, computed from the clip's values in the index.
 
     fps: average frame rate of the clip; 0.0 for images, which have one frame at any rate.
     """

@@ -1,6 +1,7 @@
 """Options for choosing a clip's size, and exact calculation of the scaling and cropping that a size requires.
 
-The module classes.py applies the options."""
+The module classes.py applies the options.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def cover_scale(height: int, width: int, to_height: int, to_width: int) -> Fract
 
 
 def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the share of a picture that is cropped if it is scaled to cover another size: at least 0, less than 1."""
+    """Return the share of a picture, from 0 to below 1, that is cropped when it is scaled to cover another size."""
     ours, theirs = height * to_width, width * to_height
     return 1 - Fraction(min(ours, theirs), max(ours, theirs))
 
@@ -31,7 +32,7 @@ class Policy:
     """Choice of a clip's bucket among the buckets that the clip can fill. The defaults follow Open-Sora 2.
 
     ratio: "nominal" chooses the size whose nominal height/width differs least from the clip's (Open-Sora 2); "log"
-        chooses the size whose actual height/width is nearest by factor, which crops least.
+        chooses the size whose actual height/width is nearest as a factor, so that the least is cropped.
     frames: "resolution-first" chooses the largest area that the clip is large enough for, then the most frames in it;
         "longest" chooses the most frames that the clip can fill in any area, and among those areas the largest.
     max_upscale: exclude sizes that scale up the clip's sides by more than this factor; 1 excludes all upscaling.

@@ -66,7 +66,7 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
     """Return the cost of every bucket, in the order of the configuration.
 
     Batch sizes come from max_tokens_per_batch if it is given, otherwise from the configuration. Raise ConfigError if
-    one sample has more tokens than max_tokens_per_batch, or if the configuration's sizes follow the clips.
+    one sample has more tokens than max_tokens_per_batch, or if the configuration's sizes depend on the clips.
     """
     buckets = config.table.buckets
     sizes: Mapping[str, int] = config.batch_sizes
@@ -80,7 +80,7 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """Return the cost of the first bucket with the most tokens, which determines the memory of a step."""
+    """Return the cost of the bucket with the most tokens, which needs the most memory; on a tie, of the first one."""
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 
 

@@ -1,9 +1,9 @@
 """Assignment of clips to a list of buckets, and the reasons why no bucket accepts a clip.
 
 Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
-largest area down. A class skips clips that are much smaller than its area. In the first class that does not, the size
-with the nearest aspect ratio wins, with the largest frame count that the clip can fill. If every size has every frame
-count, this is the order of Open-Sora 2.
+largest area down. A class skips clips that are much smaller than its area. In the first class that does not skip
+the clip, the size with the nearest aspect ratio wins, with the largest frame count that the clip can fill. If every
+size has every frame count, this is the order of Open-Sora 2.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
 
 
 def _limit(refused: Sequence[Bucket], clip: Shape, policy: Policy) -> tuple[str, str]:
-    """Return (kind, reason) for the bucket that exceeds its limit by the least."""
+    """Return (kind, reason) for the bucket whose limit the clip exceeds by the least."""
     size = f"{clip.width}x{clip.height}"
     scales = {bucket: cover_scale(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}
     crops = {bucket: cropped_share(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}

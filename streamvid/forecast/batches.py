@@ -70,7 +70,7 @@ class PlannedBatch:
 
 
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
-    """Yield every batch of the run's rank in the order of delivery, assuming that no sample is bad.
+    """Yield every batch of the setup's rank in the order of delivery, assuming that no sample is bad.
 
     Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a read fails.
     """
@@ -141,7 +141,7 @@ class ReadSample:
 
 
 def sample_reads(setup: Setup) -> ReadSample:
-    """Return read statistics for the run's rank, from batches at five positions of its first epoch."""
+    """Return read statistics for the setup's rank, from batches at five positions of its first epoch."""
     rows, found = IndexRows(), dict[int, PlannedBatch]()
     for place in range(_NUM_PLACES):
         plan, seen = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0

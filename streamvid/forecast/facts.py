@@ -33,9 +33,10 @@ _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 class FactsBlock:
     """Readable rows in one block of a metadata file.
 
-    rows: (n,), row numbers from 0. values: name in FACT_COLUMNS → float64 (n,), with NaN for missing values and for
-    values that are not numbers; names without a column are omitted. sources: (n,), file names; None if no column holds
-    paths.
+    rows: (n,), row numbers from 0.
+    values: name in FACT_COLUMNS → float64 (n,), with NaN for missing values and for values that are not numbers; names
+        without a column are omitted.
+    sources: (n,), file names; None if no column holds paths.
     broken: row number → reason, for the unreadable rows of the block. num_captions: number of rows with a caption.
     """
 
@@ -101,10 +102,10 @@ def is_metadata(source: Path) -> bool:
 
 
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
-    """Find the columns of a metadata file or of a folder of Parquet files.
+    """Open a metadata file, or a folder of Parquet files, and find its columns.
 
-    Raises SourceError if columns for clip sizes are missing. The error names these columns, and
-    a command that probes the files instead.
+    Raises SourceError if columns for clip sizes are missing. The error names these columns, and a command that probes
+    the files instead.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)

@@ -128,7 +128,7 @@ def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket])
 
 
 def _notes(found: AssignedRows, config: BucketConfig) -> tuple[str, ...]:
-    notes = ["sizes are taken from the metadata; shard probes the files, so its counts may differ"]
+    notes = ["sizes are taken from the metadata; `streamvid shard` probes the files, so its counts may differ"]
     if found.frames_are_estimated:
         notes.append("for rows without num_frames, the number of frames is estimated as duration x fps, rounded")
     if not found.has_bytes:

@@ -49,7 +49,7 @@ class ByShard:
         if len(sources) > 1:
             raise ConfigError(f"dataset: got {len(sources)} datasets; encode each one separately")
         if dataset.manifest.clips == "text":
-            raise ConfigError(f"dataset {dataset.url}: contains texts, which need no encoding; use a dataset of videos")
+            raise ConfigError(f"dataset {dataset.url} contains texts, which need no encoding; use a dataset of videos")
         tokens = kept.pop("max_tokens_per_batch", None)
         rule = rule_of(kept.get("preset")) or (None if tokens is None else common_rule([dataset.manifest]))
         sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)

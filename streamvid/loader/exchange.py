@@ -98,8 +98,8 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
-        f"{len(ranks)} processes must form {num_ranks} ranks of {expected} processes each, but "
-        f"{', '.join(named)}{more}. Pass world=World(rank, num_ranks) in each; "
+        f"{len(ranks)} process(es) must form {num_ranks} rank(s) of equal size ({expected} per rank), but "
+        f"{', '.join(named)}{more}. Pass world=World(rank, num_ranks) in each process; "
         "processes that share a batch need the same rank and a shared_group"
     )
 
@@ -183,12 +183,12 @@ class SharedBatchCheck:
         if any(some != keys[0] for some in keys):
             slot = next(i for i in range(max(map(len, keys))) if len({_at(some, i) for some in keys}) > 1)
             return (
-                f"{start}the sample in slot {slot} is {self._holders([_at(some, slot) for some in keys])}. They must "
+                f"{start}the sample in slot {slot} is {self._holders([_at(some, slot) for some in keys])}. All must "
                 "read the same stored bytes; their quarantine files list the samples that were substituted"
             )
         shown = self._holders([f"digest {digest & _MASK:016x}" for digest in digests])
         return (
-            f"{start}the same samples {_shown(pending.sample_keys)} have different content, {shown}. They must run "
+            f"{start}the same samples {_shown(pending.sample_keys)} have different content, {shown}. All must run "
             "the same versions of streamvid and PyAV"
         )
 
@@ -248,7 +248,7 @@ def _who_has_what(processes: Iterable[int], values: Iterable[str]) -> str:
 
 
 def _processes(numbers: Sequence[int]) -> str:
-    """Return 'process 3', 'processes 0-2, 5' or 'no process'."""
+    """Format process numbers as 'process 3', 'processes 0-2, 5' or 'no process'."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

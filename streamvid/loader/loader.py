@@ -87,8 +87,8 @@ class VideoLoader:
     The loader is a plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching.
     `accelerator.prepare` leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader
     moves to the next epoch. Calling `iter()` after a `break` starts the epoch again, with a warning. If a caller stops
-    after the number of batches that `len()` returned for an earlier epoch, its next loop
-    delivers the remaining batches first.
+    after the number of batches that `len()` returned for an earlier epoch, its next loop delivers the remaining batches
+    first.
 
     Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
     delivered. Iteration raises SampleError, WorkerError or RingFullError.
@@ -227,7 +227,7 @@ class VideoLoader:
         """
         raise AttributeError(
             "a VideoLoader has no sampler, and its batches cannot be skipped; resume with load_state_dict() instead "
-            "(in Hugging Face's Trainer together with ignore_data_skip=True, see tools/examples/hf_trainer.py)"
+            "(in Hugging Face's Trainer, also set ignore_data_skip=True; see tools/examples/hf_trainer.py)"
         )
 
     @property
@@ -250,7 +250,7 @@ class VideoLoader:
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Pairs of a bucket id and the shape of `batch.video` in its full batches, largest first, for a warm-up.
+        """Pairs of bucket id and shape of `batch.video` in a full batch, largest first, for a warm-up.
 
         With tail="shrink" and tail="uneven", the last batches can be smaller.
         """
@@ -355,7 +355,7 @@ class VideoLoader:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batches handed out, as JSON; equal on all ranks after the same step."""
+        """Return the position after the batches handed out, as JSON. It is equal on all ranks after the same step."""
         return make_state(self._plan, self._num_done, self._belongs_to())
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:

@@ -288,7 +288,7 @@ def _config(given: object, name: str) -> DatasetConfig:
     if isinstance(given, str | Path | Dataset):
         return DatasetConfig(given)
     if isinstance(given, Mapping) and "url" not in given:
-        raise ConfigError(f"{name}={given!r}: has no url; set url to the path or URL of a dataset")
+        raise ConfigError(f"{name}={given!r} has no url; set url to the path or URL of a dataset")
     if given is None or not isinstance(given, Mapping | DatasetConfig):
         raise ConfigError(
             f"{name}={given!r}: must be a path, a URL, an open Dataset, a DatasetConfig, or a list of them"

@@ -1,4 +1,4 @@
-"""Model rule of a loader, and the checks that datasets and views fit the model."""
+"""Model rule of a loader, and validation of datasets and views against it."""
 
 from __future__ import annotations
 

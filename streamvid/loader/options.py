@@ -23,7 +23,7 @@ DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Form of the delivered samples."""
+    """Format of the delivered samples."""
 
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(

@@ -52,8 +52,8 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     if starved:
         _log.warning(
             "%d of %d buckets have no step in this epoch, because they have fewer samples than a step needs: %s. "
-            "Lower their batch_size, use fewer ranks, set tail='pad' or tail='shrink', or sync='cost', with which "
-            "buckets of equal cost share steps",
+            "Lower their batch_size, use fewer ranks, set tail='pad' or tail='shrink', or set sync='cost', so that "
+            "buckets of similar cost share steps",
             len(starved),
             num_buckets,
             _named(starved, plan.cursor.epoch),
@@ -76,7 +76,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
 
 
 def _named(starved: Sequence[BucketReport], epoch: int) -> str:
-    """Return text with the first few starved buckets, each with the epoch of its first step."""
+    """Return the first few starved buckets as text, each with the epoch of its first step."""
     names = []
     for row in starved[:_NUM_NAMED]:
         more = row.num_epochs_to_step

@@ -114,7 +114,7 @@ class Setup:
 
     @property
     def form(self) -> Mapping[str, Any]:
-        """Options for what a delivery contains, by name, as JSON. Ranks that differ in them would train differently."""
+        """Options that determine the contents of a delivery, by name, as JSON. All ranks must have the same values."""
         captions = [part.text.options for part in self.mix.parts]
         names = ("choice", "template", "prefix", "dropout", "part_dropout")
         return {
@@ -206,7 +206,7 @@ def _columns(columns: Sequence[str], output: OutputOptions) -> tuple[str, ...]:
 def _compared_groups(given: World | None, groups: ProcessGroups) -> ProcessGroups | None:
     if groups.shared_group is not None and given is None:
         raise ConfigError(
-            "groups.shared_group: requires world; set world to the rank that the processes share (see world_from_mesh)"
+            "groups.shared_group requires world; set world to the rank that the processes share (see world_from_mesh)"
         )
     is_of_this_run = given is None or (is_initialised() and given == detect_world())
     return groups if is_of_this_run or groups.process_group is not None else None
@@ -221,7 +221,7 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
     buckets, costs = tuple(mix.buckets.values()), plan.schedule.costs
     if costs is not None and not uses_costs(options):
         raise ConfigError(
-            f"schedule.costs: has no effect with sync={options.sync!r} and order={options.order!r}; use sync='cost' or "
+            f"schedule.costs has no effect with sync={options.sync!r} and order={options.order!r}; use sync='cost' or "
             "schedule.order='largest-first', or leave costs out"
         )
     if rule is not None:

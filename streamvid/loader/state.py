@@ -37,7 +37,7 @@ def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, An
 def _packed(positions: Mapping[str, int]) -> str:
     """Return positions in the order of their bucket ids, as base64 of big-endian integers of the same width.
 
-    For 10,000 buckets, the text has 40 kB; a JSON object of ids and numbers would have 200 kB. The text is not
+    For 10,000 buckets, the text takes 40 kB; a JSON object of ids and numbers would take 200 kB. The text is not
     compressed, because ranks would need the same version of a compression library, and reading would need a size limit.
     """
     width = max(1, -(-max(positions.values()).bit_length() // 8))

@@ -35,7 +35,7 @@ class Stores:
 
     @staticmethod
     def of(storage: StorageOptions | Mapping[str, Any] | None = None) -> Stores:
-        """Return the access for VideoLoader's `storage` argument. Raises ConfigError for invalid options."""
+        """Return this rank's stores for VideoLoader's `storage` argument. Raises ConfigError for invalid options."""
         options, num_ranks = StorageOptions.of(storage), num_local_ranks()
         share = replace(
             options,

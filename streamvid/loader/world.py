@@ -24,7 +24,7 @@ _LAUNCHERS = (
 
 
 def detect_world(environ: Mapping[str, str] | None = None) -> World:
-    """Return the data-parallel position of this process. Without a launcher, as in a notebook, it is the only rank.
+    """Return the data-parallel position of this process. Without a launcher, this process is the only rank.
 
     Raises ConfigError if a launcher's variables are not a valid rank and number of ranks.
     """
@@ -76,7 +76,7 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
 
 
 def default_num_workers() -> int:
-    """Return the number of decode workers per rank: its share of the usable cores, from 1 to 8; 0 except on Linux."""
+    """Return this rank's number of decode workers: its share of the usable cores, from 1 to 8; 0 except on Linux."""
     if sys.platform != "linux":
         return 0
     return max(1, min(8, len(os.sched_getaffinity(0)) // num_local_ranks()))

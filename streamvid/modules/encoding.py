@@ -126,7 +126,7 @@ def _raw(name: str, tensor: object, dtype: torch.dtype | None, *, is_ragged: boo
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
-    """Add the output of `encode` to a batch. Lists of tensors are padded and get a mask, like stored features."""
+    """Return a batch with the output of `encode` added. Lists of tensors are padded and get a mask, as in features."""
     if taken := encoded.keys() & set(batch):
         raise ConfigError(f"encode returns {min(taken)!r}, which is already a field of every batch; use another name")
     ragged = {name: tensors for name, tensors in encoded.items() if not isinstance(tensors, Tensor)}
@@ -202,7 +202,7 @@ def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: 
 
 
 def portable(value: object) -> object:
-    """Replace the paths in an argument, because files and folders may move.
+    """Return an argument with its paths replaced, because files and folders may move.
 
     The path of a file is replaced by the SHA-256 of the file, and any other path by a placeholder. Weights in a folder
     are compared after they are loaded.
@@ -268,5 +268,7 @@ def _changed_files(recorded: Iterable[Fingerprint], model: ModelConfig) -> list[
         found = fingerprints(near)
         if found and one["sha256"] not in [other["sha256"] for other in found]:
             here = ", ".join(f"{other['name']} with SHA-256 {other['sha256'][:12]}" for other in found)
-            problems.append(f"weights are {one['name']} with SHA-256 {one['sha256'][:12]} there and {here} here")
+            problems.append(
+                f"weights are {one['name']} with SHA-256 {one['sha256'][:12]} in the features, but {here} here"
+            )
     return problems

@@ -1,15 +1,15 @@
 """Low-rank adapters (LoRA) through peft: choice of layers, sources of weights, and names in files.
 
 A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. Files are written in one of three
-formats, whose readers expect for a layer `blocks.0.q`:
+formats. For a layer `blocks.0.q`, their readers expect:
 
 diffusers   transformer.blocks.0.q.lora_A.weight, and alpha in the header's `lora_adapter_metadata`
 peft        base_model.model.blocks.0.q.lora_A.weight; alpha is in adapter_config.json in the same folder
 diffsynth   blocks.0.q.lora_A.default.weight; there is no alpha, so B is multiplied by the scale
 
-All of them are read, with alpha from wherever the format states it, and also ComfyUI's `diffusion_model.` prefix,
-`lora_down` and `lora_up`, `alpha` tensors, and files of kohya's trainers and musubi-tuner, which name this layer
-`lora_unet_blocks_0_q` and state alpha as `ss_network_alpha` in the header.
+All of these formats are read, with alpha from wherever the format states it. ComfyUI's `diffusion_model.` prefix,
+`lora_down` and `lora_up`, and `alpha` tensors are also accepted, as are files of kohya's trainers and musubi-tuner,
+which name this layer `lora_unet_blocks_0_q` and state alpha as `ss_network_alpha` in the header.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def require_files(config: LoraConfig) -> None:
     if lacking:
         raise ConfigError(
             f"{' and '.join(lacking)}: no such file; use a LoRA adapter file, such as adapter_model.safetensors in a "
-            "folder of peft"
+            "peft folder"
         )
 
 
@@ -325,7 +325,7 @@ def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _
     try:
         scales = _scales(_facts(path), ranks, alphas, removed)
     except (ValueError, TypeError, AttributeError, ArithmeticError, re.error) as error:
-        raise ConfigError(f"{field} {path}: the description of the adapters is damaged ({error})") from None
+        raise ConfigError(f"{field} {path}: the file's adapter metadata is damaged ({error}); copy it again") from None
     return _Adapters(tensors, scales)
 
 

@@ -33,7 +33,7 @@ class OptimizerConfig(Options):
     warmup_steps: int = option(0, minimum=0, help="Steps of linear warmup.")
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
     grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients; null: no clipping.")
-    ema_decay: float | None = option(None, help="Decay of the moving average of trained weights, which is also saved.")
+    ema_decay: float | None = option(None, help="Save a moving average of the trained weights, with this decay.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

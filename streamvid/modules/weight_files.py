@@ -62,7 +62,7 @@ class Fingerprint(TypedDict):
 
 
 def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
-    """Find the weight files that a configuration names and verify that each is readable.
+    """Return the weight files that a configuration names, after verifying that each is readable.
 
     A path may be a glob: its matches, in sorted order, are the shards of one model. A model that is named more
     than once is loaded once. Raises ConfigError, listing every problem.

@@ -46,7 +46,7 @@ class Match:
 def load(
     module: nn.Module, sources: Sequence[WeightSource], config: WeightsConfig, *, may_lack: Sequence[str] | None = ()
 ) -> dict[str, str]:
-    """Load weight files into `module`. Map each written path to the child that it fills ("": the module).
+    """Load weight files into `module`. Return written path → child that it fills ("" for the module itself).
 
     may_lack: children that the module need not have; None: any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a key is missing or unexpected and `config` does not allow
@@ -143,7 +143,7 @@ def _matches(
 
 
 def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
-    """Map each name of a shared parameter to all its names. A file needs to contain only one of them."""
+    """Return each name of a shared parameter → all of its names. A file needs to contain only one of them."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

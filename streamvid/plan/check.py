@@ -50,8 +50,8 @@ def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> N
     differing = sorted(counts.keys() ^ batch_sizes.keys())
     if differing:
         raise ConfigError(
-            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give a batch size for exactly the "
-            "dataset's buckets"
+            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give one batch size for each "
+            "of the dataset's buckets, and for no others"
         )
 
 
@@ -79,7 +79,7 @@ def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
 
 
 def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
-    """Raise ConfigError or StateError if positions or the numbers of repeats exceed the supported range."""
+    """Raise ConfigError or StateError if positions or repeat counts exceed the supported range."""
     passes = span.length // max(1, num_samples) + 2
     most = FILLER_VISITS if accumulate > 1 else FILL_GROUP
     if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
@@ -107,7 +107,7 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
 
 
 def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, soonest: int | None) -> PlanError:
-    """Return the error for a run without steps. soonest: number of epochs until a step is full, or None if never."""
+    """Return the error for a run without steps. soonest: number of epochs until a step is full; None for never."""
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [
@@ -124,6 +124,6 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """Return text with the first few names and, if there are others, their number."""
+    """Return the first few names as one text, followed by the number of the others, if any."""
     more = len(names) - _NUM_NAMED
     return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

@@ -96,7 +96,7 @@ class CostTable:
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as plain JSON, for `from_json`."""
+        """Return the table as JSON values; `from_json` reads them."""
         return {
             "version": COST_VERSION,
             "tokens": dict(self.tokens),
@@ -106,11 +106,11 @@ class CostTable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CostTable:
-        """Create a table from the JSON that `to_json` returns. Raises ConfigError if the JSON is invalid."""
+        """Create a table from the result of `to_json`. Raises ConfigError if the value is invalid."""
         if not isinstance(value, Mapping) or value.get("version") != COST_VERSION:
             version = value.get("version") if isinstance(value, Mapping) else value
             raise ConfigError(
-                f"cost table version={version!r}: this streamvid reads version {COST_VERSION}; fit the costs again"
+                f"cost table version={version!r}: only version {COST_VERSION} can be read; fit the costs again"
             )
         try:
             rates = value["attoseconds"]
@@ -135,10 +135,10 @@ def fit_costs(
 ) -> CostTable:
     """Fit a cost table to measured steps: (bucket id, batch size, seconds) in any order, including first steps.
 
-    The cost of a batch that was measured at least three times is its median. Other costs are predicted with three
-    non-negative coefficients, which are fitted to the medians of the batches measured at least three times, or of all
-    batches if there are none, by minimizing the sum of the squared relative errors. If all measurements have the same
-    number of tokens per sample, attention keeps its default share of the non-constant cost.
+    The cost of a batch that was measured at least three times is the median of its measurements. Other costs are
+    predicted with three non-negative coefficients. They are fitted to the medians of the batches measured at least
+    three times, or of all batches if there are none, by minimizing the sum of the squared relative errors. If all
+    measurements have the same number of tokens per sample, attention keeps its default share of the non-constant cost.
 
     model: see `default_costs`.
 
@@ -287,5 +287,5 @@ def _nanoseconds(bucket_id: str, batch_size: int, seconds: object) -> int:
 def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, int]) -> None:
     if not isinstance(bucket_id, str) or bucket_id not in tokens:
         known = ", ".join(sorted(tokens)[:10])
-        raise ConfigError(f"bucket {bucket_id!r} is not in the cost table, which has {known}; fit it with all buckets")
+        raise ConfigError(f"bucket {bucket_id!r} is not in the cost table, which has {known}; include it in the fit")
     require_integer(f"cost table batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

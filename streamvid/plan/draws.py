@@ -38,7 +38,7 @@ _PHASE_BITS = 20
 class DrawSet:
     """Draw set as seen by one of its buckets.
 
-    name: hash of the set's name, equal in all of its buckets. weights: probabilities of the buckets, in units of
+    name: hash of the set's name, the same in all of its buckets. weights: probabilities of the buckets, in units of
     1 / UNIT. UNIT minus their sum is the probability that a clip is not drawn for any bucket.
     member: index of this bucket in `weights`. shards: (m,) indices of the set's shards in the bucket, ascending.
     """
@@ -89,7 +89,7 @@ def draw_sets(
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Selection of the samples in a pass, which uses `sizes[i]` samples of shard i.
+    """Selection of the samples of a pass: `sizes[i]` samples of shard i.
 
     If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples from position `firsts[i]` on are used.
     """

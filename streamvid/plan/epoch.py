@@ -145,7 +145,7 @@ class EpochPlan:
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
 
     def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
-        """Count the steps from `positions` to the end of epoch `num_epochs - 1`, if the tail policy carries samples."""
+        """Return the number of steps from `positions` to the end of epoch `num_epochs - 1`, for a carrying tail."""
         total = 0
         for lane in (*self._lanes, *self._idle):
             units = 0
@@ -167,7 +167,7 @@ class EpochPlan:
         return tuple(row for row in rows if row.bucket_id not in whole)
 
     def report(self) -> tuple[BucketReport, ...]:
-        """Return one report per bucket for the remainder of the epoch, by bucket id."""
+        """Return one report per bucket for the remainder of the epoch, sorted by bucket id."""
         delivered = dict.fromkeys(self._streams, 0)
         repeated = dict.fromkeys(self._streams, 0)
         units, fillers = self._taken(self.num_steps_left)

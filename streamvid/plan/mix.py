@@ -75,7 +75,7 @@ class MixedStream:
         sources: Sequence[PlanSource],
         options: PlanOptions,
     ) -> None:
-        """shard_sizes: source index → number of samples per shard of this bucket."""
+        """Create the stream. shard_sizes: source index → number of samples per shard of this bucket."""
         self._hash = hash_text(bucket_id)
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"
         self._numbers: list[int] = []
@@ -102,7 +102,7 @@ class MixedStream:
         return sum(self._begins(epoch))
 
     def _begins(self, epoch: int) -> list[int]:
-        """Return b_i(epoch) of each dataset."""
+        """Return b_i(epoch) for each dataset."""
         return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:

@@ -24,11 +24,11 @@ class PlanOptions:
     shuffle: "none" keeps the manifest's order within a bucket and interleaves buckets evenly. "shards" permutes
         shards. "window" also permutes samples within each run of `window` consecutive permuted shards.
     tail: policy for an epoch's samples that do not fill a step. "carry" starts the next epoch with them. "drop" omits
-        them. "pad" fills the step with repeats of the bucket. "shrink" delivers them in one last step per bucket with
+        them. "pad" fills the step with repeated samples. "shrink" delivers them in one last step per bucket with
         equal, smaller batches (and fewer than num_ranks repeats). "uneven" delivers them in one last step per bucket
         with unequal batches and no repeats; ranks without remaining samples have no batch in that step.
-    sync: property that all ranks share at each step: the same "bucket", or about the same predicted "cost".
-    order: order of the steps: "mixed", or "largest-first", which begins epoch 0 with the first step of each bucket
+    sync: "bucket" gives all ranks the same bucket at each step; "cost" gives them about the same predicted cost.
+    order: order of the steps, "mixed" or "largest-first". The latter begins epoch 0 with the first step of each bucket
         (with sync="cost", of each class of buckets), costliest first.
     accumulate: number of steps per optimizer step. The number of steps in an epoch is a multiple of this value.
     shard_locality: number of consecutive samples of a step that are sorted together by shard, within each dataset,
@@ -43,7 +43,7 @@ class PlanOptions:
         help="Policy for samples that do not fill a step.",
         shown_default="carry for split train, else uneven",
     )
-    sync: Sync = option("bucket", help="Property that all ranks share at each step.")
+    sync: Sync = option("bucket", help="Give all ranks the same bucket at each step, or similar costs.")
     order: Order = option("mixed", help="Order of steps in epoch 0.")
     accumulate: int = option(1, help="Steps per optimizer step.", minimum=1, maximum=1 << 10)
     shard_locality: int = option(

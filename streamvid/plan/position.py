@@ -16,7 +16,7 @@ MAX_POSITION = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Data-parallel rank. Processes that share a batch (sequence, tensor or context parallel) have the same rank."""
+    """Data-parallel rank. Processes that share a batch (sequence, tensor or context parallel) share a rank."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -53,13 +53,13 @@ class Cursor:
         object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cursor as a JSON-serializable dict for `from_json`. As JSON, 100 buckets take less than 4 KB."""
+        """Return the cursor as JSON values; `from_json` reads them. 100 buckets take less than 4 KB of JSON."""
         value = {"epoch": self.epoch, "positions": dict(self.positions), "step": self.step}
         return value | {"phase": self.phase} if self.phase else value
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Cursor:
-        """Create a cursor from the JSON that `to_json` returns. Raises StateError if the JSON is invalid."""
+        """Create a cursor from the result of `to_json`. Raises StateError if the value is invalid."""
         if not isinstance(state, Mapping) or set(state) - {"phase"} != {"epoch", "positions", "step"}:
             raise StateError(
                 f"cursor={state!r}: must have the keys epoch, positions and step, optionally phase, and no others; use "

@@ -8,7 +8,7 @@ available          max(0, end - position)
 unit               one batch of one rank; a bucket has available // batch_size of them, or ceil(…) with a tail that pads
 
 A step takes one unit per rank (lane.py). Samples that do not fill a step are the remainder: "carry" keeps the position,
-and the next epoch opens with them; "drop" continues from `end`; "pad" fills the last step with positions past `end`,
+and the next epoch starts with them; "drop" continues from `end`; "pad" fills the last step with positions past `end`,
 which wrap into the epoch's block as repeats; "shrink" and "uneven" deliver the remainder in one more step per bucket.
 """
 

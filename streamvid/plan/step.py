@@ -79,7 +79,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinalStep:
-    """Final step of one bucket: a remainder with "shrink" or "uneven", or repeats that complete a group.
+    """Final step of one bucket: a remainder with "shrink" or "uneven", or repeats that complete a group of steps.
 
     visits_from: start of the range of visits for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
     repeats that complete a group.
@@ -94,7 +94,7 @@ class FinalStep:
         """Return the index of a rank's first sample. Samples are split as evenly as possible.
 
         The ranks that get one more sample are consecutive, starting at a rank that depends on the bucket. Otherwise,
-        with many small buckets, the lowest ranks would get most samples.
+        with many small buckets, the lowest ranks would get most of the samples.
         """
         num_ranks = self.span.num_ranks
         share, more = divmod(self.num_samples, num_ranks)
@@ -121,7 +121,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps before their samples are looked up. Each field has one entry per step. draws: samples to look up."""
+    """Steps whose samples are not looked up yet. draws: samples to look up. Other fields have one entry per step."""
 
     bucket_ids: Sequence[tuple[str, ...]]
     bounds: Sequence[Int64Array]
@@ -190,12 +190,12 @@ def assign_steps(drafts: Sequence[Draft], locality: int) -> Iterator[Step]:
 
 
 def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, int]:
-    """Extend the range [first, last) of a step's samples to whole stretches of `locality` samples."""
+    """Return the range [first, last) of a step's samples, extended to whole stretches of `locality` samples."""
     return first // locality * locality, min(total, -(-last // locality) * locality)
 
 
 def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
-    """Sort rows in stretches. Return the sources, shards, indices and visits of the part `mine`, (4, rows, samples)."""
+    """Return the sources, shards, indices and visits (4, rows, samples) of `mine`, after sorting every stretch."""
     mine, rows = draw.mine, np.arange(len(ordinals))[:, None]
     if locality > 1:
         order = np.empty(ordinals.shape, np.intp)
@@ -209,7 +209,7 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """Return the sorted order of each row, (rows, samples). The positions of each dataset do not change."""
+    """Return the order that sorts each row, with shape (rows, samples). Each dataset keeps its positions."""
     # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
     if stream.has_several:  # ordinals count one dataset after the other, and so does `order`

@@ -52,8 +52,11 @@ class BucketStream:
     """Stream of one bucket's samples by position. It caches the shard orders of recent passes."""
 
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
-        """shard_sizes: (num_shards,) number of samples in each shard of the bucket, in manifest order. seed: seed of
-        the stream; None for the seed of `options`."""
+        """Create the stream.
+
+        shard_sizes: (num_shards,) number of samples in each shard of the bucket, in manifest order. seed: seed of the
+        stream; None for the seed of `options`.
+        """
         self._bucket_hash = hash_text(bucket_id)
         self._seed = options.seed if seed is None else seed
         self._shard_sizes = shard_sizes

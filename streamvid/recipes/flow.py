@@ -18,7 +18,7 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
 def shifted(times: Tensor, shift: float) -> Tensor:
-    """Move times toward the noise if shift > 1, because large latents stay recognizable under more noise."""
+    """Return times moved toward the noise if shift > 1. Large latents stay recognizable under more noise."""
     return shift * times / (1 + (shift - 1) * times)
 
 

@@ -78,7 +78,7 @@ class TextConfig(Options):
         if len(folders) != 1:
             raise ConfigError(
                 f"text package is {self.package!r}, in which {len(folders)} folders contain config.json and "
-                "*.safetensors; exactly 1 is allowed; set path to a folder instead"
+                "*.safetensors; exactly 1 is required; set path to a folder instead"
             )
         return folders[0]
 

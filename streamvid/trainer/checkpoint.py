@@ -130,7 +130,7 @@ class Checkpoints:
             saving.write(dataclasses.replace(file, tensors=state), path)
 
     def find(self) -> Path | None:
-        """Return the state folder to resume, or None for a new run.
+        """Return the state folder to resume from, or None for a new run.
 
         Raises ConfigError if the output folder would then contain two runs.
         """

@@ -46,7 +46,7 @@ def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, fold
     model = unwrapped.model
     if not hasattr(model, "sample"):
         raise ConfigError(
-            f"eval.sample_steps is set but {type(model).__name__} has no method `sample`; add the method, or "
+            f"eval.sample_steps is set, but {type(model).__name__} has no method `sample`; add the method, or "
             "set eval.sample_steps to null"
         )
     with evaluating(module), accelerator.autocast():
@@ -58,4 +58,4 @@ def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, fold
         (folder / f"{name}.png").write_bytes(contact_sheet(frames))
         rate = float(batch.fps[0])
         (folder / f"{name}.mp4").write_bytes(movie(frames, 1.0 if math.isnan(rate) else rate))
-        _log.info("samples: %s", folder / f"{name}.png")
+        _log.info("saved samples: %s", folder / f"{name}.png")

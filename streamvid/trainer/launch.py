@@ -123,7 +123,7 @@ def is_launched_alone(environ: Mapping[str, str]) -> bool:
 
 
 def checkpoint_function(accelerator: Accelerator) -> Callable[..., Any] | None:
-    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`, else None for torch's."""
+    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`; None to use torch's."""
     plugin = accelerator.state.deepspeed_plugin
     options = None if plugin is None else plugin.deepspeed_config.get("activation_checkpointing")
     return None if options is None else deepspeed_checkpoint(options, accelerator.device.type)
@@ -151,7 +151,7 @@ def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
         ("gradient_clipping", "optimizer.grad_clip", config.optimizer.grad_clip or 0.0),
     ):
         if settings.get(key, "auto") not in ("auto", value):
-            raise ConfigError(f"{key} of DeepSpeed's JSON is {settings[key]}, but {name} is {value}; set it to 'auto'")
+            raise ConfigError(f"{key} in DeepSpeed's JSON is {settings[key]}, but {name} is {value}; set it to 'auto'")
         settings[key] = value
     # Used only for DeepSpeed's own throughput figures, because batch sizes vary.
     batch_size = config.data.batch_size

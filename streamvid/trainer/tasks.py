@@ -65,7 +65,7 @@ class TaskModule(nn.Module):
         self.task = task
 
     def encoded(self, batch: Batch) -> Batch:
-        """Add the outputs of the module's `encode` to the batch, unless they are precomputed."""
+        """Return the batch with the outputs of the module's `encode` added, unless they are precomputed."""
         encode = getattr(self.model, "encode", None)
         if encode is None or self.task.features == "read":
             return batch

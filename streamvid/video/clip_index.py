@@ -1,7 +1,7 @@
-"""Index of a clip's packets, which allows decoding a window from part of the clip's bytes, without its container.
+"""Index of a clip's packets, for decoding a window from part of the clip's bytes without its container.
 
-Packets are in decode order. They are grouped into segments, which start at every key packet and every 32nd packet after
-it. A segment is the unit of reading and of checksums.
+Packets are in decode order. They are grouped into segments: one starts at every key packet, and at every 32nd packet
+after it. A segment is the unit of reading and of checksums.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the indices of the first and last packets to decode, and of wanted packets relative to the first."""
+        """Return the indices of the first and last packets to decode, and of the wanted ones relative to the first."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[bisect_right(keys, int(numbers[0])) - 1])
@@ -287,13 +287,13 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
 
 
 class _Places:
-    """Offsets of the packets passed to `add` within the file `data`."""
+    """Offsets, in the file `data`, of the packets passed to `add`."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._offsets, self._are_stored = data, list[int](), True
 
     def add(self, packet: Packet[VideoStream]) -> None:
-        """Find the next packet in the file. Do not search if an earlier packet is not stored unchanged."""
+        """Find the next packet in the file. Stop searching after the first packet that is not stored unchanged."""
         offset = _offset(packet, self._data) if self._are_stored else -1
         self._are_stored = offset >= 0 and not packet.has_sidedata("new_extradata")
         self._offsets.append(offset)

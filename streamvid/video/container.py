@@ -143,7 +143,7 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Inside the block, read only the first bytes of a remote file's key frames; other packet data reads as 0.
+        """Read only the first bytes of a remote file's key frames inside the block; other packet data reads as zeros.
 
         This applies if the container's index contains sizes, times and key frames, and the codec needs nothing else
         from packets. Bytes between packets are always read from the file.
@@ -211,7 +211,7 @@ class _MemoryFile(RangeFile):
 
 @contextmanager
 def ffmpeg_errors(problem: str) -> Iterator[None]:
-    """Turn FFmpeg's errors inside the block into a ProbeError that begins with `problem`."""
+    """Convert FFmpeg's errors inside the block to ProbeErrors whose messages start with `problem`."""
     import av
 
     try:
@@ -260,10 +260,10 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
         container: InputContainer = av.open(reader, "r", options=options, buffer_size=_READ_BYTES, **_metadata_errors())
         return container
     except av.FFmpegError as error:
-        if isinstance(error, MemoryError):  # so FFmpeg 8.0 (PyAV 17) answers to too many streams
+        if isinstance(error, MemoryError):  # FFmpeg 8.0 (PyAV 17) reports too many streams so
             raise ProbeError(
-                "FFmpeg cannot allocate what the file's header requests; the file may have more streams than "
-                f"max_streams={limits.max_streams}",
+                "FFmpeg cannot allocate the memory that the file's header requests; the file may have more streams "
+                f"than max_streams={limits.max_streams}",
                 kind="limit",
             ) from error
         allowed = ", ".join(limits.containers)
@@ -277,7 +277,7 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
 
 
 def _metadata_errors() -> dict[str, Any]:
-    """Return the arguments with which PyAV accepts metadata that is not UTF-8; version 19 and later need none."""
+    """Return the arguments with which PyAV accepts metadata that is not UTF-8; PyAV 19 and later need none."""
     import av
 
     return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -304,7 +304,7 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
             continue
         if stream.codec_context is None:
             raise ProbeError(
-                "the file's video codec is unknown to FFmpeg: re-encode the file, for instance to H.264", kind="codec"
+                "the file's video codec is unknown to FFmpeg; re-encode the file, for instance to H.264", kind="codec"
             )
         codec = stream.codec_context.codec.canonical_name
         if codec not in limits.codecs:

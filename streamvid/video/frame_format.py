@@ -72,7 +72,7 @@ class FrameFormat:
         if found != (self.coded_width, self.coded_height, self.pixel_format):
             raise DecodeError(
                 f"the video changes from {self.coded_width}x{self.coded_height} {self.pixel_format} to "
-                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}: re-encode it to a single size and format"
+                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}; re-encode it to a single size and format"
             )
 
     @property
@@ -122,7 +122,7 @@ def _make_format(
 
 
 def _even(margins: Margins, width: int, height: int) -> Margins:
-    """Round offsets and sizes down to even numbers, as FFmpeg's program does for 4:2:0; ignore impossible margins."""
+    """Round offsets and sizes down to even numbers, as the ffmpeg program does for 4:2:0; ignore impossible margins."""
     left, top, right, bottom = margins
     wide, high = (width - left - right) // 2 * 2, (height - top - bottom) // 2 * 2
     if not any(margins) or min(wide, high) < 2:
@@ -135,7 +135,7 @@ def _check_transfer(frame: VideoFrame, limits: Limits) -> None:
     if frame.color_trc in _HDR_TRANSFERS and not limits.allow_hdr:
         raise ProbeError(
             f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}): tone-map it to SDR first, for instance with "
-            "FFmpeg's zscale and tonemap filters, or accept it unchanged (--hdr allow): its frames then look pale, "
+            "FFmpeg's zscale and tonemap filters, or accept it unchanged (--hdr allow); its frames then look pale, "
             "because they are not tone-mapped",
             kind="hdr",
         )

@@ -1,7 +1,7 @@
 """Packet table of a video: its frames, their timestamps and its key packets, found without decoding.
 
 A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9) or a
-comment (GIF), or if it precedes the first key frame, because its picture refers to pictures that were cut away.
+comment (GIF), or if it precedes the first key frame, because its picture refers to pictures that were cut off.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PacketTable:
       number.
     - ordinals: position of each frame's packet in decode order, indexed by frame number.
     - keys: (timestamp, ordinal) of each key packet in decode order, including discarded packets; packets that the
-      container flags as key, but from which decoding cannot start, are left out (see entries.py).
+      container flags as key packets, but at which decoding cannot start, are left out (see entries.py).
     - rows: (timestamp, byte position, size) of every packet in decode order, used to recognize packets.
     - reorder_depth: maximum number of frames that a decoder holds back to return frames in display order.
     - last_duration: duration of the last displayed frame, in ticks; 0 if unknown.
@@ -163,8 +163,8 @@ def _refuse_png_bomb(packet: memoryview) -> None:
             continue
         if left < 0:
             raise ProbeError(
-                f"the PNG's {kind.decode()} chunks unpack to more than {_MAX_UNPACKED_MIB} MiB; save the image again "
-                "without metadata",
+                f"the PNG's {kind.decode()} chunks decompress to more than {_MAX_UNPACKED_MIB} MiB; save the image "
+                "again without metadata",
                 kind="limit",
             )
 
@@ -239,7 +239,7 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: its header declares {promised} bytes, but the file has {video.num_bytes} bytes",
+            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes}; copy it again",
             kind="damaged",
         )
 

@@ -17,7 +17,7 @@ class PictureFormat:
     """Format of pictures of (height, width).
 
     pixels: "rgb24" for (H, W, 3) uint8; "yuv420p" for consecutive uint8 planes Y (H, W), U and V (H/2, W/2); "mask" for
-        (H, W) uint8 values, see MaskReader.
+        (H, W) uint8 values (see MaskReader).
     accuracy: accuracy of RGB. "fast" is swscale's default, 1 to 3 levels too dark on average; "exact" has a bias below
         0.05 levels, and respects the source's chroma siting.
 

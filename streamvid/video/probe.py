@@ -1,9 +1,9 @@
 """Probing of a file: frames are counted from packets, and one key frame is decoded for its size and colors.
 
 If a format is known for unreliable timestamps (AVI, MPEG-TS, MPEG-PS, FLV, AVI-style Matroska, MPEG-4 with packed
-pictures, interlaced video with one packet per field, B-frames stamped in storage order), every frame is decoded once,
-and the file is accepted only if the frames have exactly the timestamps that the packets declare, in the same order.
-`decode_into` then finds the same frames later.
+pictures, interlaced video with one packet per field, B-frames with timestamps in storage order), every frame is decoded
+once, and the file is accepted only if the frames have exactly the timestamps that the packets declare, in the same
+order. `decode_into` then finds the same frames later.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _LOOSE_CODECS = frozenset({"mpeg4", "msmpeg4v3"})
 def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> VideoInfo:
     """Read the properties of a video or an image from a path, bytes, a buffer, or a seekable binary file.
 
-    The containers and codecs of `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with one frame
-    (other pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a video; an
-    animated WebP is rejected. verify: decode every frame.
+    Only the containers and codecs of `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with one
+    frame (other pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a
+    video; an animated WebP is rejected. verify: decode every frame.
 
     Raises ProbeError, whose message contains no path, if the file is not a video, is truncated, exceeds a limit, is
     HDR, has timestamps that do not identify each frame or, with `verify`, has damaged frames or several frame sizes.
@@ -85,7 +85,7 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
     if len(formats) > 1:
         found = ", ".join(f"{width}x{height} {pixels}" for width, height, pixels in sorted(formats))
         raise ProbeError(
-            f"the video changes size or pixel format ({found}): re-encode it to a single format", kind="changes-size"
+            f"the video changes size or pixel format ({found}); re-encode it to a single format", kind="changes-size"
         )
 
 

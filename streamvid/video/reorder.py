@@ -30,7 +30,7 @@ def stores_decode_times(container: str, codec: str) -> bool:
 def display_times(
     packets: Iterable[Packet[VideoStream]], stream: VideoStream, codec: str
 ) -> Iterator[Packet[VideoStream]]:
-    """Yield packets in decode order, with presentation times. Each contains one picture.
+    """Yield packets in decode order, with presentation times. Each packet contains one picture.
 
     Raises ProbeError if a group of pictures is too large to hold in memory.
     """

@@ -30,8 +30,7 @@ class StreamInfo:
     """Description of a video stream. Streams with equal descriptions can share a decoder.
 
     - codec: FFmpeg's name. extradata: the codec header as stored in the container.
-    - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format, margins: as in
-      VideoInfo.
+    - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format, margins: as in VideoInfo.
     - color: matrix, range, primaries and transfer as declared by the container, in FFmpeg's numbers (ITU-T H.273).
     - reorder_depth, x264_core: as in PacketTable.
 
@@ -128,7 +127,7 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def declare_x264(decoder: VideoCodecContext, core: int) -> None:
-    """Inform an H.264 decoder which version of x264 wrote its stream. core: that version; 0 changes nothing."""
+    """Pass the version of x264 that wrote a stream to its H.264 decoder. core: the version; 0 changes nothing."""
     from av.packet import Packet
 
     if not core:
@@ -136,7 +135,7 @@ def declare_x264(decoder: VideoCodecContext, core: int) -> None:
     message = h264.x264_message(core, decoder.extradata or b"")
     packet = Packet(len(message))
     packet.update(message)
-    decoder.skip_frame = "NONREF"  # so that a packet without a picture is no error
+    decoder.skip_frame = "NONREF"  # so that a packet without a picture is not an error
     decoder.decode(packet)
     decoder.skip_frame = "DEFAULT"
 

@@ -1,4 +1,4 @@
-"""Geometry of the conversion from frame to picture: crop, scale to cover, and rotate, all computed with integers.
+"""Geometry of the conversion from frame to picture: cropping, scaling to cover, and rotation, all with integers.
 
 The crop comes first (it only shifts pointers, which costs nothing), then one scaling pass, then the rotation while the
 small picture is copied. The crop box is centered, as large as the frame allows, and has the shape of the target in
@@ -29,7 +29,7 @@ _TURNS: dict[int, Filters] = {
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """The part of a frame to keep, which has the aspect ratio of the target.
+    """Part of a frame to keep. It has the aspect ratio of the target.
 
     left, top: offset of the part in the displayed frame, as a share of the available margin in units of 2**-32 (0 to
     2**32 - 1). A crop therefore selects the same part of videos with different rotations. scale: side lengths relative

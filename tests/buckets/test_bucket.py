@@ -56,7 +56,7 @@ def test_ids_and_json_read_back(num_frames: int, multiple: int, name: str, draw:
         ({"resolution": "../x", "aspect_ratio": "16:9"}, "not a resolution name"),
         ({"resolution": "256px", "aspect_ratio": "16-9"}, "not a ratio"),
         ({"resolution": "256px", "aspect_ratio": "0:9"}, "not a ratio"),
-        ({"resolution": 7, "aspect_ratio": "1:1"}, "must be text"),
+        ({"resolution": 7, "aspect_ratio": "1:1"}, "must be a string"),
     ],
 )
 def test_a_bad_bucket_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -68,7 +68,7 @@ def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     text = "import os\nos.abort()\nbucket_config = {'_delete_': True, '256px': {33: ((1.0, 0.5), 12), 17: (1.0, 4)}}\n"
     path = written(tmp_path, text, "stage1.py")
     with pytest.raises(
-        ConfigError, match=r"pair \[1.0, 0.5\] is ambiguous with probabilities=None; set opensora-v2 if"
+        ConfigError, match=r"pair \[1.0, 0.5\] is ambiguous with probabilities=None; set it to opensora-v2 if"
     ):
         load_bucket_config(path)
     config = load_bucket_config(path, ["probabilities=opensora-v1.2", "multiple=32"])
@@ -219,7 +219,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar cannot be combined with buckets"),
         ("{bucket: [832x480@81]}", "bucket is not a field; did you mean 'buckets'"),
         ("{buckets: [33x480x832]}", "write it as '832x480@33'"),
-        ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None; set opensora-v2"),
+        ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None; set it to opensora-v2"),
         ('{bucket_config: {256px: {1: [[1.0, 0.3], 12]}}, probabilities: opensora-v2}', "images need one probability"),
         ('{bucket_config: {256px: {33: [1.5, 12]}}}', "probability=1.5: must be from 0 to 1"),
         ('{bucket_config: {256px: {33: [1.0, [4, 8]]}}}', r"the batch size \[4, 8\] is a range for Open-Sora's search"),
@@ -228,7 +228,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{bucket_config: {256px: {x: [1.0, 2]}}}', "bucket_config"),
         ('{bucket_config: {256px: {}}}', "has no frame counts"),
         ('{bucket_config: {256px: {33: [0.0, 1]}}}', "every probability is 0"),
-        ('{bucket_config: {256px_min: {33: [1.0, 1]}}}', "_min is not a setting; use 256px, 256px_max"),
+        ('{bucket_config: {256px_min: {33: [1.0, 1]}}}', "the suffix _min is unknown; use 256px, 256px_max"),
         ('{bucket_config: {"256px_ar7:5": {33: [1.0, 1]}}}', "256px has no ratio 7:5; available: 2.39:1"),
         ('{bucket_config: {"256q": {33: [1.0, 1]}}}', "resolution='256q' is not a resolution name"),
         ('{bucket_config: {512: {51: [9, [4, 12]]}}}', "probability=9: must be from 0 to 1; if this configuration is for"),

@@ -206,7 +206,7 @@ def test_the_stage_tells_what_a_step_cost(dataset: Path) -> None:
     ],
 )
 def test_a_device_that_is_not_there_is_refused(device: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=rf"device=.*{why}.*Available: cpu.*leave device out"):
+    with pytest.raises(ConfigError, match=rf"device=.*{why}.*Available: cpu.*omit device"):
         check_device(device)
 
 

@@ -155,8 +155,8 @@ def test_equal_loaders_pass_also_after_others_failed(told: list[dict[str, str | 
         ("long", "(sha256 "),
         ("absent", "a is 1 on processes 1-2, absent on process 0"),
         ("num_ranks", "num_ranks is 1 on processes 0-1, 2 on process 2"),
-        ("duplicate", "3 ranks of 1 processes each, but rank 1 has processes 1-2, rank 2 has no process"),
-        ("uneven", "3 processes must form 2 ranks of 2 processes each, but rank 0 has process 0"),
+        ("duplicate", "3 rank(s) of equal size (1 per rank), but rank 1 has processes 1-2, rank 2 has no process"),
+        ("uneven", "3 process(es) must form 2 rank(s) of equal size (2 per rank), but rank 0 has process 0"),
         ("shared by none", "rank 0 has processes 0-2"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: st
 
 def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
     lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
-    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b: no such file.*folder of peft"):
+    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b: no such file.*peft folder"):
         make(lora, factory="no_such_package:build")
     with pytest.raises(ConfigError, match="c.safetensors does not exist"):
         make(paths=(str(tmp_path / "c.safetensors"),), factory="no_such_package:build")

@@ -324,7 +324,7 @@ def test_alpha_of_the_header_of_kohya_is_read(tmp_path: Path, stated: str, alpha
     lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit"))
     assert torch.allclose(output(fused), output(module), atol=1e-5)
     save_file(state, path, metadata={"ss_network_alpha": "high"})
-    with pytest.raises(ConfigError, match="description of the adapters is damaged"):
+    with pytest.raises(ConfigError, match="adapter metadata is damaged"):
         lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit"))
 
 

@@ -138,7 +138,7 @@ def test_zero_3_keeps_no_moving_average_and_its_json_may_not_contradict_the_conf
     setup = (SETUPS / "zero3.yaml").read_text().replace("configs/accelerate/ds_zero3.json", str(tmp_path / "ds.json"))
     (tmp_path / "zero3.yaml").write_text(setup)
     said = launched(str(tmp_path / "zero3"), tmp_path / "run", 1, **environment)
-    assert "gradient_accumulation_steps of DeepSpeed's JSON is 3, but data.accumulate is 2" in said
+    assert "gradient_accumulation_steps in DeepSpeed's JSON is 3, but data.accumulate is 2" in said
 
 
 @pytest.mark.slow

@@ -44,8 +44,8 @@ class Batch(Mapping[str, Any]):
     - `clips`, with decode=False, in place of `video` and `layout`: B StoredClips. A batch of texts has neither `video`
       nor `clips`, and its bucket is TEXT_BUCKET.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
-    - `media`, with media=(...): conditioning inputs by name, uint8, in the layout and on the device of the video, and
-      cropped and scaled like it. A control video has the shape of `video`, with matching frames. A still picture has
+    - `media`, with media=(...): conditioning inputs by name, uint8, in the video's layout and on its device, cropped
+      and scaled like the video. A control video has the shape of `video`, with matching frames. A still picture has
       T = 1, a mask has C = 1, and a list is (B, N, …), where N is the largest item count. Missing inputs are zeros.
     - `media_present`, with `media`: bool (B,) by name, or (B, N) for a list; True for inputs that the sample has.
     - `text`: B captions, "" for a sample without a caption.   - `sample_keys`: B keys.

@@ -54,7 +54,7 @@ class StoredClip:
     - stream_json: parameters for a decoder (see `stream`); "" for a whole clip.
     - start, num_frames: index of the first wanted frame in the clip, and number of wanted frames.
     - numbers: indices of all wanted frames in the clip, ascending. Frames repeat if the requested frame rate exceeds
-      the clip's. A repeated frame has one packet, which has the first of the frame's indices among the wanted frames.
+      the clip's. A repeated frame has a single packet, whose index is that of the frame's first occurrence.
       An index without a packet repeats the frame of the previous index.
     """
 

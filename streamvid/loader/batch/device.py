@@ -1,4 +1,4 @@
-"""Device stage, which copies the next batch to the device while the caller works on the current one.
+"""Device stage that copies the next batch to the device while the caller works on the current one.
 
 host batch ──side stream──► device batch ──event──► the caller's stream
     └── its memory in the ring is free again when that copy is done, independently of the caller's stream
@@ -139,8 +139,8 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
         there = ["cpu", *(f"cuda:{number}" for number in range(cuda.device_count()))]
         why = str(error).splitlines()[0]
         raise ConfigError(
-            f"device={device!r} cannot be used: {why}. Available: {', '.join(there)}; use one of them, or leave device "
-            "out for batches in host memory"
+            f"device={device!r} cannot be used: {why}. Available: {', '.join(there)}; use one of them, or omit device "
+            "to keep batches in host memory"
         ) from error
     return found
 

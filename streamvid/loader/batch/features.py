@@ -184,7 +184,7 @@ def with_features(
     several: list[Any] = [features] if isinstance(features, str | Path | Sidecar) else list(features)
     if len(several) != len(mix.parts):
         raise ConfigError(
-            f"features has length {len(several)}, but there are {len(mix.parts)} datasets; give one entry per dataset"
+            f"features has length {len(several)}, but there are {len(mix.parts)} dataset(s); give one entry per dataset"
         )
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]

@@ -1,4 +1,4 @@
-"""Batches in ring memory, which they release when they are freed, and pinning of the ring for CUDA."""
+"""Creation of batches that release their ring memory when they are freed, and pinning of the ring for CUDA."""
 
 from __future__ import annotations
 

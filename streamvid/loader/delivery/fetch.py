@@ -70,7 +70,7 @@ def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
 
 
 class FetchThreads:
-    """Up to `num_threads` daemon threads, started on demand, that run jobs in the order of their submission.
+    """Pool of up to `num_threads` daemon threads, started on demand, that run jobs in the order of submission.
 
     on_error: function that is called in the thread with any exception that a job raises.
     """
@@ -95,7 +95,7 @@ class FetchThreads:
         self._queue.put(job)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Finish queued jobs and end the threads. Threads that are busy after the timeout end later by themselves."""
+        """Finish queued jobs and end the threads. Threads that are still busy after the timeout end on their own."""
         for _ in range(self._max_threads):
             self._queue.put(None)
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds

@@ -115,7 +115,7 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """If a sample is already known to be bad, replace it and return True. is_whole: see Repairs.reason."""
+        """Replace a sample if it is already known to be bad; return whether it is. is_whole: see Repairs.reason."""
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False
@@ -130,7 +130,7 @@ class Flight:
         """Handle bytes that do not match the index by reading them again until the cause is known (FETCH-1)."""
         verdict = slot.wrong.judge(problem)
         if verdict == "stored":
-            self.reject(slot, f"{problem}, twice; copy the shard again", is_corrupt=True)
+            self.reject(slot, f"{problem} in two reads; copy the shard again", is_corrupt=True)
         elif verdict == "unproven":
             self.fail(slot, UNPROVEN)
         else:
@@ -159,11 +159,11 @@ class Flight:
             self.finish(slot)
 
     def fail(self, slot: Slot, error: object) -> None:
-        """Finish a slot with an error, because its sample cannot be delivered. The sample itself may be good."""
+        """Finish a slot with an error that says why its sample cannot be delivered. The sample itself may be good."""
         self.finish(slot, sample_error(slot.sample, slot.key, error))
 
     def finish(self, slot: Slot, error: StreamvidError | None = None) -> None:
-        """Finish a slot, because its sample is in place, its run is over, or its batch has failed."""
+        """Finish a slot whose sample is in place, whose run is over, or whose batch has failed."""
         with self._lock:
             del self.slots[slot.number]
             batch = slot.batch

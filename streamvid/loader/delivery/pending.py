@@ -68,7 +68,7 @@ class PendingBatch:
 
     @property
     def num_bytes(self) -> int:
-        """Number of ring bytes that hold the batch."""
+        """Number of ring bytes that the batch occupies."""
         if self.room is None:
             return max((clip.offset + clip.table_bytes + clip.num_bytes for clip in self.clips.values()), default=0)
         return self.room.num_bytes

@@ -82,8 +82,8 @@ class PipelineOptions:
 class Pipeline:
     """Workers, threads and memory of one loader, which exist from `open` to `close`.
 
-    It supports one run at a time. For each run, call `stop`, then `start`, then `next_batch` repeatedly. Raises
-    ConfigError for invalid options, and LoaderError if workers or memory are not available.
+    A pipeline supports one run at a time. For each run, call `stop`, then `start`, then `next_batch` repeatedly.
+    Raises ConfigError for invalid options, and LoaderError if workers or memory are not available.
     """
 
     def __init__(self, parts: Sequence[MixPart], options: PipelineOptions) -> None:
@@ -379,7 +379,7 @@ class Pipeline:
     # Between the caller and the threads.
 
     def _wake_feeder(self) -> None:
-        """Wake the feeder if it waits for memory, so that it ends if its run is over."""
+        """Wake a feeder that waits for memory, so that it can end if its run is over."""
         self.ring.wake()
         self._flight.clips.wake()
 

@@ -28,8 +28,8 @@ class Substitution:
     """Record of a sample that was verified to be bad, and of its substitute (BAD-1).
 
     dataset: dataset URL without credentials. shard: path of the tar. place: index of the sample among the samples of
-    the shard that pass the filter. substitute_key: key of the substitute; None if no sample of the bucket was good,
-    which ends the run.
+    the shard that pass the filter. substitute_key: key of the substitute; None if the run ends because the bucket
+    has no good sample.
     """
 
     dataset: str

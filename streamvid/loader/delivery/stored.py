@@ -175,7 +175,7 @@ class FeatureDelivery(StoredDelivery):
 
 
 def _room(delivery: Delivery) -> int:
-    """Return the ring bytes for a clip, including space for about two packets per frame if it has a packet index."""
+    """Return the number of ring bytes for a clip, including about two packets per frame if it has a packet index."""
     clip, has_packets = delivery.row.clip, delivery.row.packets is not None
     table = min(TABLE_BYTES, _PACKET_BYTES * (2 * clip.num_frames + 64)) if has_packets else 0
     return -(-(clip.num_bytes + table) // _ALIGN) * _ALIGN

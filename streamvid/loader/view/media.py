@@ -161,7 +161,7 @@ class PictureRoom:
         return self.start(len(self.media))
 
     def start(self, number: int) -> int:
-        """Return the byte offset of conditioning input `number`, or the end for `len(media)`."""
+        """Return the byte offset of conditioning input `number`; for `len(media)`, the end of the last one."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
         return self.num_samples * (self.bucket.num_frames * self.picture.num_bytes + before)
 

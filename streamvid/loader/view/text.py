@@ -6,7 +6,7 @@ A template is a string with placeholders for column values. No part of a templat
 
     {name}        the value of a column; a number as Python writes it, unless a format is given
     {name:.1f}    [+ or space][0][width][,][.digits][d f e g %]; d rounds down. Width and digits are 0 to 99
-    {? ...}       an optional part, which may contain further parts
+    {? ...}       an optional part, which may contain nested parts
     {{  }}        a literal brace; within a part, only {{ is available
 
 A part that names a missing value (null, NaN or an empty text) is left out. The whole template is also a part; if it is
@@ -268,7 +268,7 @@ def parse_template(text: object) -> TemplatePart:
     """Parse a template. Raises ConfigError, which names the position, if it is invalid."""
     if not isinstance(text, str) or len(text) > MAX_TEMPLATE_CHARS:
         shown = repr(text) if len(repr(text)) <= 80 else f"{repr(text)[:80]}…"
-        raise ConfigError(f"template={shown}: must be a text of at most {MAX_TEMPLATE_CHARS} characters")
+        raise ConfigError(f"template={shown}: must be a string of at most {MAX_TEMPLATE_CHARS} characters")
     template = _TemplateParser(text).part(0)
     if not any(template.fields()):
         raise ConfigError(f"template={text!r} contains no column; write the caption as {{text}}, such as '{{text}} 4K'")

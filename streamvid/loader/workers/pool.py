@@ -151,8 +151,8 @@ class DecodePool:
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
         error = WorkerError(
             f"decode worker {worker.pid} {describe_exit(worker.returncode)}. SIGKILL usually means that the machine "
-            "ran out of memory: lower num_workers or prefetch_bytes. Anything else is a crash, which the error stream "
-            "may explain. This loader cannot continue: create a new one and load the last state"
+            "ran out of memory: lower num_workers or prefetch_bytes. Anything else is a crash; see the error stream "
+            "for its cause. This loader cannot continue: create a new one and load the last state"
         )
         error.task_id = self._current.get(worker.pid)
         return error

@@ -1,7 +1,7 @@
 """Reading of stored clips into the ring, for callers that decode clips themselves or use features.
 
 One thread or process reads all clips of a task. Until the workers have started, the loader's own threads read, so that
-the first batch does not wait for a process. After that, workers read local stores, which relieves the caller's process.
+the first batch does not wait for a process. After that, workers read local stores, to relieve the caller's process.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ClipReader:
         while (problem := problem or wrong_bytes(one.data, one.part.checks)) is not None:
             num_retries, verdict = len(one.wrong), one.wrong.judge(problem)
             if verdict == "stored":
-                return ReadResult("bad", f"{problem}, twice; copy the shard again", num_retries=num_retries)
+                return ReadResult("bad", f"{problem} in two reads; copy the shard again", num_retries=num_retries)
             if verdict == "unproven":
                 return ReadResult("error", UNPROVEN, num_retries=num_retries)
             try:

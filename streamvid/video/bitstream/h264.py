@@ -21,7 +21,7 @@ LAST_DEVIATING_CORE = 150
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Header of a packet that contains one field. frame_num: number that both fields of a frame have in common."""
+    """Header of a packet that contains one field. frame_num: number shared by both fields of a frame."""
 
     frame_num: int
     is_bottom: bool
@@ -158,7 +158,7 @@ def is_entry(packet: memoryview, header: bytes) -> bool:
 
 
 def x264_core(packet: memoryview, header: bytes) -> int:
-    """Return the version of x264 that the stream's first packet names; 0 if its pictures follow the standard.
+    """Return the version of x264 that the stream's first packet names, or 0 if that version follows the standard.
 
     Old versions deviate from the standard in 4:4:4 and direct prediction, so the decoder must know the version.
     """
@@ -224,7 +224,7 @@ def _units_of_avcc(header: bytes) -> Iterator[memoryview]:
 
 
 def _message(messages: memoryview, wanted: int) -> bytes | None:
-    """Return the first message of this kind in the payload of an SEI unit (7.3.2.3.1)."""
+    """Return the first message of kind `wanted` in the payload of an SEI unit (7.3.2.3.1), or None."""
     at = 0
     while at + 2 < len(messages):
         kind = size = 0

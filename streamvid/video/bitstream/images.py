@@ -24,8 +24,8 @@ class _Readable(Protocol):
 def gif_blocks(file: _Readable) -> Iterator[bytes]:
     """Yield the first byte of each block of a GIF, or of a part of one (GIF89a, appendix B).
 
-    The last item is the trailer, another byte that starts neither an extension nor an image, or b"" at the end of the
-    file.
+    The last item is the first byte that starts neither an extension nor an image, such as the trailer, or b"" at the
+    end of the file.
     """
 
     def skip_colors(flags: int) -> None:

@@ -50,9 +50,9 @@ def decode_into(
     and center-cropped (`Transform.cover`). accuracy: as in PictureFormat.
     num_frames: expected number of frames in the video; None to skip the check.
 
-    Raises DecodeError if the source's frames differ from those expected or a frame does not decode (the contents of
+    Raises DecodeError if the source does not have the expected frames or a frame does not decode (the contents of
     `out` are then undefined), and ConfigError for invalid `start`, `stride` or `out`. Damage that a codec cannot detect
-    (VP9, AV1 and HEVC detect little) becomes damaged pixels; checksums guard against that. Decoding uses one thread and
+    (VP9, AV1 and HEVC detect little) causes damaged pixels; checksums guard against that. Decoding uses one thread and
     keeps nothing between calls.
     """
     _check_arguments(start, stride, out)
@@ -73,9 +73,9 @@ def decode_pictures(
     choose: Choose | None = None,
     crop: Crop | None = None,
 ) -> PictureColor:
-    """Decode as `decode_into` does, in any picture format, into `out` (T, picture.num_bytes); return the color.
+    """Decode as `decode_into` does, in any picture format, into `out` (T, picture.num_bytes); return their color.
 
-    choose: function that selects frames from the packet table, in place of `start` and `stride`: it returns len(out)
+    choose: function that selects frames from the packet table, in place of `start` and `stride`. It returns len(out)
     ascending frame numbers, which may repeat. crop: part of each frame to keep; None for the largest centered one.
     """
     try:
@@ -131,8 +131,8 @@ def _decode_window(
 def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[[tuple[int, int]], _Result]) -> _Result:
     """Call `decode` with the (timestamp, ordinal) of the key packet at which to start, and return its result.
 
-    If it raises, try the previous key packet, because the first may not be a true entry point. If that raises too,
-    raise the first error. Raises DecodeError if `numbers` includes a frame beyond the end of the video.
+    If `decode` raises, try the previous key packet, because the first may not be a true entry point. If that attempt
+    fails too, raise the first error. Raises DecodeError if `numbers` includes a frame beyond the end of the video.
     """
     if numbers[-1] >= len(table.timestamps):
         raise DecodeError(
@@ -198,7 +198,7 @@ def _recognised(
 ) -> Iterator[tuple[int, Packet[VideoStream]]]:
     for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
         if _row(packet) != row:
-            raise DecodeError(f"packet {number} of the video changed between two reads: do not modify the file")
+            raise DecodeError(f"packet {number} of the video changed while it was read: do not modify the file")
         yield number, packet
 
 

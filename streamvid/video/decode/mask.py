@@ -26,8 +26,8 @@ def check_mask_format(pixel_format: str) -> None:
     bits = max(part.bits for part in VideoFormat(pixel_format).components)
     if bits > 8:
         raise ProbeError(
-            f"the mask has {bits} bits per value ({pixel_format}), but masks are delivered with 8: store values from 0 "
-            "to 255 with 8 bits",
+            f"the mask has {bits} bits per value ({pixel_format}), but masks are delivered with 8 bits: store values "
+            "from 0 to 255",
             kind="picture",
         )
 

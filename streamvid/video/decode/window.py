@@ -1,8 +1,8 @@
-"""Main loop of decoding, which finds the wanted frames by timestamp.
+"""Main decoding loop, which finds the wanted frames by timestamp.
 
-A frame is accepted only if its timestamp equals the one that its packet declares. Accepting the first frame at or after
-the wanted time would silently deliver shifted frames if some frames do not decode. Unwanted pictures that no other
-picture refers to are skipped, and reading stops at the packet of the last wanted frame.
+A frame is accepted only if its timestamp equals the timestamp that its packet declares. Accepting the first frame at or
+after the wanted time would silently deliver shifted frames if some frames do not decode. Unwanted pictures that no
+other picture refers to are skipped, and reading stops at the packet of the last wanted frame.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def decode_window(
         slots = sorted(missing.values())
         names = _brief(slots if numbers is None else [numbers[slot] for slot in slots])
         which = f"frames {names}" if numbers is not None else f"the requested frames at positions {names}"
-        raise DecodeError(f"{which} do not decode: the data is damaged, or timestamps are wrong")
+        raise DecodeError(f"{which} do not decode: the data is damaged, or the timestamps are wrong")
 
 
 def repeat_frames(out: NDArray[np.uint8], slots: Sequence[int]) -> None:

@@ -84,8 +84,9 @@ def encode_clip(
     exact time relative to the first; with `fps`, frames are 1/fps apart, and each is the source frame nearest in time.
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
 
-    is_mask: keep the values of a mask (MaskReader), without loss and in one channel, whatever `encoding` is.
-    max_bytes: encode a larger video clip again with a higher crf, until it fits or has the codec's highest crf.
+    is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
+    max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
+    codec's highest crf is reached.
 
     Colors keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
     pictures (codec mjpeg, and still images) are always full-range BT.601. Still images stay images: high-quality JPEG,
@@ -177,7 +178,9 @@ def _encode_from(
             made.append((cover, ClipWriter(encoding, timeline, *size, cover.tags, pixels)))
         cover, writer = made[0]
         if place != written:
-            raise DecodeError(f"frame {numbers[place]} decodes before frame {numbers[written]}: timestamps are wrong")
+            raise DecodeError(
+                f"frame {numbers[place]} decodes before frame {numbers[written]}: the timestamps are wrong"
+            )
         while written < len(numbers) and numbers[written] == numbers[place]:
             writer.write(cover.picture(frame), written)
             written += 1

@@ -1,8 +1,8 @@
 """Conversion of decoded frames to small upright pictures for an encoder, with one filter graph and without RGB.
 
 The source's color tags (matrix, range, primaries and transfer; guessed if missing) are kept and written. Chroma samples
-of 4:2:0 are at the left of their four pixels in video, and at the center in JPEG, WebP and MPEG-1. Clips have them at
-the left, JPEG pixel formats at the center.
+of 4:2:0 are at the left of their four pixels in video, and at the center in JPEG, WebP and MPEG-1. Clips
+place them at the left, and JPEG pixel formats at the center.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Cover:
     """Converter from frames in the format of `frame` to pictures of (height, width), cropped by `Transform.cover`.
 
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited BT.709); "yuvj420p" and "yuvj444p"
-    are full-range BT.601 for JPEG; "rgb24" is RGB; "gray" is the values of a mask (MaskReader). `tags` describes the
+    are full-range BT.601 for JPEG; "rgb24" is RGB; "gray" stores a mask's values (MaskReader). `tags` describes the
     output. Raises ProbeError if the source's colors or orientation are not supported.
     """
 

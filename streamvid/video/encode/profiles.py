@@ -1,8 +1,8 @@
 """Encoding profiles for native clips, designed for fast decoding.
 
 H.264 decodes fastest if each picture refers only to the previous one, coefficients are coded with CAVLC, deblocking is
-off and few bits are spent. x264's psychovisual settings spend bits on appearance, which neither mean squared error nor
-training needs: without them, the same crf gives a higher PSNR and fewer bytes, and decodes a tenth faster.
+off and few bits are spent. x264's psychovisual settings spend bits on appearance, which benefits neither mean squared
+error nor training: without them, clips with the same crf have a higher PSNR and fewer bytes, and decode a tenth faster.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Encoding:
         return PROFILES[self.codec]
 
     def smaller(self, times: float) -> Encoding | None:
-        """Return an encoding of lower quality with about `times` fewer bytes, or None if this is the lowest quality."""
+        """Return an encoding of lower quality for about 1/`times` of the bytes; None if this is the lowest quality."""
         highest = self.profile.crf_range[1]
         if self.crf is None or self.crf >= highest:
             return None
@@ -134,7 +134,7 @@ def _is_int(value: object) -> bool:
 
 @cache
 def encoder_versions() -> dict[str, str]:
-    """Return the versions of "av", "ffmpeg" and "x264". Other versions may encode to different bytes."""
+    """Return the versions of "av", "ffmpeg" and "x264". Other versions may produce different bytes."""
     import av
 
     picture = av.VideoFrame(64, 64, "yuv420p")
