@@ -111,8 +111,7 @@ def print_report(report: ShardReport, dest: str) -> None:
         print_table(list(rows[0]), [tuple(row.values()) for row in rows])
         click.echo("")
     _print_rejections(report)
-    is_unknown = report.state == "dry run" and report.clips == "native"
-    shards = "" if is_unknown else f" in {report.num_shards} shards ({size(report.num_bytes)})"
+    shards = f" in {report.num_shards} shards ({size(report.num_bytes)})" if report.is_sized else ""
     is_cut = report.num_windows != report.num_records
     cut = f", split into {report.num_windows} windows" if is_cut else ""
     click.echo(
@@ -125,8 +124,9 @@ def print_report(report: ShardReport, dest: str) -> None:
             f"encoded: {size(report.source_bytes)} of sources to {size(report.num_bytes)} of clips "
             f"in {report.encode_seconds:.1f} s of CPU time"
         )
-    if is_unknown:
-        click.echo(f"to be encoded: {size(report.source_bytes)} of sources; shard sizes are known after encoding")
+    if not report.is_sized:
+        what = "encoded" if report.clips == "native" else "cut"
+        click.echo(f"to be {what}: {size(report.source_bytes)} of sources; shard sizes are known when this is done")
     if report.state == "dry run":
         click.echo("dry run: nothing was written. Omit --dry-run to build the dataset")
     else:

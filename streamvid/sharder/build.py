@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,12 +146,12 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     done = len(shards) - len(todo)
     clips = staging.clips(options)
     _check_space(todo, staging, options)
-    if options.clips.is_native:
+    if options.makes_clips:
         restore_clips((sample for shard in todo for sample in shard.samples), options, staging, progress)
-    uses = Counter(path for shard in todo for path in _clip_paths(shard))
+    uses = Counter(name for shard in todo for name in _made_clips(shard))
+    opens_stores = not staging.store.is_local or any(map(is_remote, _paths(todo)))
     progress("build", done, len(shards))
     dest, storage = staging.store.url, options.worker_storage
-    opens_stores = not staging.store.is_local or any(map(is_remote, uses))
     with Pool(f"{__name__}:build_shard", options.work.workers, staging.lock_fd, opens_stores=opens_stores) as pool:
 
         def unit(number: int) -> ShardUnit:
@@ -165,7 +165,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
                     "usually means that the system ran out of memory; run the same command again with fewer workers"
                 )
             done += 1
-            if options.clips.is_native and staging.share.is_whole:
+            if options.makes_clips and staging.share.is_whole:
                 _drop_clips(todo[number], clips, uses)
             progress("build", done, len(shards))
 
@@ -181,8 +181,8 @@ def remaining_shards(plan: ShardPlan, staging: Staging) -> Remaining | None:
 def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardOptions) -> None:
     """Raise StorageError if the remaining shards need more disk space than is available."""
     sizes = sorted((shard.clip_bytes for shard in todo), reverse=True)
-    keeps_shards = isinstance(staging.store, LocalStore) and not options.clips.is_native
-    # Encoded clips are removed as soon as their shards are finished, and so are uploaded shards.
+    keeps_shards = isinstance(staging.store, LocalStore) and not options.makes_clips
+    # Encoded and cut clips are removed as soon as their shards are finished, and so are uploaded shards.
     needed = sum(sizes if keeps_shards else sizes[: options.work.workers])
     disk = shutil.disk_usage(staging.folder)
     if disk.total and needed > disk.free:
@@ -193,15 +193,22 @@ def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardO
 
 
 def _drop_clips(shard: PlannedShard, clips: ClipFolder, uses: Counter[str]) -> None:
-    """Remove the encoded clips of a finished shard, except those that another shard still needs."""
-    uses.subtract(_clip_paths(shard))
-    for path in set(_clip_paths(shard)):
-        if not uses[path]:
-            clips.drop(path)
+    """Remove the clips that were made for a finished shard, except those that another shard still needs."""
+    uses.subtract(_made_clips(shard))
+    for name in set(_made_clips(shard)):
+        if not uses[name]:
+            clips.drop(name)
 
 
-def _clip_paths(shard: PlannedShard) -> Iterator[str]:
-    return (clip.path for sample in shard.samples for _, _, clip in sample.members)
+def _made_clips(shard: PlannedShard) -> Iterator[str]:
+    """Yield the names of the clips that were made. All other clips are the user's files, which are never removed."""
+    return (clip.path for sample in shard.samples for _, _, clip in sample.members if clip.is_made)
+
+
+def _paths(shards: Iterable[PlannedShard]) -> Iterator[str]:
+    """Yield the path or URL of every file that is stored as it is."""
+    members = (member for shard in shards for sample in shard.samples for member in sample.members)
+    return (clip.path for _, _, clip in members if not clip.is_made)
 
 
 def build_shard(unit: ShardUnit) -> None:

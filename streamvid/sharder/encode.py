@@ -1,7 +1,8 @@
-"""Encoding of native clips in worker processes, which isolate crashes caused by hostile files.
+"""Making of clips in worker processes, which isolate crashes caused by hostile files.
 
-The shard plan depends on the sizes of the clips, so all clips are encoded before the first shard is written. Until
-then, they are stored in the staging folder. A journal stores the results, so that later runs can reuse them (SHARD-1).
+Native clips are encoded, and copies of a part of a file are cut from it. The shard plan depends on the sizes of the
+clips, so all clips are made before the first shard is written. Until then, they are stored in the staging folder. A
+journal stores the results, so that later runs can reuse them (SHARD-1).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected, StorageError
-from streamvid.host.journal import Key
+from streamvid.host.journal import FileState, Key
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, PlannedSample, window_name
 from streamvid.sharder.probing import (
@@ -28,6 +30,7 @@ from streamvid.sharder.probing import (
 )
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
+from streamvid.sharder.units.cut_unit import CutUnit, cut_file
 from streamvid.sharder.units.encode_unit import EncodeUnit, encode_file
 from streamvid.sharder.units.probe_unit import Finding
 from streamvid.sharder.windows import Clip, Window
@@ -35,21 +38,23 @@ from streamvid.sharder.work.staging import ENCODES, Staging
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 
 ENCODE_VERSION = 5
+CUT_VERSION = 1
 
+_CUTS_PER_UNIT = 64
 _ENOUGH_CLIPS = 100
 _logger = logging.getLogger(__name__)
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """Encode the clips that are not encoded yet. Return an assignment in which failed clips have become rejections.
+    """Encode or cut the clips that are missing. Return an assignment in which failed clips have become rejections.
 
-    Raises TasksUnfinished if other tasks have not encoded all of their clips yet.
+    Raises TasksUnfinished if other tasks have not made all of their clips yet.
     """
-    wanted = _wanted(assignment.samples)
+    wanted = _wanted(assignment.samples, options)
     if staging.share.is_whole:
         staging.clips(options).keep({_name(key) for key in wanted})
     journal = staging.journal(ENCODES, journal_header(options))
-    share = staging.share.of(list(wanted))
+    share = [job.key for unit in staging.share.of(_units(wanted.values())) for job in unit]
     todo = [key for key in share if not _holds(journal.findings.get(key), options)]
     done = len(share) - len(todo)
     progress("encode", done, len(share))
@@ -75,10 +80,10 @@ def _encoded(
     options: ShardOptions,
     rejections: list[Rejection],
 ) -> Iterator[PlannedSample]:
-    """Yield the samples with their encoded clips. Samples with a clip that failed become `rejections` instead."""
+    """Yield the samples with the clips that were made. Samples with a clip that failed become `rejections` instead."""
     for sample in samples:
         clips = []
-        for job in jobs_of(sample):
+        for job in jobs_of(sample, options):
             try:
                 clips.append(_clip(findings[job.key], job, options))
             except Rejected as error:
@@ -88,17 +93,17 @@ def _encoded(
                 break
         else:
             media = (replace(medium, clip=clip) for medium, clip in zip(sample.media, clips[1:], strict=True))
-            yield replace(sample, clip=clips[0], media=tuple(media))
+            yield replace(sample, clip=clips[0], media=tuple(media)) if clips else sample
 
 
 def restore_clips(
     samples: Iterable[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Encode the missing clips of these samples again. Remove all other clips, unless other tasks may need them.
+    """Make the missing clips of these samples again. Remove all other clips, unless other tasks may need them.
 
-    Raises StorageError if encoding a clip again produces different bytes.
+    Raises StorageError if making a clip again produces different bytes.
     """
-    wanted, clips = _wanted(samples), staging.clips(options)
+    wanted, clips = _wanted(samples, options), staging.clips(options)
     if staging.share.is_whole:
         clips.keep({_name(key) for key in wanted})
     sizes = clips.sizes()
@@ -106,17 +111,17 @@ def restore_clips(
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
             raise StorageError(
-                f"re-encoding {wanted[key].file.source} produced different bytes; delete {staging.folder} and run the "
-                "same command again"
+                f"making the clip of {wanted[key].file.source} again produced different bytes; delete "
+                f"{staging.folder} and run the same command again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Encoding of one file: the file of a sample's clip or of one of its conditioning inputs.
+    """Encoding of one file, or cutting of a clip from it: the file of a sample's clip or of a conditioning input.
 
-    clip: facts known before encoding. follows: for a conditioning video, the Timing of the sample's source as text.
+    clip: facts known before. follows: for a conditioning video, the Timing of the sample's source as text.
     source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
         for other files.
     """
@@ -130,20 +135,29 @@ class Job:
     is_mask: bool = False
     label: str = ""
     source_bytes: float = 0.0
+    is_cut: bool = False
 
     @property
     def key(self) -> Key:
         """Key of the clip, unique among clips with the same encoding settings."""
         window, bucket = self.window, self.bucket
+        if self.is_cut:  # it is the same for all buckets
+            return (*file_state(self.file), window.start, window.num_frames)
         own = (*file_state(self.file), window.start, window.num_frames, bucket.height, bucket.width)
         if not self.label:
             return own
         return (*own, "mask" if self.is_mask else "medium", hashlib.sha256(self.follows.encode()).hexdigest()[:16])
 
 
-def jobs_of(sample: PlannedSample) -> list[Job]:
-    """Return the encoding jobs of a sample: one for its clip, then one per file of its conditioning inputs."""
+def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
+    """Return the jobs of a sample: one for its clip, then one per file of its conditioning inputs.
+
+    A copy has one job if it is a part of its source, and otherwise none.
+    """
     probe = sample.probe
+    if not options.clips.is_native:
+        is_cut = sample.clip.is_made
+        return [Job(sample.record, sample.clip, sample.window, sample.bucket, is_cut=True)] if is_cut else []
     share = 0.0 if probe.is_image else sample.record.num_bytes * sample.window.num_frames / probe.num_frames
     jobs = [Job(sample.record, sample.clip, sample.window, sample.bucket, source_bytes=share)]
     for medium in sample.media:
@@ -157,10 +171,14 @@ def jobs_of(sample: PlannedSample) -> list[Job]:
 def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, Finding]]:
     """Yield the key and the finding of each job as it finishes."""
     limit, paths = "encode_timeout_seconds", [job.file.path for job in jobs]
-    clips = staging.clips(options)
+    clips, units = staging.clips(options), _units(jobs)
 
-    def unit(number: int) -> EncodeUnit:
-        job = jobs[number]
+    def unit(number: int) -> EncodeUnit | CutUnit:
+        job = units[number][0]
+        if job.is_cut:
+            windows = tuple((_name(job.key), job.window) for job in units[number])
+            is_verified = options.verify == "decode"
+            return CutUnit(job.file.media(clips.storage), windows, is_verified, clips, options.limits)
         return EncodeUnit(
             media=job.file.media(clips.storage),
             name=_name(job.key),
@@ -176,15 +194,32 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
         )
 
     uses = [*paths, clips.dest] if clips.is_shared else paths
-    for number, finding in run_units("encoding", encode_file, uses, len(jobs), unit, options, limit, staging.lock_fd):
-        if "rejected" in finding:
-            finding["worker_limits"] = _worker_limits(options)
-        yield jobs[number].key, finding
+    what, handler = ("encoding", encode_file) if options.clips.is_native else ("cutting", cut_file)
+    for number, answer in run_units(what, handler, uses, len(units), unit, options, limit, staging.lock_fd):
+        for job, finding in zip(units[number], answer.get("clips", repeat(answer)), strict=False):
+            limits = {"worker_limits": _worker_limits(options)} if "rejected" in finding else {}
+            yield job.key, {**finding, **limits}
+
+
+def _units(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Group jobs into units of work. Clips of one file are cut together, so that its packets are read only once."""
+    units: list[list[Job]] = []
+    latest: dict[FileState, list[Job]] = {}
+    for job in jobs:
+        mine = latest.get(file_state(job.file)) if job.is_cut else None
+        if mine is None or len(mine) >= _CUTS_PER_UNIT:
+            mine = latest[file_state(job.file)] = []
+            units.append(mine)
+        mine.append(job)
+    return units
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
     """Return the journal's header, which contains the settings that determine the findings."""
-    rules = {"encoding": options.encoding_json(), "limits": asdict(options.limits)}
+    limits = asdict(options.limits)
+    if not options.clips.is_native:
+        return {"cut_version": CUT_VERSION, "cut": options.cut_json(), "verify": options.verify, "limits": limits}
+    rules = {"encoding": options.encoding_json(), "limits": limits}
     return {"encode_version": ENCODE_VERSION, **rules, "max_growth": options.clips.max_growth}
 
 
@@ -202,11 +237,11 @@ def _name(key: Key) -> str:
 
 
 def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
-    """Return the encoded clip. Raises Rejected if encoding failed or the clip is too short or below min_psnr."""
+    """Return the clip. Raises Rejected if it could not be made, or a native clip is too short or below min_psnr."""
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})
-    if clip.num_frames < job.bucket.num_frames and not job.is_still:
+    if clip.num_frames < job.bucket.num_frames and not (job.is_still or job.is_cut):
         reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} requires {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
     least = options.clips.min_psnr
@@ -258,6 +293,6 @@ class _Growth:
             )
 
 
-def _wanted(samples: Iterable[PlannedSample]) -> dict[Key, Job]:
+def _wanted(samples: Iterable[PlannedSample], options: ShardOptions) -> dict[Key, Job]:
     """Return the jobs of these samples by key."""
-    return {job.key: job for sample in samples for job in jobs_of(sample)}
+    return {job.key: job for sample in samples for job in jobs_of(sample, options)}

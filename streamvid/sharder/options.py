@@ -109,7 +109,7 @@ class SourceOptions:
     )
     time_columns: tuple[str, ...] = option(
         (),
-        help="Metadata columns with each clip's start and end in seconds; requires --clips native.",
+        help="Metadata columns with each clip's start and end in seconds.",
         metavar="LIST",
     )
     whole_files: bool = option(
@@ -166,18 +166,19 @@ class SourceOptions:
 class ClipOptions:
     """Options for storing clips in shards.
 
-    kind: "copy" stores each source file unchanged; "native" stores it at its bucket's size, encoded for fast decoding;
-        "text" uses metadata without files, and each row with a caption becomes a sample.
+    kind: "copy" stores each source file, or the packets of a part of it, unchanged; "native" stores it at its bucket's
+        size, encoded for fast decoding; "text" uses metadata without files, and each row with a caption becomes a
+        sample.
     fps, fps_rule: frame rate at which clips are read, and the rule that selects the frames: "resample" (nearest in
         time), "cap" (every n-th frame, at a rate of at most fps) or "fix_frame_rate" (by frame number, as DiffSynth
         does). With fps=None, every frame is read unless the buckets set a rate. Copies keep all frames, and readers
         select from them. Native clips contain only the selected frames, and allow only "resample".
-    codec, crf, gop, max_clip_seconds, min_psnr, max_growth: options for native clips only.
+    codec, crf, gop, min_psnr, max_growth: options for native clips only.
     """
 
     kind: Literal["copy", "native", "text"] = option(
         "copy",
-        help="Copy files, encode them for fast reading, or store only captions.",
+        help="Copy files or parts of them, encode them for fast reading, or store only captions.",
         group="",
         flag="--clips",
     )
@@ -200,7 +201,7 @@ class ClipOptions:
     )
     max_clip_seconds: float | None = option(
         None,
-        help="Maximum length of a native clip in seconds; longer sources are split.",
+        help="Maximum length of a clip in seconds; longer sources are split.",
         metavar="S",
         above=0,
         maximum=86400,
@@ -228,10 +229,10 @@ class ClipOptions:
                     "omit max_growth, or choose another codec"
                 )
             return
-        for name in ("codec", "crf", "gop", "max_clip_seconds", "min_psnr", "max_growth"):
+        for name in ("codec", "crf", "gop", "min_psnr", "max_growth", "max_clip_seconds"):
             value = getattr(self, name)
-            if value is not None:
-                stores = "stores files unchanged" if self.kind == "copy" else "has no files"
+            if value is not None and not (self.kind == "copy" and name == "max_clip_seconds"):
+                stores = "encodes nothing" if self.kind == "copy" else "has no files"
                 raise ConfigError(
                     f"{name}={value!r}: cannot be combined with clips={self.kind!r}, which {stores}; use "
                     f"ClipOptions(kind='native') (--clips native), or omit {name}"
@@ -308,11 +309,11 @@ class ShardOptions:
             self._check_text()
         if self.clips.is_native:
             self._check_native()
-        elif self.source.time_columns:
+        elif self.cuts_copies and self.source.media:
+            cut = "time_columns" if self.source.time_columns else "max_clip_seconds"
             raise ConfigError(
-                f"time_columns={self.source.time_columns!r}: cannot be combined with clips={self.clips.kind!r}, "
-                "because only native clips can contain a part of a file; use ClipOptions(kind='native') "
-                "(--clips native)"
+                f"media={dict(self.source.media)!r}: cannot be combined with {cut} and clips='copy', because "
+                "conditioning inputs are copied whole; use ClipOptions(kind='native') (--clips native)"
             )
 
     def _bucket_config(self) -> BucketConfig:
@@ -327,15 +328,18 @@ class ShardOptions:
         return replace(config, frame_rate=self.clips.frame_rate)
 
     def _check_trust(self) -> None:
-        if self.trust_metadata and (self.clips.kind != "copy" or self.source.media or self.config.assign == "all"):
+        is_copied_whole = self.clips.kind == "copy" and not self.cuts_copies
+        if self.trust_metadata and (not is_copied_whole or self.source.media or self.config.assign == "all"):
             raise ConfigError(
-                "trust_metadata=True: cannot be combined with clips='native' or 'text', media, or assign='all', which "
-                "need facts that metadata does not state; omit trust_metadata"
+                "trust_metadata=True: cannot be combined with clips='native' or 'text', time_columns, "
+                "max_clip_seconds, media, or assign='all', which need facts that metadata does not state; omit "
+                "trust_metadata"
             )
 
     def _check_text(self) -> None:
         given = {
             "video_column": self.source.video_column,
+            "time_columns": self.source.time_columns,
             "media": self.source.media,
             "base_path": self.source.base_path,
             "min_fps": self.source.min_fps,
@@ -382,8 +386,22 @@ class ShardOptions:
     @property
     def needs_timing(self) -> bool:
         """True if probing must return the time of each frame."""
-        is_timed = self.rate is not None or self.clips.max_clip_seconds is not None or bool(self.source.time_columns)
-        return (self.clips.is_native and is_timed) or bool(self.source.media)
+        return self._is_cut or self.rate is not None or bool(self.source.media)
+
+    @property
+    def cuts_copies(self) -> bool:
+        """True if a copied clip may be a part of its source."""
+        return self._is_cut and self.clips.kind == "copy"
+
+    @property
+    def makes_clips(self) -> bool:
+        """True if clips are encoded or cut before shards are planned."""
+        return self.clips.is_native or self.cuts_copies
+
+    @property
+    def _is_cut(self) -> bool:
+        """True if a sample may be a part of its source."""
+        return self.clips.max_clip_seconds is not None or bool(self.source.time_columns)
 
     @property
     def rate(self) -> Fraction | None:
@@ -404,6 +422,11 @@ class ShardOptions:
     def table(self) -> BucketTable:
         """Buckets to which clips are assigned. Raises ConfigError if bucket sizes are derived from the clips."""
         return self.config.table
+
+    def cut_json(self) -> dict[str, object]:
+        """Return everything that determines the bytes of a clip that is cut from its source, except its source."""
+        versions = encoder_versions()
+        return {"versions": {name: versions[name] for name in ("av", "ffmpeg")}}
 
     def encoding_json(self) -> dict[str, object]:
         """Return everything that determines the bytes of a native clip, except its source and size."""
@@ -432,8 +455,9 @@ class ShardOptions:
             value["media"] = [str(medium) for medium in self.source.media_columns]
         if self.trust_metadata:
             value["trust_metadata"] = True
-        if not self.clips.is_native:
-            return {**value, "verify": "decode"} if self.verify == "decode" else value
+        if self.verify == "decode" and not self.clips.is_native:
+            value["verify"] = "decode"
+        if self.makes_clips:
+            value |= {"encoding": self.encoding_json()} if self.clips.is_native else {"cut": self.cut_json()}
         own = {name: getattr(self.clips, name) for name in ("max_clip_seconds", "min_psnr", "max_growth")}
-        given = {name: limit for name, limit in own.items() if limit is not None}
-        return {**value, "encoding": self.encoding_json(), **given}
+        return {**value, **{name: limit for name, limit in own.items() if limit is not None}}

@@ -50,6 +50,7 @@ REMEDIES: Mapping[str, str] = {
     "probability": "raise the probabilities in --bucket-config, or draw a new bucket in each epoch: --assign all",
     "long-text": "shorten the text, or truncate captions: --long-captions truncate",
     "time-range": "correct the times; use seconds or H:MM:SS from the start of the video, within its duration",
+    "cut": "encode the clips: --clips native; or convert the file to MP4",
     "min-psnr": "accept lower quality with a lower --min-psnr, or store more bytes with a lower --crf",
     "max-growth": "allow larger clips with a higher --max-growth, or choose --codec av1",
 }

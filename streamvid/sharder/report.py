@@ -37,7 +37,7 @@ class BucketRow:
     mean_crop: mean fraction of the frame area that is cropped away.
     source_bytes: total size in bytes of the clips' source files, each counted once.
     mean_psnr_y, min_psnr_y: mean and minimum PSNR-Y of native clips in decibels; None for other clips.
-    In a dry run with native clips, num_bytes and num_shards are unknown and therefore 0.
+    In a dry run in which clips would be encoded or cut, num_bytes and num_shards are unknown and therefore 0.
     """
 
     bucket_id: str
@@ -64,6 +64,7 @@ class ShardReport:
         clip that several buckets store counts once (SHARD-3).
     stored_clips: with assign="all", the number of clips that several buckets store, and the number of their samples.
     clips: "copy", "native" or "text".
+    is_sized: False if clips were not made (a dry run), so that the sizes of clips and the number of shards are unknown.
     encode_seconds: CPU time for encoding in this run and in earlier, interrupted runs; None if nothing was encoded.
     probe_bytes_read: number of bytes read from remote files for probing; None if no remote file was probed.
     input: the sharder's interpretation of its input; without facts from probing if the dataset was already sealed.
@@ -76,6 +77,7 @@ class ShardReport:
     buckets: tuple[BucketRow, ...]
     rejections: tuple[Rejection, ...]
     clips: str = "copy"
+    is_sized: bool = True
     encode_seconds: float | None = None
     probe_bytes_read: int | None = None
     stored_clips: tuple[int, int] = (0, 0)
@@ -144,17 +146,18 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
     """Return the report of a plan. state: BUILT or DRY_RUN."""
     totals: dict[Bucket, _Totals] = {}
     encoded = _Distinct()
+    asked = plan.build["options"]
+    stored, is_sized = str(asked["clips"]), state != DRY_RUN or not {"encoding", "cut"} & asked.keys()
     names = ("bucket", "clip.num_bytes", "clip.duration_seconds", "clip.psnr_y", "record.source", "record.num_bytes")
     others = ("probe.height", "probe.width", "clip.path", "clip.encode_seconds")
     for row in plan.samples.tuples(*names, *others):
         bucket, num_bytes, seconds, psnr_y, source, source_bytes, height, width, path, encode_seconds = row
         crop = 0.0 if bucket.is_text else _crop(height, width, bucket.height, bucket.width)
+        num_bytes = num_bytes if is_sized else 0
         totals.setdefault(bucket, _Totals()).add(num_bytes, seconds, psnr_y, source, source_bytes, crop)
         encoded.add(path, encode_seconds)
-    stored = str(plan.build["options"]["clips"])
-    is_unknown = state == DRY_RUN and stored == "native"
     shards = Counter(shard.bucket for shard in plan.shards)
-    rows = [found.row(bucket, 0 if is_unknown else shards[bucket]) for bucket, found in totals.items()]
+    rows = [found.row(bucket, shards[bucket] if is_sized else 0) for bucket, found in totals.items()]
     counts = {(shard.bucket.id, shard.number): len(shard.samples) for shard in plan.shards}
     return ShardReport(
         state,
@@ -162,7 +165,8 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
         tuple(rows),
         plan.rejections,
         stored,
-        encode_seconds=encoded.total if stored == "native" and not is_unknown else None,
+        is_sized,
+        encode_seconds=encoded.total if stored == "native" and is_sized else None,
         stored_clips=stored_clips(plan.draws, counts),
     )
 

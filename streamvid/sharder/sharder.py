@@ -233,7 +233,7 @@ def _build(
     found = _assigned(records, options, journal, staging.lock_fd, progress, staging.folder)
     on_input(found.summary)
     assignment = found.assignment
-    if options.clips.is_native:
+    if options.makes_clips:
         assignment = encode_all(assignment, options, staging, progress)
     plan = make_plan(found.records, assignment, options, build)
     if not plan.shards:

@@ -13,9 +13,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from streamvid.errors import Rejected
-from streamvid.video.encode.timeline import end_ticks, num_frames_at
+from streamvid.video.encode.timeline import end_ticks
 
 if TYPE_CHECKING:
+    from streamvid.buckets.frames import FrameRate
     from streamvid.sharder.source.time_ranges import TimeRange
     from streamvid.video.info import VideoInfo
 
@@ -34,9 +35,12 @@ def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Stored form of a source file or a conditioning input. Before encoding, num_bytes is 0 and path is empty.
+    """Stored form of a source file or a conditioning input.
 
-    path: path or URL of the file that stores the bytes. sha256: checksum of an encoded clip; "" for a copy.
+    A clip is either a source file as it is, or it is *made*: encoded, or cut from its source. Before a clip is made,
+    num_bytes is 0 and path is empty.
+
+    path: path or URL of the file that stores the bytes. sha256: checksum of a clip that was made; "" for a whole file.
     psnr_y: PSNR-Y in decibels; None for a copy. encode_seconds: CPU time for encoding.
     """
 
@@ -53,10 +57,18 @@ class Clip:
     psnr_y: float | None = None
     encode_seconds: float = 0.0
 
+    @property
+    def is_made(self) -> bool:
+        """True if the clip is not a source file as it is."""
+        return not self.path or bool(self.sha256)
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Range of `num_frames` source frames from index `start` on. num_clip_frames: frame count of the resulting clip."""
+    """Range of `num_frames` source frames from index `start` on.
+
+    num_clip_frames: frame count for the bucket: that of the native clip, or of a copy that is read at a frame rate.
+    """
 
     start: int
     num_frames: int
@@ -96,10 +108,12 @@ class Timing:
         times = np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<i8").cumsum().tolist()
         return Timing(times, Fraction(time_base), int(last), Fraction(usual) or None)
 
-    def window(self, start: int, stop: int, fps: Fraction | None) -> Window:
+    def window(self, start: int, stop: int, rate: FrameRate) -> Window:
         """Return the window from frame `start` up to, but not including, frame `stop`."""
-        count = stop - start
-        return Window(start, count, count if fps is None else num_frames_at(self.seconds(start, stop), fps))
+        count, seconds = stop - start, self.seconds(start, stop)
+        span = (self.timestamps[stop - 1] - self.timestamps[start]) * self.time_base
+        fps = float((count - 1) / span if span else 1 / seconds)
+        return Window(start, count, rate.num_frames(count, fps, seconds))
 
     def frames_in(self, time_range: TimeRange) -> range:
         """Return the frames of a time range. Raises Rejected if no frame begins in it or it extends beyond the video.
@@ -130,39 +144,37 @@ class Timing:
         return end_ticks(times, self.time_base, self.last_duration, len(times), self.usual_rate)
 
 
-def cut_windows(
-    timing: Timing, frames: range, max_seconds: float | None, fps: Fraction | None, least: int
-) -> list[Window]:
+def cut_windows(timing: Timing, frames: range, max_seconds: float | None, rate: FrameRate, least: int) -> list[Window]:
     """Return consecutive windows of about equal length that together contain each of the `frames` once.
 
     A window is longer than `max_seconds` only if it is a single frame, or if shorter windows would have fewer clip
-    frames than `least`, the smallest count that a bucket accepts. Windows have about equal frame counts or,
-    with `fps`, about equal durations.
+    frames than `least`, the smallest count that a bucket accepts. Windows have about equal durations if `rate` depends
+    on times, and otherwise about equal frame counts.
     """
-    whole = timing.window(frames.start, frames.stop, fps)
+    whole = timing.window(frames.start, frames.stop, rate)
     if max_seconds is None:
         return [whole]
     most = Fraction(max_seconds)
     limit = max(1, min(whole.num_frames, whole.num_clip_frames // least))
     count = min(limit, max(1, -(-timing.seconds(frames.start, frames.stop) // most)))
-    windows = _cut(timing, frames, count, fps)
+    windows = _cut(timing, frames, count, rate)
     # With a variable frame rate, some windows are longer than others. The count changes in steps of a sixteenth, so
     # that even a long film needs few attempts.
     while count < limit and any(timing.seconds(w.start, w.start + w.num_frames) > most for w in windows):
         count = min(limit, count + max(1, count // 16))
-        windows = _cut(timing, frames, count, fps)
+        windows = _cut(timing, frames, count, rate)
     while count > 1 and min(window.num_clip_frames for window in windows) < least:
         count -= max(1, count // 16)
-        windows = _cut(timing, frames, count, fps)
+        windows = _cut(timing, frames, count, rate)
     return windows
 
 
-def _cut(timing: Timing, frames: range, count: int, fps: Fraction | None) -> list[Window]:
+def _cut(timing: Timing, frames: range, count: int, rate: FrameRate) -> list[Window]:
     times, first, last = timing.timestamps, frames.start, frames.stop
-    if fps is None:
+    if rate.rule in ("native", "cap"):
         bounds = [first + number * len(frames) // count for number in range(count + 1)]
     else:
         span = (times[last] if last < len(times) else timing.end) - times[first]
         inner = {bisect_left(times, times[first] + -(-number * span // count)) for number in range(1, count)}
         bounds = sorted({first, last, *inner})
-    return [timing.window(start, stop, fps) for start, stop in pairwise(bounds)]
+    return [timing.window(start, stop, rate) for start, stop in pairwise(bounds)]

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import TypeAlias
+
+from streamvid.video.bitstream.boxes import MAX_BOXES, ReadAt, boxes, find_box
 
 Margins: TypeAlias = tuple[int, int, int, int]
 """Pixels to cut off a decoded frame: (left, top, right, bottom)."""
 
-ReadAt: TypeAlias = Callable[[int, int], bytes]
-"""Function that returns up to `size` bytes from `offset` of a file: (offset, size) → bytes."""
-
 NO_MARGINS: Margins = (0, 0, 0, 0)
-_MAX_BOXES, _MAX_READS, _MAX_READ_BYTES = 4096, 1 << 16, 1 << 20
+_MAX_READS, _MAX_READ_BYTES = 1 << 16, 1 << 20
 _VISUAL_ENTRY_BYTES = 78
 _SEGMENT, _TRACKS, _CLUSTER, _TRACK, _VIDEO = 0x18538067, 0x1654AE6B, 0x1F43B675, 0xAE, 0xE0
 _BOTTOM, _TOP, _LEFT, _RIGHT, _WIDTH, _HEIGHT = 0x54AA, 0x54BB, 0x54CC, 0x54DD, 0xB0, 0xBA
-
-_Box: TypeAlias = tuple[bytes, int, int]
-"""(type, offset of the contents, offset of the end)."""
 
 
 def container_margins(read_at: ReadAt, num_bytes: int) -> dict[int, Margins]:
@@ -63,9 +59,9 @@ def _limited(read_at: ReadAt) -> ReadAt:
 
 
 def _of_mov(read_at: ReadAt, num_bytes: int) -> Iterator[tuple[int, Margins]]:
-    for kind, start, end in _boxes(read_at, 0, num_bytes):
+    for kind, start, end in boxes(read_at, 0, num_bytes):
         if kind == b"moov":
-            for track_kind, *track in _boxes(read_at, start, end):
+            for track_kind, *track in boxes(read_at, start, end):
                 if track_kind == b"trak":
                     yield from _of_track(read_at, track[0], track[1])
             return  # behind it are pictures or fragments, which may be far away
@@ -74,14 +70,14 @@ def _of_mov(read_at: ReadAt, num_bytes: int) -> Iterator[tuple[int, Margins]]:
 
 
 def _of_track(read_at: ReadAt, start: int, end: int) -> Iterator[tuple[int, Margins]]:
-    header = _find(read_at, start, end, b"tkhd")
-    described = _find(read_at, start, end, b"mdia", b"minf", b"stbl", b"stsd")
+    header = find_box(read_at, start, end, b"tkhd")
+    described = find_box(read_at, start, end, b"mdia", b"minf", b"stbl", b"stsd")
     if header is None or described is None:
         return
     version = read_at(header[1], 1)[0]
     (track,) = struct.unpack_from(">I", read_at(header[1] + (20 if version else 12), 4))
-    for _, entry, entry_end in _boxes(read_at, described[1] + 8, described[2]):
-        clap = _find(read_at, entry + _VISUAL_ENTRY_BYTES, entry_end, b"clap")
+    for _, entry, entry_end in boxes(read_at, described[1] + 8, described[2]):
+        clap = find_box(read_at, entry + _VISUAL_ENTRY_BYTES, entry_end, b"clap")
         if clap is not None:
             size = struct.unpack_from(">HH", read_at(entry + 24, 4))
             yield track, _margins(read_at(clap[1], 32), *size)
@@ -89,11 +85,11 @@ def _of_track(read_at: ReadAt, start: int, end: int) -> Iterator[tuple[int, Marg
 
 
 def _of_items(read_at: ReadAt, start: int, end: int) -> Iterator[tuple[int, Margins]]:
-    owned = _find(read_at, start, end, b"iprp", b"ipco")
-    linked = _find(read_at, start, end, b"iprp", b"ipma")
+    owned = find_box(read_at, start, end, b"iprp", b"ipco")
+    linked = find_box(read_at, start, end, b"iprp", b"ipma")
     if owned is None or linked is None:
         return
-    properties = list(_boxes(read_at, owned[1], owned[2]))
+    properties = list(boxes(read_at, owned[1], owned[2]))
     for item, places in _links(read_at(linked[1], linked[2] - linked[1])):
         found = {properties[place - 1][0]: properties[place - 1] for place in places if place <= len(properties)}
         if b"clap" in found and b"ispe" in found:
@@ -105,7 +101,7 @@ def _links(data: bytes) -> Iterator[tuple[int, list[int]]]:
     """Yield (item ID, property numbers) of an `ipma` box (ISO/IEC 23008-12, 9.3)."""
     is_wide, (count,) = bool(data[3] & 1), struct.unpack_from(">I", data, 4)
     at, item_size = 8, 4 if data[0] else 2
-    for _ in range(min(count, _MAX_BOXES)):
+    for _ in range(min(count, MAX_BOXES)):
         item = int.from_bytes(data[at : at + item_size], "big")
         num_links, at = data[at + item_size], at + item_size + 1
         size = 2 if is_wide else 1
@@ -125,29 +121,6 @@ def _margins(clap: bytes, width: int, height: int) -> Margins:
         return NO_MARGINS
     # In FFmpeg, each far edge is the number of the last pixel, rounded down.
     return int(left), int(top), width - 1 - int(left + wide - 1), height - 1 - int(top + high - 1)
-
-
-def _find(read_at: ReadAt, start: int, end: int, *path: bytes) -> _Box | None:
-    for kind, inner, inner_end in _boxes(read_at, start, end):
-        if kind == path[0]:
-            return (kind, inner, inner_end) if len(path) == 1 else _find(read_at, inner, inner_end, *path[1:])
-    return None
-
-
-def _boxes(read_at: ReadAt, start: int, end: int) -> Iterator[_Box]:
-    for _ in range(_MAX_BOXES):
-        if start + 8 > end:
-            return
-        head = read_at(start, 16)
-        size, kind = struct.unpack_from(">I4s", head)
-        length = 8
-        if size == 1:
-            length, (size,) = 16, struct.unpack_from(">Q", head, 8)
-        stop = end if size == 0 else start + size
-        if stop < start + length or stop > end:
-            return
-        yield kind, start + length, stop
-        start = stop
 
 
 # Matroska.
@@ -185,7 +158,7 @@ def _of_video(read_at: ReadAt, start: int, end: int) -> Margins:
 
 def _elements(read_at: ReadAt, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield (ID, offset of the contents, offset of the end) of EBML elements (RFC 8794)."""
-    for _ in range(_MAX_BOXES):
+    for _ in range(MAX_BOXES):
         if start >= end:
             return
         head = read_at(start, 12)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, cast
 
-from streamvid.errors import ProbeError
+from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.bitstream import h264
 from streamvid.video.bitstream.entries import is_entry, is_hidden
 from streamvid.video.bitstream.images import gif_blocks, tiff_compression
@@ -145,6 +145,35 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
                     kind="picture",
                 )
             yield packet
+
+
+def packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
+    """Yield (ordinal, packet) pairs from `ordinal` on.
+
+    If seeking is reliable and leads to the expected packet, seek; otherwise, read the file from its start.
+    """
+    if video.is_exact:
+        with ffmpeg_errors("the file is not seekable"):
+            video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)
+        packets = each_packet(video)
+        first = next(packets, None)
+        if first is not None and _row(first) == table.rows[ordinal]:
+            return chain([(ordinal, first)], _recognised(packets, table, ordinal + 1))
+    video.reopen()
+    return (found for found in _recognised(each_packet(video), table, 0) if found[0] >= ordinal)
+
+
+def _recognised(
+    packets: Iterator[Packet[VideoStream]], table: PacketTable, first: int
+) -> Iterator[tuple[int, Packet[VideoStream]]]:
+    for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
+        if _row(packet) != row:
+            raise DecodeError(f"packet {number} of the video changed while it was read; do not modify the file")
+        yield number, packet
+
+
+def _row(packet: Packet[VideoStream]) -> tuple[int | None, int | None, int]:
+    return packet.pts, packet.pos, packet.size
 
 
 def _refuse_png_bomb(packet: memoryview) -> None:

@@ -18,11 +18,12 @@ from streamvid.sharder.sharder import abandon, dry_run, shard
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.spool import FIRST_BYTES, SpooledFile
 from streamvid.storage import StorageOptions, open_store
+from tests.clips import encode, frames_of
 from tests.conftest import run_streamvid
-from tests.files import tree_of
+from tests.files import tree_of, write_rows
 from tests.servers import ProxyFactory, S3Env, S3Server
 from tests.shard_options import shard_options
-from tests.sharder.conftest import BUCKETS, NATIVE, OPTIONS, Built, Stop, noted, stop_at
+from tests.sharder.conftest import BUCKETS, NATIVE, OPTIONS, Built, Stop, noted, rows_of, stop_at
 from tests.sharder.test_kill import moments, native_moments, run
 from tests.sharder.test_spool import late_index
 
@@ -90,6 +91,25 @@ def test_the_report_counts_what_probing_read(bucket: str, moto_server: S3Server,
     assert report.to_json()["probe_bytes_read"] == report.probe_bytes_read
     local = dry_run(tmp_path / "v", tmp_path / "ds", options())
     assert replace(report, probe_bytes_read=None) == local
+
+
+@pytest.mark.slow
+def test_ranges_of_a_film_in_a_bucket_are_those_of_a_folder(bucket: str, moto_server: S3Server, tmp_path: Path) -> None:
+    """SHARD-1: copies of time ranges, with sources and dataset in a bucket."""
+    rows = [
+        {"path": "late.mp4", "caption": number, "start": number / 5, "end": number / 5 + 0.6} for number in range(4)
+    ]
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "late.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 60)))
+    write_rows(own / "metadata.csv", rows)
+    moto_server.upload_folder(own, bucket, "own/")
+    changes = {"time_columns": ("start", "end"), "val_fraction": 0.0, "whole_files": False}
+    shard(own, tmp_path / "local", options(**changes))
+    far = shard_options(**{**OPTIONS, **changes, "workers": 2, "work_dir": tmp_path / "work"})
+    shard(f"s3://{bucket}/own", f"s3://{bucket}/ds", far)
+    assert moto_server.tree(bucket, "ds") == tree_of(tmp_path / "local")
+    assert len(rows_of(tmp_path / "local")) == 4 and list((tmp_path / "work").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamvid.buckets.frames import FrameRate
 from streamvid.errors import Rejected
 from streamvid.sharder.source.time_ranges import TimeRange
 from streamvid.sharder.windows import Timing, cut_windows
@@ -20,7 +21,8 @@ STEPS = st.one_of(
     st.lists(st.integers(1, 2000), min_size=1, max_size=300),
 )
 SECONDS = st.floats(0.02, 20)
-RATES = st.sampled_from([None, Fraction(8), Fraction(24), Fraction(30000, 1001)])
+EVERY = FrameRate()
+RATES = st.sampled_from([EVERY, *(FrameRate("resample", Fraction(fps)) for fps in ("8", "24", "30000/1001"))])
 
 
 def timing_of(steps: list[int], last: int = 40) -> Timing:
@@ -29,7 +31,7 @@ def timing_of(steps: list[int], last: int = 40) -> Timing:
 
 @given(STEPS, SECONDS, RATES, st.integers(1, 40), st.data())
 def test_windows_hold_every_frame_once_and_only_wanted_lengths(
-    steps: list[int], most: float, rate: Fraction | None, least: int, data: st.DataObject
+    steps: list[int], most: float, rate: FrameRate, least: int, data: st.DataObject
 ) -> None:
     """SHARD-3: no rest is lost; a window is too long only where shorter ones would be too short for any bucket."""
     timing = timing_of(steps)
@@ -41,7 +43,7 @@ def test_windows_hold_every_frame_once_and_only_wanted_lengths(
     whole = timing.window(frames.start, frames.stop, rate)
     if whole.num_clip_frames >= least:
         assert min(window.num_clip_frames for window in windows) >= least
-    if rate is None:
+    if rate.fps is None:
         assert max(w.num_frames for w in windows) - min(w.num_frames for w in windows) <= 1
     too_long = [w for w in windows if w.num_frames > 1 and timing.seconds(w.start, w.start + w.num_frames) > most]
     if too_long and len(set(steps)) == 1:  # at an even rate a window more would have been too short for the bucket
@@ -49,7 +51,7 @@ def test_windows_hold_every_frame_once_and_only_wanted_lengths(
 
 
 @given(STEPS, st.integers(0, 100), RATES)
-def test_the_plan_foretells_what_the_encoder_makes(steps: list[int], last: int, rate: Fraction | None) -> None:
+def test_the_plan_foretells_what_the_encoder_makes(steps: list[int], last: int, rate: FrameRate) -> None:
     timing = timing_of(steps, last)
     for window in cut_windows(timing, range(len(timing.timestamps)), 1.0, rate, 1):
         line = make_timeline(
@@ -58,12 +60,14 @@ def test_the_plan_foretells_what_the_encoder_makes(steps: list[int], last: int, 
             last,
             start=window.start,
             num_frames=window.num_frames,
-            fps=rate,
+            fps=rate.fps,
             usual_rate=timing.usual_rate,
         )
         assert len(line.numbers) == window.num_clip_frames
         assert timing.seconds(window.start, window.start + window.num_frames) == (
-            line.duration_seconds if rate is None else timing.seconds(window.start, window.start + window.num_frames)
+            line.duration_seconds
+            if rate.fps is None
+            else timing.seconds(window.start, window.start + window.num_frames)
         )
 
 
@@ -94,8 +98,8 @@ def test_a_steady_rate_is_short_in_the_journal() -> None:
 
 
 def test_equal_windows_of_a_steady_source() -> None:
-    windows = cut_windows(timing_of([40] * 99), range(100), 1.0, None, 17)
+    windows = cut_windows(timing_of([40] * 99), range(100), 1.0, EVERY, 17)
     assert [(w.start, w.num_frames) for w in windows] == [(0, 25), (25, 25), (50, 25), (75, 25)]
-    halves = cut_windows(timing_of([40] * 99), range(100), 0.5, None, 17)
+    halves = cut_windows(timing_of([40] * 99), range(100), 0.5, EVERY, 17)
     assert len(halves) == 5, "windows of 12 frames would fill no bucket"
-    assert len(cut_windows(timing_of([40] * 99), range(100), None, None, 17)) == 1
+    assert len(cut_windows(timing_of([40] * 99), range(100), None, EVERY, 17)) == 1

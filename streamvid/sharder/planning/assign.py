@@ -232,12 +232,12 @@ def _windows(time_range: TimeRange | None, probe: Probe, options: ShardOptions) 
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if time_range is not None and probe.is_image:
         raise Rejected(f"the row has the time range {time_range.text}, but its file is an image", kind="time-range")
-    if options.clips.is_native and probe.timing and not probe.is_image:
-        timing = Timing.from_text(probe.timing)
+    if options.makes_clips and probe.timing and not probe.is_image:
+        timing, rate = Timing.from_text(probe.timing), options.frame_rate
         frames = range(probe.num_frames) if time_range is None else timing.frames_in(time_range)
-        whole = timing.window(frames.start, frames.stop, options.rate)
+        whole = timing.window(frames.start, frames.stop, rate)
         least = _least_frames(whole.num_clip_frames, probe, options)
-        windows = cut_windows(timing, frames, options.clips.max_clip_seconds, options.rate, least)
+        windows = cut_windows(timing, frames, options.clips.max_clip_seconds, rate, least)
     for window in windows:
         choices = options.config.fit(window.num_clip_frames, probe.height, probe.width, probe.is_image)
         if not choices.options:
@@ -275,20 +275,14 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
 
 
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the clip that stores a file: a copy, or a native clip with the facts known before encoding."""
-    if not options.clips.is_native:
+    """Return the clip that stores a window of a file: the whole file, or the facts known before a clip is made."""
+    is_native, seconds = options.clips.is_native, window.num_frames / probe.num_frames * probe.duration_seconds
+    if not is_native and window.num_frames == probe.num_frames:
         return copy
-    return replace(
-        copy,
-        path="",
-        num_bytes=0,
-        extension="",
-        codec="",
-        num_frames=window.num_clip_frames,
-        duration_seconds=window.num_frames / probe.num_frames * probe.duration_seconds,
-        width=bucket.width,
-        height=bucket.height,
-    )
+    cut = replace(copy, path="", num_bytes=0, extension="", num_frames=window.num_frames, duration_seconds=seconds)
+    if not is_native:
+        return cut
+    return replace(cut, codec="", num_frames=window.num_clip_frames, width=bucket.width, height=bucket.height)
 
 
 def sample_key(

@@ -20,6 +20,7 @@ from streamvid.dataset.captions import (
 from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES, check_text, find_column
 from streamvid.dataset.tabular.reader import RowBlock
 from streamvid.errors import Rejected, SourceError
+from streamvid.sharder.source.time_ranges import parse_list
 
 _SLUG_CHARS = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
@@ -27,10 +28,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class CaptionColumns:
-    """Metadata columns with captions, and the column with their weights, if any."""
+    """Metadata columns with captions, and the column with their weights, if any.
+
+    is_timed: True if rows have time ranges. A list of captions may then also be in Python syntax, as in Panda-70M.
+    """
 
     names: tuple[str, ...] = ()
     weights: str | None = None
+    is_timed: bool = False
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -38,7 +43,8 @@ class CaptionColumns:
 
     def cells(self, block: RowBlock) -> list[CaptionCells]:
         """Return the caption and weight values of each row."""
-        columns = [[listed_captions(value) for value in block.column(name).values()] for name in self.names]
+        read = _caption_list if self.is_timed else listed_captions
+        columns = [[read(value) for value in block.column(name).values()] for name in self.names]
         weights: list[object] = [None] * block.num_rows
         if self.weights is not None:
             weights = [_weights(value) for value in block.column(self.weights).values()]
@@ -62,14 +68,14 @@ class CaptionCells:
 
 
 def find_caption_columns(
-    names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None
+    names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None, *, is_timed: bool = False
 ) -> CaptionColumns:
     """Return the requested columns; if `asked` is None, detect a column. Raises SourceError if a column is missing."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
         find_column(names, weights, (), "captions.weight_column")
-    return CaptionColumns(found, weights)
+    return CaptionColumns(found, weights, is_timed)
 
 
 def text_source(text: str) -> str:
@@ -113,6 +119,14 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
         return find_column(names, asked, CAPTION_COLUMNS, "captions.column")
     except SourceError as error:
         raise SourceError(f"{error}; to omit captions, set captions.column='' (--caption-column '')") from None
+
+
+def _caption_list(value: object) -> object:
+    found = listed_captions(value)
+    if isinstance(found, str) and found.lstrip().startswith("["):
+        texts = parse_list(found)
+        return texts if isinstance(texts, list) and all(isinstance(text, str) for text in texts) else found
+    return found
 
 
 def _weights(value: object) -> object:

@@ -197,7 +197,8 @@ class _Roles:
         video = None if options.clips.is_text else _video_column(found, table, options)
         others = [name for name in table.names if name != video]
         asked = found.caption_column if options.source.captions.column is None else options.source.captions.column
-        captions = find_caption_columns(others, asked, options.source.captions.weight_column)
+        weights, is_timed = options.source.captions.weight_column, bool(options.source.time_columns)
+        captions = find_caption_columns(others, asked, weights, is_timed=is_timed)
         times = TimeColumns.of(others, options.source.time_columns)
         of_layout = (found.video_column, found.caption_column)
         taken = {

@@ -39,7 +39,7 @@ _TEXT_RANGE = re.compile(r"\s*([\d:.,]+)\s*(?:-+>?|[–—~]|to)\s*([\d:.,]+)\s*
 _MAX_LIST_CHARS = 2**20
 _NUM_CELLS = 1000  # number of rows to read when recognizing times
 _REMEDY = (
-    "the caption of each row may describe only a part of its file. To extract clips, use --clips native and pass the "
+    "the caption of each row may describe only a part of its file. To extract clips, pass the "
     "columns with the times in seconds or as H:MM:SS, such as time_columns=('start', 'end') (--time-columns "
     "start,end). To use the whole file for each row, set whole_files=True (--whole-files)"
 )
@@ -109,13 +109,21 @@ def parse_ranges(cells: Sequence[object], has_duration: bool = False) -> list[Ti
 def _opened(cell: object) -> Any:
     if not isinstance(cell, str) or not cell.lstrip().startswith(("[", "(", "{")):
         return cell
-    if len(cell) <= _MAX_LIST_CHARS:
+    found = parse_list(cell)
+    if found is None:
+        raise Rejected(f"its time ranges {cell[:80]!r} cannot be parsed as a list", kind="time-range")
+    return found
+
+
+def parse_list(text: str) -> Any:
+    """Parse a list or mapping in JSON or Python syntax. Return None if the text is neither, or too long."""
+    if len(text) <= _MAX_LIST_CHARS:
         for parse in (json.loads, ast.literal_eval):
             try:
-                return parse(cell.strip())
+                return parse(text.strip())
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
-    raise Rejected(f"its time ranges {cell[:80]!r} cannot be parsed as a list", kind="time-range")
+    return None
 
 
 def _is_range(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -48,14 +49,21 @@ def encode_file(unit: EncodeUnit) -> Finding:
 
     Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
     """
-    media = unit.media
+    return attempt_on("encoding", unit.media, unit.clips, lambda source: _encode(unit, source))
+
+
+def attempt_on(what: str, media: Media, clips: ClipFolder, work: Callable[[Source], Finding]) -> Finding:
+    """Run `work` on a file that must be the one that was probed. Return a rejection if the file causes an error.
+
+    Raises SourceError if the file has changed since it was probed.
+    """
     media.check_unchanged()
     if media.has_checksum:
         data = media.read()
-        finding = attempt("encoding", media.source, lambda: _encode(unit, data))
+        finding = attempt(what, media.source, lambda: work(data))
     else:
-        with opened(media, unit.clips.folder, clock_paused) as source:
-            finding = attempt("encoding", media.source, lambda: _encode(unit, source))
+        with opened(media, clips.folder, clock_paused) as source:
+            finding = attempt(what, media.source, lambda: work(source))
     media.check_unchanged()
     return finding
 

@@ -6,28 +6,25 @@ index are decoded by stored.py, which is faster and returns the same frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
-from streamvid.video.container import Source, VideoFile, ffmpeg_errors, open_video
+from streamvid.video.container import Source, VideoFile, open_video
 from streamvid.video.decode.convert import FrameConverter, PictureColor
 from streamvid.video.decode.window import Take, can_skip, decode_window, repeat_frames
 from streamvid.video.frame_format import read_frame_format
 from streamvid.video.limits import LIMITS, Limits
-from streamvid.video.packets import PacketTable, each_packet, read_packets
+from streamvid.video.packets import PacketTable, packets_from, read_packets
 from streamvid.video.picture import Accuracy, PictureFormat
 from streamvid.video.stream_info import declare_x264, set_reorder_depth
 from streamvid.video.transform import Crop, Transform
 
 if TYPE_CHECKING:
-    from av.packet import Packet
     from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
 
 _Result = TypeVar("_Result")
 Choose: TypeAlias = Callable[[PacketTable], Sequence[int]]
@@ -156,7 +153,7 @@ def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numb
 
     Raises DecodeError if a frame does not decode or a packet changed, and ProbeError if the file cannot be read.
     """
-    packets = _packets_from(video, table, key[1])
+    packets = packets_from(video, table, key[1])
     decoder = video.decoder
     declare_x264(decoder, table.x264_core)
     set_reorder_depth(decoder, video.codec_name, max(decoder.reorder_depth, table.reorder_depth))
@@ -175,32 +172,3 @@ def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numb
 
 def _first_places(numbers: Sequence[int]) -> dict[int, int]:
     return {number: place for place, number in reversed(list(enumerate(numbers)))}
-
-
-def _packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
-    """Yield (ordinal, packet) pairs from `ordinal` on.
-
-    If seeking is reliable and leads to the expected packet, seek; otherwise, read the file from its start.
-    """
-    if video.is_exact:
-        with ffmpeg_errors("the file is not seekable"):
-            video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)
-        packets = each_packet(video)
-        first = next(packets, None)
-        if first is not None and _row(first) == table.rows[ordinal]:
-            return chain([(ordinal, first)], _recognised(packets, table, ordinal + 1))
-    video.reopen()
-    return (found for found in _recognised(each_packet(video), table, 0) if found[0] >= ordinal)
-
-
-def _recognised(
-    packets: Iterator[Packet[VideoStream]], table: PacketTable, first: int
-) -> Iterator[tuple[int, Packet[VideoStream]]]:
-    for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
-        if _row(packet) != row:
-            raise DecodeError(f"packet {number} of the video changed while it was read: do not modify the file")
-        yield number, packet
-
-
-def _row(packet: Packet[VideoStream]) -> tuple[int | None, int | None, int]:
-    return packet.pts, packet.pos, packet.size

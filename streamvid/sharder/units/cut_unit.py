@@ -1,0 +1,62 @@
+"""Cutting of clips from one file in a worker process."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from streamvid.sharder.source.media import Media
+from streamvid.sharder.units.encode_unit import attempt_on
+from streamvid.sharder.units.probe_unit import Finding, attempt
+from streamvid.sharder.windows import Clip, Window, copied
+from streamvid.sharder.work.clips import ClipFolder
+from streamvid.video.limits import Limits
+
+if TYPE_CHECKING:
+    from streamvid.video.container import Source
+    from streamvid.video.encode.cut import Cutter
+
+
+@dataclass(frozen=True, slots=True)
+class CutUnit:
+    """Unit of work that copies windows of `media` into files.
+
+    windows: (name of the clip in `clips`, window) pairs. verify: True to decode every frame of each clip.
+    """
+
+    media: Media
+    windows: tuple[tuple[str, Window], ...]
+    verify: bool
+    clips: ClipFolder
+    limits: Limits
+
+
+def cut_file(unit: CutUnit) -> Finding:
+    """Cut clips into the staging folder. Runs in a worker. Return {"clips": one finding per window}.
+
+    Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
+    """
+    return attempt_on("cutting", unit.media, unit.clips, lambda source: _cut_all(unit, source))
+
+
+def _cut_all(unit: CutUnit, source: Source) -> Finding:
+    from streamvid.video.container import open_video
+    from streamvid.video.encode.cut import Cutter
+
+    with open_video(source, unit.limits) as video:
+        cutter = Cutter(video)
+        return {
+            "clips": [
+                attempt("cutting", unit.media.source, partial(_cut, unit, cutter, name, window))
+                for name, window in unit.windows
+            ]
+        }
+
+
+def _cut(unit: CutUnit, cutter: Cutter, name: str, window: Window) -> Finding:
+    clip = cutter.cut(window.start, window.num_frames, verify=unit.verify)
+    unit.clips.put(name, clip.data)
+    digest = hashlib.sha256(clip.data).hexdigest()
+    return asdict(copied(Clip, clip, path="", num_bytes=len(clip.data), sha256=digest))

@@ -1,0 +1,41 @@
+"""Boxes of MOV, MP4 and HEIF files (ISO/IEC 14496-12, 4.2)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+MAX_BOXES = 4096
+"""Maximum number of boxes that are read in a row."""
+
+ReadAt: TypeAlias = Callable[[int, int], bytes]
+"""Function that returns up to `size` bytes from `offset` of a file: (offset, size) → bytes."""
+
+Box: TypeAlias = tuple[bytes, int, int]
+"""(type, offset of the contents, offset of the end)."""
+
+
+def find_box(read_at: ReadAt, start: int, end: int, *path: bytes) -> Box | None:
+    """Return the first box at a path of types, from the outermost to the wanted one; None if there is none."""
+    for kind, inner, inner_end in boxes(read_at, start, end):
+        if kind == path[0]:
+            return (kind, inner, inner_end) if len(path) == 1 else find_box(read_at, inner, inner_end, *path[1:])
+    return None
+
+
+def boxes(read_at: ReadAt, start: int, end: int) -> Iterator[Box]:
+    """Yield the boxes between two offsets of a file. Stop at a box that is damaged."""
+    for _ in range(MAX_BOXES):
+        if start + 8 > end:
+            return
+        head = read_at(start, 16)
+        size, kind = struct.unpack_from(">I4s", head)
+        length = 8
+        if size == 1:
+            length, (size,) = 16, struct.unpack_from(">Q", head, 8)
+        stop = end if size == 0 else start + size
+        if stop < start + length or stop > end:
+            return
+        yield kind, start + length, stop
+        start = stop
