@@ -327,8 +327,8 @@ def test_time_ranges_make_a_record_each(
         ({"timestamp": "[[1, 2], [3, 4], [5, 6]]"}, "3 time ranges, but 2 captions"),
         ({"timestamp": "[[1, 2], [3, 4"}, "cannot be parsed as a list"),
         ({"timestamp": "[" * 5000}, "cannot be parsed as a list"),
-        ({"timestamp": "[[1, 2, 3]]"}, "not a pair"),
-        ({"timestamp": "7"}, "'7' is not a pair"),
+        ({"timestamp": "[[1, 2, 3]]"}, "not a (start, end) pair"),
+        ({"timestamp": "7"}, "'7' is not a (start, end) pair"),
         ({"timestamp": "[2, 1]"}, "2 to 1 s does not end after its start"),
         *(
             ({"start": text, "end": "9"}, "is invalid; use a number of seconds")
