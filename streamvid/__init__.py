@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from streamvid.loader.world import detect_world, world_from_mesh
     from streamvid.plan.cost import CostTable, fit_costs
     from streamvid.plan.position import World
+    from streamvid.sharder.curation.options import CurationOptions
     from streamvid.sharder.options import CaptionOptions, ClipOptions, ShardOptions, SourceOptions
     from streamvid.sharder.sharder import dry_run, shard
     from streamvid.storage import StorageOptions
@@ -69,6 +70,7 @@ _NAMES = {
     "streamvid.loader.world": ("detect_world", "world_from_mesh"),
     "streamvid.plan.cost": ("CostTable", "fit_costs"),
     "streamvid.plan.position": ("World",),
+    "streamvid.sharder.curation.options": ("CurationOptions",),
     "streamvid.sharder.options": ("CaptionOptions", "ClipOptions", "ShardOptions", "SourceOptions"),
     "streamvid.sharder.work_options": ("WorkOptions",),
     "streamvid.sharder.sharder": ("dry_run", "shard"),
@@ -89,6 +91,7 @@ __all__ = [
     "CaptionOptions",
     "ClipOptions",
     "CostTable",
+    "CurationOptions",
     "Dataset",
     "DatasetConfig",
     "LimitOptions",

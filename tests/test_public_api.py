@@ -46,6 +46,7 @@ def test_public_names() -> None:
         "CaptionOptions",
         "ClipOptions",
         "CostTable",
+        "CurationOptions",
         "Dataset",
         "DatasetConfig",
         "LimitOptions",

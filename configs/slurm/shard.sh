@@ -2,9 +2,10 @@
 # configs/slurm/shard.sh SOURCE DEST [option of `streamvid shard` …]        run it on a login node; do not use sbatch
 #
 # Shards on a cluster: an array of tasks probes the files, a second one encodes native clips, a third one builds the
-# shards, and a last job seals the dataset. SOURCE and DEST are on a file system that all machines share, or in an
-# object store. Shares of tasks that were lost are done by the next array or by the last job. If the last job does not
-# seal the dataset, for example because of its time limit, run this script again: finished work is kept.
+# shards, and a last job seals the dataset. With options of curation, one more array measures the files. SOURCE and DEST
+# are on a file system that all machines share, or in an object store. Shares of tasks that were lost are done by the
+# next array or by the last job. If the last job does not seal the dataset, for example because of its time limit, run
+# this script again: finished work is kept.
 #
 #   TASKS=64 CPUS=32 configs/slurm/shard.sh /data/videos /data/ds --preset wan2.1-480p --clips native
 #   SBATCH_PARTITION=cpu SBATCH_TIMELIMIT=8:00:00 configs/slurm/shard.sh s3://videos/raw s3://datasets/ds
@@ -19,7 +20,9 @@ set -euo pipefail
 if [ -z "${SLURM_JOB_ID:-}" ]; then
   cpus=(--cpus-per-task="${CPUS:-8}")
   after=()
-  for _ in probe encode build; do
+  phases=(probe encode build)
+  case " $* " in *" --scores"* | *" --scene-cuts "* | *" --black-bars "*) phases+=(curate) ;; esac
+  for _ in "${phases[@]}"; do
     job=$(sbatch --parsable "${cpus[@]}" "${after[@]}" --array="0-$((${TASKS:-16} - 1))" "$0" "$@")
     after=(--dependency="afterany:${job%%;*}")
   done

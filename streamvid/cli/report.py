@@ -138,8 +138,8 @@ def _print_remaining(remaining: Remaining | None) -> None:
     if remaining is None:
         click.echo("all shards are built; next: run the same command without --task to seal the dataset")
         return
-    units = {"probe": "files", "encode": "clips", "build": "shards"}[remaining.phase]
-    done = {"probe": "probed", "encode": "encoded", "build": "built"}[remaining.phase]
+    units = {"probe": "files", "curate": "files", "encode": "clips", "build": "shards"}[remaining.phase]
+    done = {"probe": "probed", "curate": "measured", "encode": "encoded", "build": "built"}[remaining.phase]
     click.echo(
         f"this task has done its share; {remaining.num_units} of {remaining.total} {units} are not {done} yet; next: "
         "when all tasks have ended, run them again, or run the same command without --task to finish on this machine"

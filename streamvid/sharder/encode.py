@@ -36,6 +36,7 @@ from streamvid.sharder.units.probe_unit import Finding
 from streamvid.sharder.windows import Clip, Window
 from streamvid.sharder.work.staging import ENCODES, Staging
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
+from streamvid.video.cropping import NO_MARGINS, Margins
 
 ENCODE_VERSION = 5
 CUT_VERSION = 1
@@ -124,6 +125,7 @@ class Job:
     clip: facts known before. follows: for a conditioning video, the Timing of the sample's source as text.
     source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
         for other files.
+    bars: black bars to crop; see Record.
     """
 
     file: Record | MediaFile
@@ -136,6 +138,7 @@ class Job:
     label: str = ""
     source_bytes: float = 0.0
     is_cut: bool = False
+    bars: Margins = NO_MARGINS
 
     @property
     def key(self) -> Key:
@@ -145,7 +148,7 @@ class Job:
             return (*file_state(self.file), window.start, window.num_frames)
         own = (*file_state(self.file), window.start, window.num_frames, bucket.height, bucket.width)
         if not self.label:
-            return own
+            return (*own, "bars", *self.bars) if any(self.bars) else own
         return (*own, "mask" if self.is_mask else "medium", hashlib.sha256(self.follows.encode()).hexdigest()[:16])
 
 
@@ -159,7 +162,8 @@ def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
         is_cut = sample.clip.is_made
         return [Job(sample.record, sample.clip, sample.window, sample.bucket, is_cut=True)] if is_cut else []
     share = 0.0 if probe.is_image else sample.record.num_bytes * sample.window.num_frames / probe.num_frames
-    jobs = [Job(sample.record, sample.clip, sample.window, sample.bucket, source_bytes=share)]
+    record = sample.record
+    jobs = [Job(record, sample.clip, sample.window, sample.bucket, source_bytes=share, bars=record.bars)]
     for medium in sample.media:
         window = Window(0, 1, 1) if medium.is_still else sample.window
         follows = "" if medium.is_still else sample.probe.timing
@@ -186,6 +190,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
             bucket=job.bucket,
             follows=job.follows,
             is_mask=job.is_mask,
+            bars=job.bars,
             max_bytes=_max_bytes(job, options),
             clips=clips,
             encoding=options.clips.encoding,

@@ -3,6 +3,7 @@
 ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
               ├─ buckets: a BucketConfig, a preset's name, a YAML file, or a mapping of its fields
               ├─ clips: ClipOptions
+              ├─ curation: CurationOptions
               ├─ work: WorkOptions
               └─ storage: StorageOptions
 """
@@ -10,7 +11,7 @@ ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.table import BucketTable
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
+from streamvid.sharder.curation.options import CurationOptions
 from streamvid.sharder.media_columns import MediaColumn, media_columns
 from streamvid.sharder.work_options import WorkOptions
 from streamvid.storage import StorageOptions
@@ -274,6 +276,7 @@ class ShardOptions:
     source: SourceOptions = option(default_factory=SourceOptions, group="Source")
     buckets: BucketConfig | Mapping[str, Any] | str | Path | None = option(None, flag="")
     clips: ClipOptions = option(default_factory=ClipOptions, group="Clips")
+    curation: CurationOptions = option(default_factory=CurationOptions, group="Curation")
     verify: Literal["decode", "probe"] | None = option(
         None,
         help="Decode all frames of each source, or only one key frame.",
@@ -295,28 +298,29 @@ class ShardOptions:
     seed: int = option(0, help="Seed of the stored order.", metavar="N", group="Work", minimum=0, maximum=2**63 - 1)
     work: WorkOptions = option(default_factory=WorkOptions, group="Work")
     storage: StorageOptions = option(default_factory=StorageOptions, group="Storage")
-    config: BucketConfig = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.val_fraction >= 1:
             raise ConfigError(f"val_fraction={self.val_fraction!r}: must be at least 0 and less than 1, such as 0.01")
-        # The configuration is read once, so that later changes to its file have no effect.
-        object.__setattr__(self, "config", self._bucket_config())
         self.config.check_rate(self.frame_rate)
         self._check_trust()
+        self._check_curation()
         if self.clips.is_text:
             self._check_text()
         if self.clips.is_native:
             self._check_native()
         elif self.cuts_copies and self.source.media:
-            cut = "time_columns" if self.source.time_columns else "max_clip_seconds"
+            cuts = {"time_columns": self.source.time_columns, "max_clip_seconds": self.clips.max_clip_seconds}
+            cut = next((name for name, value in cuts.items() if value), "scene_cuts")
             raise ConfigError(
                 f"media={dict(self.source.media)!r}: cannot be combined with {cut} and clips='copy', because "
                 "conditioning inputs are copied whole; use ClipOptions(kind='native') (--clips native)"
             )
 
-    def _bucket_config(self) -> BucketConfig:
+    @cached_property
+    def config(self) -> BucketConfig:
+        """Bucket configuration. It is read once, so that later changes to its file have no effect."""
         if self.clips.is_text:
             if self.buckets is not None or self.clips.fps is not None:
                 name = "fps" if self.buckets is None else "buckets"
@@ -336,6 +340,20 @@ class ShardOptions:
                 "trust_metadata"
             )
 
+    def _check_curation(self) -> None:
+        if self.curation.is_on and self.trust_metadata:
+            name, value = next((name, value) for name, value in vars(self.curation).items() if value)
+            raise ConfigError(
+                f"{name}={value!r}: cannot be combined with trust_metadata=True, because every file must be decoded "
+                "before it is assigned to a shard; omit one of the two"
+            )
+
+        if self.curation.black_bars and self.source.media and self.clips.is_native:
+            raise ConfigError(
+                "black_bars=True: cannot be combined with media and clips='native', because conditioning inputs would "
+                "keep the bars that their clip loses; omit one of them"
+            )
+
     def _check_text(self) -> None:
         given = {
             "video_column": self.source.video_column,
@@ -344,6 +362,9 @@ class ShardOptions:
             "base_path": self.source.base_path,
             "min_fps": self.source.min_fps,
             "verify": self.verify,
+            "scores": self.curation.scores,
+            "scene_cuts": self.curation.scene_cuts,
+            "black_bars": self.curation.black_bars,
         }
         for name, value in given.items():
             if value:
@@ -384,24 +405,25 @@ class ShardOptions:
         )
 
     @property
+    def divides_files(self) -> bool:
+        """True if a sample may be a part of its source."""
+        cuts = (self.source.time_columns, self.clips.max_clip_seconds is not None, self.curation.scene_cuts)
+        return any(cuts)
+
+    @property
     def needs_timing(self) -> bool:
         """True if probing must return the time of each frame."""
-        return self._is_cut or self.rate is not None or bool(self.source.media)
+        return self.divides_files or self.rate is not None or bool(self.source.media)
 
     @property
     def cuts_copies(self) -> bool:
         """True if a copied clip may be a part of its source."""
-        return self._is_cut and self.clips.kind == "copy"
+        return self.divides_files and self.clips.kind == "copy"
 
     @property
     def makes_clips(self) -> bool:
         """True if clips are encoded or cut before shards are planned."""
         return self.clips.is_native or self.cuts_copies
-
-    @property
-    def _is_cut(self) -> bool:
-        """True if a sample may be a part of its source."""
-        return self.clips.max_clip_seconds is not None or bool(self.source.time_columns)
 
     @property
     def rate(self) -> Fraction | None:
@@ -455,6 +477,8 @@ class ShardOptions:
             value["media"] = [str(medium) for medium in self.source.media_columns]
         if self.trust_metadata:
             value["trust_metadata"] = True
+        if self.curation.is_on:
+            value["curation"] = self.curation.to_json()
         if self.verify == "decode" and not self.clips.is_native:
             value["verify"] = "decode"
         if self.makes_clips:

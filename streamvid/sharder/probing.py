@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected
@@ -22,7 +22,9 @@ from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.video.limits import LIMITS
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Callback with arguments (phase, done, total). The phases are "records", "probe", "encode", "build" and "seal"."""
+"""Callback with arguments (phase, done, total).
+
+The phases are "records", "probe", "curate", "encode", "build" and "seal"."""
 
 PROBE_VERSION = 8
 MAX_REASON_CHARS = 500
@@ -73,6 +75,40 @@ def run_units(
                 yield number, rejected(f"{what} crashed ({answer})", "crash")
 
 
+def run_missing(
+    phase: str,
+    what: str,
+    handler: Callable[[Any], Finding],
+    paths: Mapping[Key, str],
+    unit: Callable[[Key], Any],
+    options: ShardOptions,
+    limit: str,
+    journal: SharedJournal,
+    share: Share,
+    held_fd: int,
+    progress: Progress,
+) -> None:
+    """Run the units of this task that the journal lacks, and add their findings to it. Other arguments: `run_units`.
+
+    paths: path or URL of each unit's file, by the unit's key. The order of the keys decides which task runs a unit.
+    Raises TasksUnfinished if other tasks have not run their units yet.
+    """
+    own = share.of(list(paths))
+    todo = [key for key in own if key not in journal.findings]
+    done = len(own) - len(todo)
+    progress(phase, done, len(own))
+    uses = [paths[key] for key in todo]
+    with journal:
+        findings = run_units(what, handler, uses, len(todo), lambda number: unit(todo[number]), options, limit, held_fd)
+        for number, finding in findings:
+            note(journal, todo[number], finding)
+            done += 1
+            progress(phase, done, len(own))
+    journal.refresh()
+    if num_missing := sum(key not in journal.findings for key in paths):
+        raise TasksUnfinished(Remaining(phase, num_missing, len(paths)))
+
+
 @dataclass(frozen=True)
 class Probed:
     """Results of probing files. states: (path, size, version) of each file."""
@@ -113,26 +149,16 @@ def probe_all(
     for path, num_bytes, version, source, extra in records.tuples("path", "num_bytes", "version", "source", "extra"):
         sources[path, num_bytes, version] = source
         sources.update((file_state(file), file.source) for file in extra)
-    own = share.of(list(sources))
-    states = [state for state in own if state not in journal.findings]
-    done = len(own) - len(states)
-    progress("probe", done, len(own))
     storage, is_verified = options.worker_storage, _is_verified(options)
 
-    def unit(number: int) -> ProbeUnit:
-        path, num_bytes, version = state = states[number]
-        media = Media(path, sources[state], num_bytes, version, storage)
+    def unit(state: Key) -> ProbeUnit:
+        path, num_bytes, version = cast("FileState", state)
+        media = Media(path, sources[path, num_bytes, version], num_bytes, version, storage)
         return ProbeUnit(media, options.limits, is_verified, options.needs_timing, folder)
 
-    with journal:
-        limit, paths = _time_limit(options), [state[0] for state in states]
-        for number, finding in run_units("probing", probe_file, paths, len(paths), unit, options, limit, held_fd):
-            note(journal, states[number], finding)
-            done += 1
-            progress("probe", done, len(own))
-    journal.refresh()
-    if num_missing := sum(state not in journal.findings for state in sources):
-        raise TasksUnfinished(Remaining("probe", num_missing, len(sources)))
+    paths: dict[Key, str] = {state: state[0] for state in sources}
+    limit = _time_limit(options)
+    run_missing("probe", "probing", probe_file, paths, unit, options, limit, journal, share, held_fd, progress)
     return Probed(journal.findings, sources.keys())
 
 

@@ -239,7 +239,7 @@ class _Files:
         rows: dict[str, int] = {}
         for path, row, source in self._records.tuples("path", "row", "source") if len(self._repeated) else ():
             if path in self._repeated:
-                if path in rows:
+                if rows.get(path, row) != row:
                     yield f"rows {rows[path]} and {row}: {source}"
                 rows.setdefault(path, row)
 

@@ -1,4 +1,4 @@
-"""Stages of the sharder: records → probe → assign (→ encode) → shard plan → build → seal."""
+"""Stages of the sharder: records → probe (→ curate) → assign (→ encode) → shard plan → build → seal."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError, StreamvidError
 from streamvid.host.share import WHOLE, Share
 from streamvid.sharder.build import build_all, remaining_shards
+from streamvid.sharder.curating import curate, declare_columns, figures_header
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, assign, assign_texts
@@ -41,7 +42,7 @@ from streamvid.sharder.source.summary import InputSummary
 from streamvid.sharder.work.destination import find_destination
 from streamvid.sharder.work.ray import run_on_ray
 from streamvid.sharder.work.shared_journal import SharedJournal
-from streamvid.sharder.work.staging import EMBEDDED, PROBES, Staging, locked_staging
+from streamvid.sharder.work.staging import EMBEDDED, FIGURES, PROBES, Staging, locked_staging
 from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status, read_task_phases
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.storage import Store, open_store
@@ -80,7 +81,7 @@ def shard(
     place.check_free()
     _check_apart(source, place.store, options)
     embedded = place.folder / EMBEDDED
-    records = apply_where(read_records(source, options, embedded), options)
+    records = _read(source, options, embedded)
     progress("records", records.num_rows, records.num_rows)
     build = _build_facts(records, options)
     report = _sealed_report(place.store, build, options.work.overwrite)
@@ -108,6 +109,14 @@ def shard(
         except BaseException:
             _logger.info("stopped early: finished work on %s is kept; run the same command again to resume", place.url)
             raise
+
+
+def _read(
+    source: str | Path | Sequence[str | Path], options: ShardOptions, folder: Path, *, extracts: bool = False
+) -> RecordSet:
+    """Read the input and reject rows by conditions on metadata alone."""
+    records = read_records(source, options, folder, extracts=extracts)
+    return apply_where(declare_columns(records, options), options)
 
 
 _REMEDY = (
@@ -186,11 +195,11 @@ def dry_run(
         raise ConfigError(
             f"task={options.work.task!r}: cannot be combined with a dry run, which plans all work; omit task"
         )
-    journal = SharedJournal(place.folder, PROBES, journal_header(options), place.store, WHOLE, writable=False)
+    journals = partial(SharedJournal, place.folder, store=place.store, share=WHOLE, writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
-        records = apply_where(read_records(source, options, Path(folder), extracts=True), options)
+        records = _read(source, options, Path(folder), extracts=True)
         progress("records", records.num_rows, records.num_rows)
-        found = _assigned(records, options, journal, nothing.fileno(), progress)
+        found = _assigned(records, options, journals, nothing.fileno(), progress)
     plan = make_plan(found.records, found.assignment, options, {"options": options.to_json()})
     return replace(_with_input(report_plan(plan, DRY_RUN), found.summary, on_input), probe_bytes_read=found.bytes_read)
 
@@ -229,8 +238,7 @@ def _run(
 def _build(
     records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress, on_input: OnInput
 ) -> ShardReport:
-    journal = staging.journal(PROBES, journal_header(options))
-    found = _assigned(records, options, journal, staging.lock_fd, progress, staging.folder)
+    found = _assigned(records, options, staging.journal, staging.lock_fd, progress, staging.folder)
     on_input(found.summary)
     assignment = found.assignment
     if options.makes_clips:
@@ -241,6 +249,7 @@ def _build(
     staging.announce(build, plan.sha256)
     bytes_read = found.bytes_read
     if options.trust_metadata:
+        journal = staging.journal(PROBES, journal_header(options))
         plan, bytes_read = _with_probed_facts(plan, options, journal, staging, progress)
         if not plan.num_samples:
             raise SourceError(_nothing_accepted(plan.rejections))
@@ -269,19 +278,24 @@ class _Assigned(NamedTuple):
 def _assigned(
     records: RecordSet,
     options: ShardOptions,
-    journal: SharedJournal,
+    journals: Callable[[str, Mapping[str, Any]], SharedJournal],
     held_fd: int,
     progress: Progress,
     folder: Path | None = None,
 ) -> _Assigned:
-    """Probe and assign all records."""
+    """Probe, curate and assign all records. journals: function that opens the journal with a name and a header."""
     if options.clips.is_text:
         return _Assigned(records, assign_texts(records.records, options), None, summarize(records, options))
     probes: Probed | StatedFacts
     if options.trust_metadata:
         probes = StatedFacts.of(list(records.user_types))
     else:
+        journal = journals(PROBES, journal_header(options))
         probes = probe_all(records.records, options, journal, held_fd, progress, folder, options.work.share)
+    if options.curation.is_on:
+        journal = journals(FIGURES, figures_header(options))
+        records = apply_where(records, options, probes, is_curated=False)
+        records = curate(records, probes, options, journal, held_fd, progress, folder)
     records = apply_where(records, options, probes)
     assignment = assign(records.records, probes, options)
     summary = summarize(records, options, assignment)

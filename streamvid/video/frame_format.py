@@ -6,7 +6,7 @@ Color matrices and ranges are FFmpeg numbers (AVColorSpace, AVColorRange), as de
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import DecodeError, ProbeError
@@ -74,6 +74,24 @@ class FrameFormat:
                 f"the video changes from {self.coded_width}x{self.coded_height} {self.pixel_format} to "
                 f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}; re-encode it to a single size and format"
             )
+
+    def without(self, bars: Margins) -> FrameFormat:
+        """Return the format with further margins. bars: (left, top, right, bottom) of the displayed frame, in pixels.
+
+        Each is rounded up to an even number of pixels of the decoded frame.
+        """
+        if not any(bars):
+            return self
+        # `turns` counts the quarter turns that move the displayed frame back to the decoded one.
+        turns = self.rotation // 90
+        left, top, right, bottom = (*bars[turns:], *bars[:turns])
+        if self.flip:
+            left, right = right, left
+        horizontal, vertical = self.sample_aspect_ratio
+        left, right = (-(-side * vertical // horizontal) for side in (left, right))
+        added = zip(self.margins, (left, top, right, bottom), strict=True)
+        left, top, right, bottom = (side + more + (side + more) % 2 for side, more in added)
+        return replace(self, margins=(left, top, right, bottom))
 
     @property
     def display_size(self) -> tuple[int, int]:

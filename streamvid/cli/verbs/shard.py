@@ -29,6 +29,7 @@ Examples:
   streamvid shard videos/ ds/ --preset wan2.1-480p
   streamvid shard videos/ ds/ --bucket-config opensora.yaml --assign all
   streamvid shard films/ ds/ --clips native --fps 16 --max-clip-seconds 20 --min-psnr 38
+  streamvid shard videos/ ds/ --scores motion,blur --where "motion > 0.5 and blur < 0.6"
   streamvid shard prompts.jsonl ds/ --clips text
   streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
@@ -48,7 +49,7 @@ _KEYS = Flag(
     metavar="LIST",
     help="File columns as in DiffSynth-Studio, the clip's first, such as 'video,control_video'.",
 )
-_GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Verification", "Work", "Storage")
+_GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Curation", "Verification", "Work", "Storage")
 _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.index(flag.group or ""))
 
 

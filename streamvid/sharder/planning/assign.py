@@ -151,6 +151,8 @@ class _Assigner:
         probe, options = self.probes(record), self.options
         if isinstance(probe, Rejected):
             raise probe
+        if options.clips.is_native:
+            probe = probe.without(record.bars)
         _check_rate(probe, options)
         extra = fit_media(record, probe, self.probes, options.source.media_columns, self.stills)
         try:

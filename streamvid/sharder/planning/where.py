@@ -6,7 +6,7 @@ Conditions have the same syntax as the loader's `where=`, and treat missing valu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -45,20 +45,29 @@ class Where:
     """Condition on records. text: the condition as the user wrote it. node: the parsed condition.
 
     kinds: type of each available column: the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
+    figures: the columns that curation adds, such as `user.motion`.
     """
 
     text: str
     node: Node
     kinds: Mapping[str, str]
+    figures: frozenset[str]
 
     @property
     def needs_probe(self) -> bool:
-        """True if the condition uses a fact that requires probing."""
-        return bool(self.node.columns & FACTS.keys())
+        """True if the condition uses a fact that requires probing, or a figure that curation adds."""
+        return bool(self.node.columns & (FACTS.keys() | self.figures))
 
-    def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
+    @property
+    def can_fail_early(self) -> bool:
+        """True if rows may fail the condition before their figures are known."""
+        # Only this operator gives a result other than unknown for a missing value. A text that contains it is harmless.
+        return bool(self.node.columns & self.figures) and " is None" not in self.node.text
+
+    def keep(self, records: RecordSet, probes: Probes | None, *, is_final: bool = True) -> RecordSet:
         """Return the records that meet the condition. All other records become rejections of kind "where".
 
+        is_final: False before figures are known, to keep records for which the condition is still unknown.
         probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,
         so that its rejection reports the reason from probing.
         """
@@ -69,20 +78,21 @@ class Where:
             while part := list(islice(rows, _ROWS_AT_ONCE)):
                 found = [None if probes is None else probes(record) for record in part]
                 table = self._table(part, found)
-                admitted = self._mask(table)
+                shown = table if is_final else table.drop_columns(sorted(self.figures & self.node.columns))
+                admitted = self._mask(table, unknown=not is_final)
                 for number, record in enumerate(part):
                     if admitted[number] or isinstance(found[number], Rejected):
                         yield record
                     else:
-                        rejections.append(Rejection(record.row, record.source, self._reason(table, number), "where"))
+                        rejections.append(Rejection(record.row, record.source, self._reason(shown, number), "where"))
 
         return replace(records, records=Rows.of(Record, kept()), rejections=tuple(rejections))
 
-    def _mask(self, table: pa.Table) -> list[bool]:
+    def _mask(self, table: pa.Table, unknown: bool) -> list[bool]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = pc.fill_null(self.node.run(table), False)
+        found = pc.fill_null(self.node.run(table), unknown)
         return [bool(value) for value in (found.to_pylist() if not isinstance(found, pa.Scalar) else [found.as_py()])]
 
     def _table(self, records: Sequence[Record], probes: Sequence[Probe | Rejected | None]) -> pa.Table:
@@ -100,11 +110,11 @@ class Where:
         return f"where={_short(self.text)} does not hold: {', '.join(said)}"
 
 
-def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
+def parse_where(text: str, user_types: Mapping[str, str], figures: Collection[str] = ()) -> Where:
     """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
-    user_types: index types by metadata column. Raises ConfigError if the condition is invalid; the message contains the
-    text, the position of the error and a remedy.
+    user_types: index types by column. figures: names of the columns that curation adds. Raises ConfigError if the
+    condition is invalid; the message contains the text, the position of the error and a remedy.
     """
     kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}
 
@@ -115,26 +125,32 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
         known = [*user_types, *FACTS, *_OWN]
         raise LookupError(f"{name!r} is not a known column{nearest(name, known)}; use one of {', '.join(known)}")
 
-    return Where(text, compile_condition(text, resolve), kinds)
+    added = frozenset(f"user.{name}" for name in figures)
+    return Where(text, compile_condition(text, resolve), kinds, added)
 
 
-def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None = None) -> RecordSet:
+def apply_where(
+    records: RecordSet, options: ShardOptions, probes: Probes | None = None, *, is_curated: bool = True
+) -> RecordSet:
     """Reject the rows that do not meet the `where` condition, if there is one.
 
-    The sharder calls this function before probing, without `probes`, and again after probing. Only the second call
-    evaluates a condition that requires probes. Raises ConfigError if such a condition is applied to text rows, which
-    are not probed.
+    The sharder calls this function before probing, without `probes`, after probing, and after curation. A condition is
+    evaluated as soon as all that it requires is known. If curation follows (`is_curated` is False), rows that cannot
+    meet a condition on its figures are rejected already, so that their files are not decoded. Raises ConfigError if a
+    condition that requires probes is applied to text rows, which are not probed.
     """
     text = options.source.where
     if text is None:
         return records
-    where = parse_where(text, records.user_types)
+    where = parse_where(text, records.user_types, options.curation.columns)
     if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())
         raise ConfigError(
             f"where={text!r}: {names[0]!r} describes videos, but clips='text' has none; use one of text, source"
             f"{''.join(f', {name}' for name in records.user_types)}"
         )
+    if not is_curated:
+        return where.keep(records, probes, is_final=False) if where.can_fail_early else records
     return where.keep(records, probes) if where.needs_probe == (probes is not None) else records
 
 

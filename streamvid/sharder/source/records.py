@@ -57,6 +57,7 @@ from streamvid.sharder.source.time_ranges import (
     check_time_ranges,
 )
 from streamvid.storage import StorageOptions
+from streamvid.video.cropping import NO_MARGINS, Margins
 
 Value: TypeAlias = bool | int | float | str | None
 
@@ -71,6 +72,7 @@ class Record:
     captions: all captions with their weights if there are several; `caption` is the first caption.
     origin: keys and split of the clip in the sealed dataset from which it comes; None for other clips.
     time_range: the part of the video to use; None for the whole video.
+    bars: black bars of the displayed frames in pixels: (left, top, right, bottom).
     """
 
     row: int
@@ -84,6 +86,7 @@ class Record:
     captions: Captions = ()
     origin: SealedOrigin | None = None
     time_range: TimeRange | None = None
+    bars: Margins = NO_MARGINS
 
     def media(self, storage: StorageOptions) -> Media:
         """Return the file in the form that workers receive. storage: options for accessing the file's store."""

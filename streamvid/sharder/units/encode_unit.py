@@ -15,6 +15,7 @@ from streamvid.sharder.units.probe_unit import Finding, attempt
 from streamvid.sharder.windows import Clip, Timing, Window, copied
 from streamvid.sharder.work.clips import ClipFolder
 from streamvid.sharder.work.worker import clock_paused
+from streamvid.video.cropping import Margins
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, make_timeline
 from streamvid.video.limits import Limits
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class EncodeUnit:
     """Unit of work that encodes a window of `media` into the clip `name` of `clips`.
 
-    follows: for a conditioning video, the Timing of the sample's source as text.
+    follows: for a conditioning video, the Timing of the sample's source as text. bars: black bars to crop.
     max_bytes: size limit of the clip; None for no limit. fps: output frame rate; None keeps all frames of the window.
     """
 
@@ -37,6 +38,7 @@ class EncodeUnit:
     bucket: Bucket
     follows: str
     is_mask: bool
+    bars: Margins
     max_bytes: float | None
     clips: ClipFolder
     encoding: Encoding
@@ -81,6 +83,7 @@ def _encode(unit: EncodeUnit, source: Source) -> Finding:
         fps=unit.fps,
         timeline=_timeline(unit) if unit.follows else None,
         is_mask=unit.is_mask,
+        bars=unit.bars,
         max_bytes=unit.max_bytes,
         limits=unit.limits,
     )

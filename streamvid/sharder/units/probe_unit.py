@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +14,7 @@ from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.spool import SpooledFile, opened
 from streamvid.sharder.windows import Clip, Timing, copied
 from streamvid.sharder.work.worker import clock_paused
+from streamvid.video.cropping import Margins
 from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class Probe:
     is_image: bool
     pixel_format: str = ""
     timing: str = ""
+
+    def without(self, bars: Margins) -> Probe:
+        """Return the facts of the file without its black bars: (left, top, right, bottom), in pixels."""
+        left, top, right, bottom = bars
+        return replace(self, width=self.width - left - right, height=self.height - top - bottom) if any(bars) else self
 
     def copy_of(self, file: Record | MediaFile) -> Clip:
         """Return the clip that stores the file unchanged."""

@@ -18,7 +18,7 @@ from streamvid.sharder.work.tasks import Remaining
 
 _RETRIES = 3
 _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_REPORTS = 10.0, 2.0
-_MAX_ROUNDS = 3  # probe, encode, build
+_MAX_ROUNDS = 4  # probe, curate, encode, build
 _logger = logging.getLogger(__name__)
 
 

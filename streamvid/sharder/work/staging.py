@@ -37,8 +37,8 @@ LOCK_WAIT_SECONDS = 5.0
 EMBEDDED = "embedded"
 """Folder of the files that are extracted from cells of metadata files."""
 LOCK = "lock"
-JOURNALS = PROBES, ENCODES = ("probes.jsonl", "encodes.jsonl")
-"""Journals of the findings of probing and encoding."""
+JOURNALS = PROBES, FIGURES, ENCODES = ("probes.jsonl", "figures.jsonl", "encodes.jsonl")
+"""Journals of the findings of probing, curation and encoding."""
 _TASKS_LOCK = "tasks.lock"
 _OWNERS = "owners"
 _NAMES = "files.json"

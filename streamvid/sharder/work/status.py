@@ -26,7 +26,7 @@ from streamvid.storage import LocalStore
 
 State: TypeAlias = Literal["running", "stopped", "sealed"]
 _FILE = "status.json"
-PHASES = ("probe", "encode", "build", "seal")
+PHASES = ("probe", "curate", "encode", "build", "seal")
 """Phases of a build in order."""
 _SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_PUBLICATIONS = 1.0, 30.0
 _SECONDS_ALIVE = 600.0

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video.container import Source, VideoFile, open_video
+from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.decode.file import decode_from, from_key_frame
 from streamvid.video.encode.check import LOSSLESS_PSNR, QualityMeter, check_clip, picture_checksum
 from streamvid.video.encode.cover import ColorTags, Cover
@@ -64,6 +65,14 @@ class EncodedClip:
         return len(self.data)
 
 
+class _Size(NamedTuple):
+    """Size of the pictures of a clip, and the pixels to cut off a displayed frame of its source."""
+
+    height: int
+    width: int
+    bars: Margins
+
+
 def encode_clip(
     source: Source,
     *,
@@ -75,6 +84,7 @@ def encode_clip(
     fps: float | Fraction | None = None,
     timeline: Timeline | None = None,
     is_mask: bool = False,
+    bars: Margins = NO_MARGINS,
     max_bytes: float | None = None,
     limits: Limits = LIMITS,
 ) -> EncodedClip:
@@ -85,6 +95,7 @@ def encode_clip(
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
 
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
+    bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
     max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
     codec's highest crf is reached.
 
@@ -100,12 +111,12 @@ def encode_clip(
     """
     _check_size(height, width)
     encoding = Encoding("ffv1") if is_mask else encoding
-    begin = time.process_time()
+    begin, size = time.process_time(), _Size(height, width, bars)
     with open_video(source, limits) as video:
         table = read_packets(video)
         if video.is_image:
             make_timeline(table.timestamps, table.time_base, 1, start=start, num_frames=num_frames)
-            data, extension, codec, psnr_y = _encode_image(video, table, (height, width), encoding, is_mask, limits)
+            data, extension, codec, psnr_y = _encode_image(video, table, size, encoding, is_mask, limits)
             spent = time.process_time() - begin
             return EncodedClip(data, extension, codec, 1, 0.0, 0.0, width, height, psnr_y, spent)
         line = timeline or make_timeline(
@@ -119,7 +130,7 @@ def encode_clip(
         )
 
         def encode(encoding: Encoding) -> tuple[bytes, float]:
-            make = partial(_encode_from, video, table, line, (height, width), encoding, is_mask, limits)
+            make = partial(_encode_from, video, table, line, size, encoding, is_mask, limits)
             return from_key_frame(table, line.numbers, make)
 
         data, psnr_y = _within(max_bytes, encode, encoding)
@@ -160,7 +171,7 @@ def _encode_from(
     video: VideoFile,
     table: PacketTable,
     timeline: Timeline,
-    size: tuple[int, int],
+    size: _Size,
     encoding: Encoding,
     is_mask: bool,
     limits: Limits,
@@ -174,8 +185,8 @@ def _encode_from(
         nonlocal written
         if not made:
             pixels = "gray" if is_mask else "yuv420p"
-            cover = Cover(video, frame, *size, "yuvj420p" if encoding.codec == "mjpeg" else pixels)
-            made.append((cover, ClipWriter(encoding, timeline, *size, cover.tags, pixels)))
+            cover = Cover(video, frame, *size, pixel_format="yuvj420p" if encoding.codec == "mjpeg" else pixels)
+            made.append((cover, ClipWriter(encoding, timeline, size.height, size.width, cover.tags, pixels)))
         cover, writer = made[0]
         if place != written:
             raise DecodeError(
@@ -271,7 +282,7 @@ class ClipWriter:
 
 
 def _encode_image(
-    video: VideoFile, table: PacketTable, size: tuple[int, int], encoding: Encoding, is_mask: bool, limits: Limits
+    video: VideoFile, table: PacketTable, size: _Size, encoding: Encoding, is_mask: bool, limits: Limits
 ) -> tuple[bytes, str, str, float]:
     """Encode a still image: a lossless PNG if the codec is ffv1, else a JPEG with quantizer 2 (BT.601, full range).
 
@@ -284,10 +295,10 @@ def _encode_image(
     codec, pixel_format = ("png", "gray" if is_mask else "rgb24") if is_png else ("mjpeg", "yuvj444p")
     frames: list[VideoFrame] = []
     decode_from(video, table, table.keys[0], [0], lambda frame, _: frames.append(frame))
-    cover = Cover(video, frames[0], *size, pixel_format)
+    cover = Cover(video, frames[0], *size, pixel_format=pixel_format)
     picture = cover.picture(frames[0])
     encoder = cast("VideoCodecContext", av.CodecContext.create(codec, "w"))
-    encoder.height, encoder.width = size
+    encoder.height, encoder.width = size.height, size.width
     encoder.pix_fmt = pixel_format
     encoder.time_base, encoder.thread_count = Fraction(1, 25), 1
     encoder.color_range, encoder.colorspace = cover.tags.color_range, cover.tags.matrix
@@ -298,7 +309,7 @@ def _encode_image(
     if is_png:
         psnr_y, checksum = LOSSLESS_PSNR, picture_checksum(picture)
     else:
-        meter = QualityMeter(codec, b"", *size)
+        meter = QualityMeter(codec, b"", size.height, size.width)
         meter.expect(0, picture)
         meter.take(0, data)
         psnr_y, checksum = meter.finish(), meter.checksums[0]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.decode.mask import MaskReader
 from streamvid.video.filters import FilterChain, Filters
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, read_frame_format
@@ -65,13 +66,22 @@ class ColorTags:
 class Cover:
     """Converter from frames in the format of `frame` to pictures of (height, width), cropped by `Transform.cover`.
 
+    bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited BT.709); "yuvj420p" and "yuvj444p"
     are full-range BT.601 for JPEG; "rgb24" is RGB; "gray" stores a mask's values (MaskReader). `tags` describes the
     output. Raises ProbeError if the source's colors or orientation are not supported.
     """
 
-    def __init__(self, video: VideoFile, frame: VideoFrame, height: int, width: int, pixel_format: str) -> None:
-        self.format = read_frame_format(video, frame)
+    def __init__(
+        self,
+        video: VideoFile,
+        frame: VideoFrame,
+        height: int,
+        width: int,
+        bars: Margins = NO_MARGINS,
+        pixel_format: str = "yuv420p",
+    ) -> None:
+        self.format = read_frame_format(video, frame).without(bars)
         transform = Transform.cover(self.format, height, width)
         self._range = RANGE_NUMBERS[self.format.color_range]
         self._mask = MaskReader(frame, self.format, transform) if pixel_format == "gray" else None

@@ -1,0 +1,116 @@
+"""Figures of a part of a video, computed from its samples: the frames shown at multiples of 1/8 second.
+
+All sums are integers, and each figure is rounded once, so that it is the same on every machine.
+
+To add a figure, write a class like those below and name it in FIGURES; `CurationOptions.figures` says when it is
+computed, and `CurationOptions.columns` whether it becomes a column. It sees every sample of the file in order, and is
+then asked for the value of each part of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.sharder.curation.bars import BlackBars
+from streamvid.sharder.curation.options import BARS
+from streamvid.video.survey.frames import FrameView
+
+SAMPLES_PER_SECOND = 8
+_MOTION_SIDE, _BLUR_SIDE = 64, 512
+_BLUR_REACH = 4
+_MILLIONTHS = 1_000_000
+_DECIMALS = 10_000
+
+Value: TypeAlias = float | int | str | list[int] | None
+
+
+class Figure(Protocol):
+    """A figure that is measured sample by sample."""
+
+    def see(self, frame: FrameView, step: int) -> None:
+        """Measure the next sample of the file. step: number of the first multiple of 1/8 second that shows it."""
+
+    def value(self, start: int, stop: int) -> Value:
+        """Return the value for samples `start` to `stop` (exclusive) in the order seen; None if it has none."""
+
+
+class Motion:
+    """Mean absolute change of luma within 1/8 second, in levels of 0 to 255, at 64 pixels on the longer side.
+
+    None for fewer than two samples. The first sample of a part is compared with nothing.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._changes: list[int] = []  # from the previous sample, as a sum over all pixels
+        self._last: npt.NDArray[np.int16] | None = None
+
+    def see(self, frame: FrameView, step: int) -> None:
+        luma = frame.picture(_MOTION_SIDE).luma.astype(np.int16)
+        self._changes.append(0 if self._last is None else int(np.abs(luma - self._last).sum(dtype=np.int64)))
+        self._steps.append(step)
+        self._last = luma
+
+    def value(self, start: int, stop: int) -> Value:
+        if stop - start < 2 or self._last is None:
+            return None
+        num_steps = self._steps[stop - 1] - self._steps[start]
+        return _rounded(sum(self._changes[start + 1 : stop]), num_steps * self._last.size)
+
+
+class Blur:
+    """Perceptual blur (Crete et al., "The blur effect", 2007) at up to 512 pixels on the longer side, from 0 to 1.
+
+    A blur filter changes a sharp picture much and a blurred one little. The figure is the share of the differences
+    between neighboring pixels that a box filter of 9 pixels keeps: the larger one of both directions, as a mean over
+    samples. None if all samples are flat.
+    """
+
+    def __init__(self) -> None:
+        self._blurs: list[int | None] = []
+
+    def see(self, frame: FrameView, step: int) -> None:
+        luma = frame.picture(_BLUR_SIDE).luma.astype(np.int32)
+        shares = [share for share in (_kept_share(luma), _kept_share(luma.T)) if share is not None]
+        self._blurs.append(max(shares, default=None))
+
+    def value(self, start: int, stop: int) -> Value:
+        found = [blur for blur in self._blurs[start:stop] if blur is not None]
+        return _rounded(sum(found), len(found) * _MILLIONTHS) if found else None
+
+
+def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
+    """Return the share of the differences between neighboring rows that a box filter keeps, in millionths."""
+    size, length = 2 * _BLUR_REACH + 1, len(luma)
+    if length <= size:
+        return None
+    at = slice(_BLUR_REACH + 1, length - _BLUR_REACH)
+    # All differences are multiplied by the size of the box, so that they stay integers.
+    own = size * np.abs(luma[at] - luma[_BLUR_REACH : length - _BLUR_REACH - 1])
+    filtered = np.abs(luma[size:] - luma[: length - size])
+    total, lost = int(own.sum(dtype=np.int64)), int(np.maximum(own - filtered, 0).sum(dtype=np.int64))
+    return (total - lost) * _MILLIONTHS // total if total else None
+
+
+FIGURES: Mapping[str, Callable[[], Figure]] = {"motion": Motion, "blur": Blur, BARS: BlackBars}
+
+
+def _rounded(total: int, count: int) -> float:
+    return int(total * _DECIMALS / count + 0.5) / _DECIMALS
+
+
+def sample_steps(timestamps: Sequence[int], time_base: Fraction) -> dict[int, int]:
+    """Return the samples: frame number → number of the first multiple of 1/8 second at which the frame is shown.
+
+    Frames that are shown at no multiple are left out. The last frame counts as long as the one before it.
+    """
+    rate = time_base * SAMPLES_PER_SECOND
+    end = timestamps[-1] + max(1, timestamps[-1] - timestamps[-2] if len(timestamps) > 1 else 1)
+    steps = [-((timestamps[0] - time) * rate.numerator // rate.denominator) for time in (*timestamps, end)]
+    return {number: step for number, (step, following) in enumerate(pairwise(steps)) if step < following}

@@ -1,0 +1,69 @@
+"""Options of curation. Each stage is off by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from streamvid.config import check_options, option
+from streamvid.errors import ConfigError
+
+Score: TypeAlias = Literal["motion", "blur"]
+SCORES: tuple[Score, ...] = get_args(Score)
+BARS = "bars"
+"""Name of the figure that measures black bars; see bars.py."""
+BAR_COLUMNS = ("bar_left", "bar_top", "bar_right", "bar_bottom")
+CURATION_VERSION = 1
+"""Version of the definitions in figures.py and scenes.py. Other definitions lead to other datasets."""
+
+
+@dataclass(frozen=True)
+class CurationOptions:
+    """Options for measuring the pictures of each file before buckets are assigned. Each file is decoded once.
+
+    scores: figures to compute and to store as columns, for `where` and for the loader. "motion" is the mean change of
+        luma within 1/8 second, in levels of 0 to 255. "blur" is the share of the picture's small differences that a
+        blur filter keeps, from 0 (sharp) to 1 (blurred). `docs/content/guides/curation.md` describes both.
+    scene_cuts: True to divide each video, or each of its time ranges, into scenes at hard cuts. Each scene becomes a
+        clip, as if the metadata listed the scenes as time ranges.
+    black_bars: True to find borders that stay black in all frames, and to store their sizes as columns bar_left,
+        bar_top, bar_right and bar_bottom, in pixels of the displayed frame. Native clips are cropped accordingly before
+        a bucket is assigned; copies keep their bars.
+    """
+
+    scores: tuple[str, ...] = option(
+        (), help="Figures to measure and to store as columns: motion, blur.", metavar="LIST"
+    )
+
+    scene_cuts: bool = option(False, help="Divide videos into clips at hard cuts.")
+
+    black_bars: bool = option(False, help="Find constant black borders, and crop them from native clips.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in self.scores:
+            if name not in SCORES:
+                raise ConfigError(f"scores={self.scores!r}: {name!r} is not a score; use {' or '.join(SCORES)}")
+        if len(set(self.scores)) < len(self.scores):
+            raise ConfigError(f"scores={self.scores!r}: contains a score twice; list each score only once")
+
+    @property
+    def is_on(self) -> bool:
+        """True if files must be decoded before buckets are assigned."""
+        return bool(self.figures) or self.scene_cuts
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Names of the figures to compute, in a fixed order; see FIGURES in figures.py."""
+        return (*(score for score in SCORES if score in self.scores), *([BARS] if self.black_bars else []))
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Index types of the columns that curation adds."""
+        bars = dict.fromkeys(BAR_COLUMNS, "int64") if self.black_bars else {}
+        return {name: "double" for name in SCORES if name in self.scores} | bars
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that determines the figures and the scenes."""
+        return {"version": CURATION_VERSION, "figures": list(self.figures), "scene_cuts": self.scene_cuts}

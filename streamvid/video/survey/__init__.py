@@ -1,0 +1,1 @@
+"""One decode pass over a file that measures its pictures."""
