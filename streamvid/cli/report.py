@@ -43,6 +43,9 @@ def print_input(summary: InputSummary) -> None:
     _note(slow, summary.repeated, f"reject them with --min-fps {summary.read_fps or 0:.4g}")
     _note("rows that use the same file as an earlier row", summary.shared_files)
     _note("files with the same content as another file", summary.duplicates)
+    if summary.near_duplicates is not None:
+        groups = f"rows that look like a larger or earlier one, in {summary.near_duplicates.num_groups} groups"
+        _note(groups, summary.near_duplicates.rows)
     if summary.num_without_bucket:
         click.echo(f"  note: rows or clips that no bucket accepts: {summary.num_without_bucket}")
     click.echo("")

@@ -13,7 +13,7 @@ from streamvid.dataset.tabular.columns import check_count
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected, SourceError
 from streamvid.host.journal import FileState, Key
-from streamvid.sharder.curation.options import BAR_COLUMNS, BARS
+from streamvid.sharder.curation.options import BAR_COLUMNS, BARS, SIGNATURE
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Probes, Progress, file_state, rejection_of, run_missing
 from streamvid.sharder.source.media import Media
@@ -36,8 +36,8 @@ def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
     for name in options.curation.columns:
         if name in records.user_types:
             raise SourceError(
-                f"the metadata already has a column {name!r}, in which curation would store what it measures; rename "
-                "the column, or omit the option that measures it (--scores, --black-bars)"
+                f"the metadata already has a column {name!r}, in which curation would store what it determines; rename "
+                "the column, or omit the option that adds it (--scores, --black-bars, --dedup)"
             )
     user_types = {**records.user_types, **options.curation.columns}
     check_count(len(user_types), "the metadata, with the columns that curation adds,")
@@ -47,7 +47,7 @@ def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
 def figures_header(options: ShardOptions) -> dict[str, object]:
     """Return the journal's header, which contains the settings that determine the findings."""
     limits = [getattr(options.work, _LIMIT), options.work.worker_memory_bytes]
-    return {"curation": options.curation.to_json(), "limits": asdict(options.limits), "worker_limits": limits}
+    return {"curation": options.curation.findings, "limits": asdict(options.limits), "worker_limits": limits}
 
 
 def curate(
@@ -147,13 +147,18 @@ def _curated(
     for start, stop, figures in parts:
         time_range = record.time_range if timing is None else _time_range(timing, start, stop)
         bars = figures.get(BARS) or NO_MARGINS
-        columns = {**record.columns, **_columns(figures)}
-        yield replace(record, columns=columns, time_range=time_range, bars=tuple(bars) if any(bars) else NO_MARGINS)
+        yield replace(
+            record,
+            columns={**record.columns, **_columns(figures)},
+            time_range=time_range,
+            bars=tuple(bars) if any(bars) else NO_MARGINS,
+            signature=figures.get(SIGNATURE),
+        )
 
 
 def _columns(figures: Mapping[str, Any]) -> dict[str, Value]:
     """Return the columns that hold these figures. Black bars that cannot be measured are none."""
-    found = {name: value for name, value in figures.items() if name != BARS}
+    found = {name: value for name, value in figures.items() if name not in (BARS, SIGNATURE)}
     if BARS in figures:
         found |= zip(BAR_COLUMNS, figures[BARS] or NO_MARGINS, strict=True)
     return found

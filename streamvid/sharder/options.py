@@ -365,6 +365,7 @@ class ShardOptions:
             "scores": self.curation.scores,
             "scene_cuts": self.curation.scene_cuts,
             "black_bars": self.curation.black_bars,
+            "dedup": self.curation.dedup,
         }
         for name, value in given.items():
             if value:

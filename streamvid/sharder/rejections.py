@@ -26,6 +26,7 @@ REMEDIES: Mapping[str, str] = {
     "medium": "fix the row's conditioning input, or make it optional: --media NAME?=COLUMN",
     "stated-facts": "correct the metadata, or omit --trust-metadata, so that files are probed before planning",
     "where": "relax the condition of --where, or omit it",
+    "duplicate": "to keep all rows and mark near-duplicates in a column, use --dedup mark",
     "min-fps": "lower or omit --min-fps; if --fps is set, frames of slower videos are then repeated",
     "not-media": "use a video or an image that FFmpeg can read, or remove the row",
     "codec": "re-encode the file, for example to H.264 in MP4",

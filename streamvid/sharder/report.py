@@ -202,6 +202,7 @@ def summarize(records: RecordSet, options: ShardOptions, assignment: Assignment 
         repeated=slow,
         num_dropped=sum(fps > drops_above for fps in rates),
         num_without_bucket=sum(rejection.kind in NO_BUCKET for rejection in assignment.rejections),
+        near_duplicates=assignment.duplicates,
     )
 
 

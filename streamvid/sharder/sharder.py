@@ -23,6 +23,7 @@ from streamvid.sharder.curating import curate, declare_columns, figures_header
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, assign, assign_texts
+from streamvid.sharder.planning.duplicates import group_duplicates
 from streamvid.sharder.planning.plan import Build, ShardPlan, make_plan
 from streamvid.sharder.planning.trusted import StatedFacts, confirm, look_up
 from streamvid.sharder.planning.where import apply_where
@@ -297,7 +298,7 @@ def _assigned(
         records = apply_where(records, options, probes, is_curated=False)
         records = curate(records, probes, options, journal, held_fd, progress, folder)
     records = apply_where(records, options, probes)
-    assignment = assign(records.records, probes, options)
+    assignment = group_duplicates(assign(records.records, probes, options), options)
     summary = summarize(records, options, assignment)
     return _Assigned(records, assignment, probes.bytes_read, summary)
 

@@ -16,6 +16,7 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import dry_run, shard
 from streamvid.video.frame_format import FrameFormat
 from tests.clips import encode, frames_of
+from tests.files import write_rows
 from tests.shard_options import shard_options
 
 BARS = ("bar_left", "bar_top", "bar_right", "bar_bottom")
@@ -70,6 +71,13 @@ def test_bars_are_cropped_before_a_bucket_is_assigned(tmp_path: Path) -> None:
         assert apart < 0.5 * np.abs(np.roll(plain, 2, axis=1) - plain).mean(), "not the same part of the picture"
     report = dry_run(tmp_path / "videos", tmp_path / "copies", options(where="bar_top == 0 and bar_left == 0"))
     assert [Path(row.source).stem for row in report.rejections] == ["fade", "letterbox", "windowbox"]
+
+
+def test_rows_that_share_a_file_share_its_bars(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(encode(boxed(frames_of("bikes", 96, 64, 9), 0, 16, 0, 16), numbered=False))
+    write_rows(tmp_path / "metadata.jsonl", [{"path": "a.mp4", "text": text} for text in ("one", "two")])
+    report = dry_run(tmp_path, tmp_path / "dest", options(whole_files=True, where="bar_top == 0"))
+    assert [(row.row, row.kind) for row in report.rejections] == [(0, "where"), (1, "where")]
 
 
 @pytest.mark.parametrize("flip", [False, True])

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.sharder.curation.bars import BlackBars
-from streamvid.sharder.curation.options import BARS
+from streamvid.sharder.curation.options import BARS, SIGNATURE
+from streamvid.sharder.curation.signature import signature_of, spectrum, to_text
 from streamvid.video.survey.frames import FrameView
 
 SAMPLES_PER_SECOND = 8
@@ -98,7 +99,26 @@ def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
     return (total - lost) * _MILLIONTHS // total if total else None
 
 
-FIGURES: Mapping[str, Callable[[], Figure]] = {"motion": Motion, "blur": Blur, BARS: BlackBars}
+class Signature:
+    """Signature by which copies of a part are found; see signature.py. None if most samples are flat."""
+
+    def __init__(self) -> None:
+        self._spectra: list[npt.NDArray[np.int32]] = []
+
+    def see(self, frame: FrameView, step: int) -> None:
+        self._spectra.append(spectrum(frame.picture(_MOTION_SIDE).luma).astype(np.int32))
+
+    def value(self, start: int, stop: int) -> Value:
+        words = signature_of(np.array(self._spectra[start:stop], np.int64).reshape(stop - start, -1))
+        return None if words is None else to_text(words)
+
+
+FIGURES: Mapping[str, Callable[[], Figure]] = {
+    "motion": Motion,
+    "blur": Blur,
+    BARS: BlackBars,
+    SIGNATURE: Signature,
+}
 
 
 def _rounded(total: int, count: int) -> float:

@@ -14,8 +14,11 @@ SCORES: tuple[Score, ...] = get_args(Score)
 BARS = "bars"
 """Name of the figure that measures black bars; see bars.py."""
 BAR_COLUMNS = ("bar_left", "bar_top", "bar_right", "bar_bottom")
+Dedup: TypeAlias = Literal["mark", "keep-largest"]
+SIGNATURE, GROUP = "signature", "duplicate_group"
+"""Figure by which near-duplicates are found, and the column with the group of each."""
 CURATION_VERSION = 1
-"""Version of the definitions in figures.py and scenes.py. Other definitions lead to other datasets."""
+"""Version of the definitions in the other files of this folder. Other definitions lead to other datasets."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class CurationOptions:
     black_bars: True to find borders that stay black in all frames, and to store their sizes as columns bar_left,
         bar_top, bar_right and bar_bottom, in pixels of the displayed frame. Native clips are cropped accordingly before
         a bucket is assigned; copies keep their bars.
+    dedup: "mark" stores the group of each near-duplicate in the column duplicate_group. "keep-largest" also rejects all
+        rows of a group but the one with the most pixels (then the longest, with the most bytes, the first).
     """
 
     scores: tuple[str, ...] = option(
@@ -37,8 +42,10 @@ class CurationOptions:
     )
 
     scene_cuts: bool = option(False, help="Divide videos into clips at hard cuts.")
-
     black_bars: bool = option(False, help="Find constant black borders, and crop them from native clips.")
+    dedup: Dedup | None = option(
+        None, help="Mark near-duplicates in the column duplicate_group, or also keep only the largest of each group."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -56,14 +63,25 @@ class CurationOptions:
     @property
     def figures(self) -> tuple[str, ...]:
         """Names of the figures to compute, in a fixed order; see FIGURES in figures.py."""
-        return (*(score for score in SCORES if score in self.scores), *([BARS] if self.black_bars else []))
+        bars = [BARS] if self.black_bars else []
+        return (*self._scores, *bars, *([] if self.dedup is None else [SIGNATURE]))
 
     @property
     def columns(self) -> Mapping[str, str]:
         """Index types of the columns that curation adds."""
         bars = dict.fromkeys(BAR_COLUMNS, "int64") if self.black_bars else {}
-        return {name: "double" for name in SCORES if name in self.scores} | bars
+        groups = {} if self.dedup is None else {GROUP: "string"}
+        return dict.fromkeys(self._scores, "double") | bars | groups
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def _scores(self) -> tuple[str, ...]:
+        return tuple(score for score in SCORES if score in self.scores)
+
+    @property
+    def findings(self) -> dict[str, Any]:
         """Return everything that determines the figures and the scenes."""
         return {"version": CURATION_VERSION, "figures": list(self.figures), "scene_cuts": self.scene_cuts}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that determines the result of curation."""
+        return self.findings if self.dedup is None else {**self.findings, "dedup": self.dedup}

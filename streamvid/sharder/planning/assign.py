@@ -24,6 +24,7 @@ from streamvid.sharder.planning.media_fit import PlannedMedium, fit_media, still
 from streamvid.sharder.probing import Probes
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
+from streamvid.sharder.source.summary import Duplicates
 from streamvid.sharder.source.time_ranges import TimeRange
 from streamvid.sharder.units.probe_unit import Probe
 from streamvid.sharder.windows import TEXT_EXTENSION, Clip, Timing, Window, cut_windows
@@ -83,11 +84,13 @@ class Assignment:
     """Samples and rejections that result from assigning buckets to all records.
 
     draw_sets: PlannedSample.draw_set → (bucket id, probability) pairs, for clips stored in several buckets.
+    duplicates: near-duplicates among the samples, if they were looked for.
     """
 
     samples: Rows[PlannedSample]
     rejections: tuple[Rejection, ...]
     draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]] = field(default_factory=dict)
+    duplicates: Duplicates | None = None
 
 
 def window_name(window: Window, probe: Probe) -> str:

@@ -16,6 +16,7 @@ from streamvid.dataset.filter.expression import compile_condition
 from streamvid.dataset.filter.nodes import Node
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError, Rejected
+from streamvid.sharder.curation.options import GROUP
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Probes
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
@@ -143,6 +144,11 @@ def apply_where(
     if text is None:
         return records
     where = parse_where(text, records.user_types, options.curation.columns)
+    if options.curation.dedup is not None and f"user.{GROUP}" in where.node.columns:
+        raise ConfigError(
+            f"where={text!r}: near-duplicates are grouped after the rows are selected, so {GROUP!r} is not known yet; "
+            "use it in a condition of the loader"
+        )
     if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())
         raise ConfigError(

@@ -73,6 +73,7 @@ class Record:
     origin: keys and split of the clip in the sealed dataset from which it comes; None for other clips.
     time_range: the part of the video to use; None for the whole video.
     bars: black bars of the displayed frames in pixels: (left, top, right, bottom).
+    signature: signature by which near-duplicates are found; None if curation determined none.
     """
 
     row: int
@@ -87,6 +88,7 @@ class Record:
     origin: SealedOrigin | None = None
     time_range: TimeRange | None = None
     bars: Margins = NO_MARGINS
+    signature: str | None = None
 
     def media(self, storage: StorageOptions) -> Media:
         """Return the file in the form that workers receive. storage: options for accessing the file's store."""

@@ -58,6 +58,14 @@ class SourceSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Duplicates:
+    """Near-duplicates, found by their pictures. rows: rows of the groups, without the best row of each group."""
+
+    num_groups: int
+    rows: Counted
+
+
+@dataclass(frozen=True, slots=True)
 class InputSummary:
     """The sharder's interpretation of its input. A value that was not determined is None.
 
@@ -69,6 +77,7 @@ class InputSummary:
     num_dropped: number of videos with a bucket and a frame rate above `read_fps`, some of whose frames are therefore
         dropped.
     num_without_bucket: number of files, windows or rows that no bucket accepts.
+    near_duplicates: groups of rows with similar pictures, if `dedup` is set.
     """
 
     sources: tuple[SourceSummary, ...]
@@ -79,6 +88,7 @@ class InputSummary:
     repeated: Counted | None = None
     num_dropped: int | None = None
     num_without_bucket: int | None = None
+    near_duplicates: Duplicates | None = None
 
 
 def duplicates(files: Iterable[Media]) -> Counted:
