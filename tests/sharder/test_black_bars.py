@@ -53,11 +53,13 @@ def test_bars_are_cropped_before_a_bucket_is_assigned(tmp_path: Path) -> None:
         "letterbox": encode(boxed(film, 0, 16, 0, 16), numbered=False),
         "windowbox": encode(boxed(film, 12, 8, 18, 6), container="matroska", numbered=False),
         "fade": encode(boxed(dark, 0, 16, 0, 16), numbered=False),
+        "tiny": encode(boxed(film[:, :8, :8], 2, 2, 2, 2), codec="ffv1", container="matroska", numbered=False),
         "night": encode(np.zeros((9, 64, 96, 3), np.uint8), numbered=False),
     }
     for name, data in clips.items():
         (tmp_path / "videos" / f"{name}.mp4").write_bytes(data)
-    shard(tmp_path / "videos", tmp_path / "native", options(clips="native"))
+    report = shard(tmp_path / "videos", tmp_path / "native", options(clips="native"))
+    assert [(row.source, row.kind) for row in report.rejections] == [("tiny.mp4", "too-small")]
     native = rows_of(tmp_path / "native")
     found = {name: tuple(row[f"user.{bar}"] for bar in BARS) for name, row in native.items()}
     assert found["plain"] == found["night"] == (0, 0, 0, 0)
@@ -70,7 +72,7 @@ def test_bars_are_cropped_before_a_bucket_is_assigned(tmp_path: Path) -> None:
         apart = np.abs(frames_in(tmp_path / "native", name) - plain).mean()
         assert apart < 0.5 * np.abs(np.roll(plain, 2, axis=1) - plain).mean(), "not the same part of the picture"
     report = dry_run(tmp_path / "videos", tmp_path / "copies", options(where="bar_top == 0 and bar_left == 0"))
-    assert [Path(row.source).stem for row in report.rejections] == ["fade", "letterbox", "windowbox"]
+    assert [Path(row.source).stem for row in report.rejections] == ["fade", "letterbox", "tiny", "windowbox"]
 
 
 def test_rows_that_share_a_file_share_its_bars(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.video.cropping import Margins
-from streamvid.video.survey.frames import FrameView
+from streamvid.video.cropping import NO_MARGINS, Margins
+from streamvid.video.survey.frames import MIN_SIDE, FrameView
 
 _WHOLE = 1 << 15  # a longer side above that of any video, so that pictures are not scaled
 _MAX_MEAN, _MAX_LEVEL = 8, 64  # luma of a row or column of a bar: compression blurs edges and adds noise
@@ -27,7 +27,8 @@ class BlackBars:
     def see(self, frame: FrameView, step: int) -> None:
         """Measure the next sample."""
         luma = frame.picture(_WHOLE).luma
-        self._found.append(_bars(luma))
+        # Smaller pictures are enlarged, so that their pixels are not those of the frame.
+        self._found.append(_bars(luma) if min(luma.shape) > MIN_SIDE else NO_MARGINS)
         self._size = luma.shape[1], luma.shape[0]
 
     def value(self, start: int, stop: int) -> list[int] | None:
@@ -46,7 +47,7 @@ class BlackBars:
 def _bars(luma: npt.NDArray[np.uint8]) -> Margins | None:
     """Return the bars of one picture; None if the whole picture is black."""
     if all(edge.max() > _MAX_LEVEL for edge in (luma[0], luma[-1], luma[:, 0], luma[:, -1])):
-        return 0, 0, 0, 0
+        return NO_MARGINS
     vertical = _ends(luma)
     if vertical is None:
         return None

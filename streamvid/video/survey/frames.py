@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.plane import VideoPlane
 
-_MIN_SIDE = 16
+MIN_SIDE = 16
+"""Smallest side of a picture. Frames with a smaller side are enlarged."""
 
 
 class Picture(NamedTuple):
@@ -44,7 +45,10 @@ class FrameView:
         self._frame, self._pictures = frame, pictures
 
     def picture(self, longer_side: int) -> Picture:
-        """Return the frame scaled down so that its longer side has `longer_side` pixels. It is never enlarged."""
+        """Return the frame scaled down so that its longer side has `longer_side` pixels.
+
+        It is enlarged only if a side would have less than MIN_SIDE pixels.
+        """
         return self._pictures.picture(self._frame, longer_side)
 
 
@@ -112,7 +116,7 @@ def _size(size: tuple[int, int], longer_side: int) -> tuple[int, int]:
     """Return even sides with about the same ratio as `size`."""
     most = max(size)
     wanted = min(most, longer_side)
-    width, height = (max(_MIN_SIDE, (side * wanted + most) // (2 * most) * 2) for side in size)
+    width, height = (max(MIN_SIDE, (side * wanted + most) // (2 * most) * 2) for side in size)
     return width, height
 
 
