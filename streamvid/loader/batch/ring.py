@@ -182,7 +182,7 @@ def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tenso
 def _pictures(
     memory: torch.Tensor, num_frames: int, picture: PictureFormat, colors: Sequence[PictureColors], layout: Layout
 ) -> torch.Tensor | Planes:
-    """Return the pictures in `memory`, with `num_frames` pictures and one entry of `colors` per sample."""
+    """Return the pictures in `memory`: `num_frames` pictures for each entry of `colors`."""
     if picture.pixels == "yuv420p":
         matrices, ranges, sitings = zip(*(color or ABSENT_COLORS for color in colors), strict=True)
         table = color_table(matrices, ranges, sitings)
