@@ -39,6 +39,9 @@ class Signals:
 
     def fail_unexpected(self, error: Exception) -> None:
         """Record an unexpected error as a LoaderError, to be raised in the caller's thread."""
-        wrapped = LoaderError(f"{self._about}: the loader failed unexpectedly: {type(error).__name__}: {error}")
+        wrapped = LoaderError(
+            f"{self._about}: the loader failed unexpectedly: {type(error).__name__}: {error}. Create "
+            "a new loader and load the last state; if that fails too, report this error with its traceback"
+        )
         wrapped.__cause__ = error
         self.fail(wrapped)

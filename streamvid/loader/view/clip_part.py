@@ -26,8 +26,8 @@ TABLE_BYTES = 64 * 2**10
 class ClipPart:
     """Bytes of a clip to read for one delivery, with their checksums.
 
-    - pick: frames to deliver. numbers: their indices in the clip; None if they depend on timestamps that only the
-      container holds.
+    - pick: frames to deliver.
+    - numbers: indices of these frames in the clip; None if they depend on timestamps that only the container holds.
     - first_byte, num_bytes: byte range to read, relative to the start of the clip.
     - checks: (start, end, checksum) of each piece of the range, as offsets in the range. A checksum is a prefix of a
       SHA-256 digest.

@@ -64,7 +64,7 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
         if (other.is_still, other.is_mask) != (first.is_still, first.is_mask):
             raise ConfigError(
                 f"media: {name!r} is {_described(first)} in {datasets[0].url} and {_described(other)} in "
-                f"{dataset.url}; specify its kind when sharding both (image:{name}, video:{name}, mask:{name})"
+                f"{dataset.url}; shard both with the same kind of input, such as --media video:{name}=COLUMN"
             )
     return replace(
         first,
@@ -77,18 +77,14 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
 def _medium(name: str, dataset: Dataset) -> Medium:
     known = dataset.manifest.media
     if name not in known:
-        there = (
-            f"it has {', '.join(known)}"
-            if known
-            else "it has no conditioning inputs; shard it with --media NAME=COLUMN"
-        )
-        raise ConfigError(f"media: {name!r} is not in the dataset at {dataset.url}; {there}")
+        there = f"it has {', '.join(known)}" if known else f"it has none, so shard it with --media {name}=COLUMN"
+        raise ConfigError(f"media: {name!r} is not a conditioning input of {dataset.url}; {there}")
     info = known[name]
     return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items)
 
 
 def _described(medium: Medium) -> str:
-    return f"{'one picture' if medium.is_still else 'a video'}{' and a mask' if medium.is_mask else ''}"
+    return f"{'an image' if medium.is_still else 'a video'}{' mask' if medium.is_mask else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,10 @@ PictureColors: TypeAlias = tuple[str, str, str] | None
 class ClipBlock(NamedTuple):
     """Bytes of a clip in the clip arena: at `offset`, a packet table of `table_bytes` bytes, then `num_bytes` bytes.
 
-    - checks: (start, end, checksum) of each piece of the bytes. num_frames: number of frames in the whole clip.
-    - stream: StreamInfo as JSON; "" for a whole clip with its container. key_time: timestamp of the first packet.
+    - checks: (start, end, checksum) of each piece of the bytes.
+    - num_frames: number of frames in the whole clip.
+    - stream: StreamInfo as JSON; "" for a whole clip with its container.
+    - key_time: timestamp of the first packet.
     """
 
     offset: int
