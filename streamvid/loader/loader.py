@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 class VideoLoader:
     """Stream of uniform batches from sealed datasets, for one rank of a training run.
 
-    Every rank gets the same number of steps, and all ranks have the same bucket at each step. Related options form one
-    object, which may also be given as a mapping: `view={"temporal": "head"}`.
+    All ranks have the same number of steps and the same bucket at each step, unless `tail` or `sync` changes this.
+    Related options form one object, which may also be given as a mapping: `view={"temporal": "head"}`.
 
     dataset: local path, file:// or s3:// URL, open Dataset, DatasetConfig (or a mapping of its fields), or a list of
         these, whose samples are mixed.

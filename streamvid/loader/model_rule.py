@@ -61,7 +61,10 @@ def check_view(rule: ModelRule, view: ViewOptions) -> None:
 
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
-    """Return the rule that the datasets were sealed for, or None. Raises ConfigError if token counts differ."""
+    """Return the rule that the datasets were sealed for; None if there is none.
+
+    Raises ConfigError if their rules give different token counts.
+    """
     rules = [manifest.model for manifest in manifests if manifest.model is not None]
     names = {rule.factors: rule.name for rule in rules}
     if len(names) > 1:

@@ -52,7 +52,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     if starved:
         _log.warning(
             "%d of %d buckets have no step in this epoch, because they have fewer samples than a step needs: %s. "
-            "Lower their batch_size, use fewer ranks, set tail='pad' or tail='shrink', or set sync='cost', so that "
+            "Lower their batch_size, use fewer ranks, set tail='pad' or tail='shrink', or set sync='cost' to let "
             "buckets of similar cost share steps",
             len(starved),
             num_buckets,
@@ -61,7 +61,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(
             "epoch %d has no steps, so a loop over it ends at once. Its samples are delivered later (tail=%r). "
-            "For steps in every epoch, lower batch_size or accumulate, or use fewer ranks",
+            "To get steps in every epoch, lower batch_size or accumulate, or use fewer ranks",
             plan.cursor.epoch,
             plan.options.tail,
         )

@@ -147,7 +147,8 @@ def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Mapping[str, Any
     found = tokenize(tokenizer, fields["text"], fields["sample_keys"])
     if taken := [name for name in found if name in fields]:
         raise LoaderError(
-            f"the tokenizer returned names that are already fields of the batch: {', '.join(taken)}; rename them"
+            f"the tokenizer's result contains names of other batch fields: {', '.join(taken)}; rename them in the "
+            "result, or leave out columns with these names"
         )
     return found
 

@@ -315,7 +315,7 @@ class Pipeline:
                 self._flight.decoder.serve(_POLL_SECONDS, self._hear)
         except WorkerError as error:
             slot = None if error.task_id is None else self._flight.slots.get(error.task_id)
-            about = "" if slot is None else f". The worker was decoding {slot.name}"
+            about = "" if slot is None else f". The worker was processing {slot.name}"
             self._signals.fail(WorkerError(f"{error}{about}"))
         except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
             self._signals.fail_unexpected(error)

@@ -49,8 +49,10 @@ class Substitution:
 class Quarantine:
     """Counter of substitutions. It counts them as batches are handed over, independently of prefetching.
 
-    If a quarantine folder is given, each substitution is appended as a line to its file `quarantine-rank00000.jsonl`,
-    which is created on first use. Raises ConfigError if the folder is inside a dataset of the loader.
+    If a quarantine folder is given, each substitution is appended as a line to a file in this folder, such as
+    `quarantine-rank00000.jsonl` for rank 0. The file is created on first use.
+
+    Raises ConfigError if the folder is inside a dataset of the loader.
     """
 
     def __init__(self, limits: LimitOptions, rank: int, datasets: Sequence[Dataset]) -> None:

@@ -48,10 +48,11 @@ class Medium:
         return 1 if self.is_still else bucket.num_frames
 
 
-def find_media(names: Sequence[str], datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
+def find_media(names: object, datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
     """Return the named conditioning inputs. Raises ConfigError if a dataset lacks one or defines it differently."""
-    if isinstance(names, str):
-        raise ConfigError(f"media={names!r} is a string; give a list of names: [{names!r}]")
+    if isinstance(names, str) or not isinstance(names, Collection):
+        shown = names if isinstance(names, str) else "control"
+        raise ConfigError(f"media={names!r}: must be a list of names, such as [{shown!r}]")
     if len(set(names)) < len(names):
         raise ConfigError(f"media={list(names)!r} contains a duplicate; list each name once")
     return tuple(_find(name, datasets) for name in names)

@@ -106,8 +106,8 @@ class TextOptions:
 
     column: str | Mapping[str, float] = option(
         "text",
-        help="Column for `batch.text`, or columns with weights, such as {'short': 1, 'long': 3}; each delivery draws "
-        "one of the columns that are not empty for the sample.",
+        help="Caption column, or columns with weights, such as {'short': 1, 'long': 3}; columns that are empty for a "
+        "sample are skipped.",
     )
     choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
     template: str | None = option(

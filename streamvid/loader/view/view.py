@@ -49,7 +49,7 @@ class ViewOptions:
     )
     max_interval: int = option(
         1,
-        help="Maximum distance between consecutive delivered frames, drawn per delivery from 1 to this value.",
+        help="Maximum distance between consecutive frames. Each delivery draws a distance from 1 to this value.",
         minimum=1,
         maximum=MAX_INTERVAL,
     )
