@@ -61,7 +61,7 @@ def _unpin(device: int, address: int) -> None:
 
 
 class RingSlot:
-    """A batch's memory in the ring, and the CUDA streams that may still copy from it (BATCH-1).
+    """Memory of one batch in the ring, and the CUDA streams that may still copy from it (BATCH-1).
 
     The memory is reused only after all copies that `Batch.to` queued, on any stream, are complete. If CUDA was
     initialized when the batch was created, the ring also waits for all work on the streams that were current then and

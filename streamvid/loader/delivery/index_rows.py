@@ -134,8 +134,8 @@ class IndexRows:
     ) -> Iterator[BatchRequest]:
         """Yield the requests, while the index rows of later requests are read ahead from object stores.
 
-        submit: function that runs a read in another thread. is_wanted: function that returns True while the run
-        continues.
+        submit: function that runs a read in another thread.
+        is_wanted: function that returns True while the run continues.
         """
         coming: deque[BatchRequest] = deque()
         asked: set[Name] = set()

@@ -59,8 +59,9 @@ def clip_part(
 ) -> ClipPart:
     """Return the part of a clip to read for the frames of `pick`: the whole clip if no smaller part is possible.
 
-    packets: the clip's packet index, if it has one. max_pieces: maximum number of pieces of a smaller part.
-    room: size of the memory for a smaller part; by default, the clip's size plus TABLE_BYTES.
+    packets: the clip's packet index, if it has one.
+    room: size of the memory for a smaller part in bytes; by default, the clip's size plus TABLE_BYTES.
+    max_pieces: maximum number of pieces of a smaller part; None for no limit.
     Raises IntegrityError if the packet index is invalid, and ConfigError if the clip lacks requested frames.
     """
     if packets is None:

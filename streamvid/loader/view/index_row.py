@@ -71,7 +71,8 @@ def sample_file(
 ) -> SampleFile:
     """Return the SampleFile for index values (offset, size in bytes, SHA-256, number of frames).
 
-    name: name of the file in messages. num_frames: minimum and maximum number of frames.
+    name: name of the file in messages.
+    num_frames: minimum and maximum number of frames.
     Raises IntegrityError for invalid values.
     """
     offset, num_bytes, sha256, count = values

@@ -178,7 +178,8 @@ class PictureRoom:
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
         """Fill the items that a sample lacks with black.
 
-        first: byte offset of the batch in `memory`. present: (input name, item) of each item that the sample has.
+        first: byte offset of the batch in `memory`.
+        present: (input name, item) of each item that the sample has.
         """
         import numpy as np
 

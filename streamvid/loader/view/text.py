@@ -166,8 +166,9 @@ class TextRule:
     def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
         """Return the text of a delivery. Raises IntegrityError if the index contains invalid captions.
 
-        fps: rate of the delivered frames; 0.0 if unknown. dropout: choices that decide whether the text is
-        dropped; by default, `choices`. Precomputed features fix the other choices of a visit, but never the dropout.
+        fps: rate of the delivered frames; 0.0 if unknown.
+        dropout: choices that decide whether the text is dropped; by default, `choices`. Precomputed features fix the
+            other choices of a visit, but never the dropout.
         """
         options = self.options
         if options.dropout > 0.0 and (dropout or choices).share(CAPTION_DROPOUT) < options.dropout:

@@ -40,7 +40,9 @@ class DecodePool:
     """Pool of `num_workers` decode processes that read clips from one shared arena and write frames to another.
 
     opens_stores: True if the workers read from object stores themselves.
-    is_ready: True once a worker has started. Raises LoaderError if workers cannot be started.
+    is_ready: True once a worker has started.
+
+    Raises LoaderError if workers cannot be started.
     """
 
     def __init__(self, num_workers: int, clips: Arena, ring: Arena, *, opens_stores: bool = False) -> None:
