@@ -118,8 +118,11 @@ class LimitOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.quarantine is not None and not isinstance(self.quarantine, str | Path):
-            raise ConfigError(f"quarantine={self.quarantine!r}: must be the path to a local folder, or None")
+        is_folder = isinstance(self.quarantine, str | Path) and "://" not in str(self.quarantine)
+        if self.quarantine is not None and not is_folder:
+            raise ConfigError(
+                f"quarantine={self.quarantine!r}: must be the path to a local folder (not a URL), or None"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,12 @@ class ViewOptions:
     )
     spatial: Spatial = option(
         "resize_crop",
-        help="Part of each picture, scaled to cover the bucket: the middle (resize_crop; center for squares), a random "
-        "position (random_crop), or a random position and size (rand_size_crop).",
+        help="Crop of each frame, scaled to the bucket's size: centered (resize_crop; center for squares), at a random "
+        "position (random_crop), or at a random position with a random size (rand_size_crop).",
     )
     spatial_scale: tuple[float, float] | None = option(
         None,
-        help="Range of the crop's sides for rand_size_crop, as shares of the largest crop's, such as (0.5, 1.0).",
+        help="Range of the crop's sides for rand_size_crop: shares of the largest crop's sides, such as (0.5, 1.0).",
     )
 
     def __post_init__(self) -> None:
