@@ -29,7 +29,8 @@ class ByShard:
     """Delivery of a dataset shard by shard. Samples of all splits are delivered, without caption dropout.
 
     source: config of the dataset, with an open Dataset as its URL.
-    options: VideoLoader's arguments, except for those that affect only the plan, such as `where`.
+    options: VideoLoader's arguments, except for batch sizes and for arguments that only select, order or distribute
+        samples, such as `where`.
     batch_sizes: bucket id → batch size, which is fixed so that every reader gets the same batches of a shard.
     """
 
@@ -39,17 +40,20 @@ class ByShard:
 
     @staticmethod
     def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
-        """Return the delivery for VideoLoader's arguments. Arguments that affect only the plan are ignored.
+        """Return the delivery for VideoLoader's arguments.
 
-        Raises ConfigError for more than one dataset, a dataset of texts, and invalid batch sizes.
+        Arguments that only select, order or distribute samples are ignored.
+        Raises ConfigError for more than one dataset, a dataset of texts, or invalid batch sizes.
         """
         source, kept = sources[0], {name: value for name, value in options.items() if name not in _OF_PLANS}
         dataset = source.url
         assert isinstance(dataset, Dataset)
         if len(sources) > 1:
-            raise ConfigError(f"dataset: got {len(sources)} datasets; encode each one separately")
+            raise ConfigError(f"dataset lists {len(sources)} datasets; encode each one separately")
         if dataset.manifest.clips == "text":
-            raise ConfigError(f"dataset {dataset.url} contains texts, which need no encoding; use a dataset of videos")
+            raise ConfigError(
+                f"dataset {dataset.url} contains only texts, which cannot be encoded; use a dataset of videos or images"
+            )
         tokens = kept.pop("max_tokens_per_batch", None)
         rule = rule_of(kept.get("preset")) or (None if tokens is None else common_rule([dataset.manifest]))
         sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)
@@ -85,8 +89,9 @@ class ByShard:
                 first = last
         if len(keys) - first > allowed:
             raise SampleError(
-                f"{self.dataset.url}: all samples of {shard.path} from {keys[first]} on are bad: {len(keys) - first} "
-                "samples, more than max_bad_fraction allows; copy the dataset again, or raise max_bad_fraction"
+                f"{self.dataset.url}: all {len(keys) - first} samples of {shard.path} from {keys[first]} on are bad, "
+                f"more than limits.max_bad_fraction={limits.max_bad_fraction} allows; copy the dataset again, or raise "
+                "limits.max_bad_fraction"
             )
         if first < len(keys):
             yield keys[first:], [None] * num_visits

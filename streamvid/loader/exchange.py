@@ -95,12 +95,12 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     wrong = [f"rank {rank} has {_processes(some)}" for rank, some in holders.items() if len(some) != expected]
     if not wrong:
         return
+    size = "the same number of processes" if processes_per_rank is None else f"{processes_per_rank} process(es)"
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
-        f"{len(ranks)} process(es) must form {num_ranks} rank(s) of equal size ({expected} per rank), but "
-        f"{', '.join(named)}{more}. Pass world=World(rank, num_ranks) in each process; "
-        "processes that share a batch need the same rank and a shared_group"
+        f"each of the {num_ranks} rank(s) must have {size}, but {', '.join(named)}{more}. Pass world=World(rank, "
+        "num_ranks) in each process; processes that share a batch need the same rank and groups.shared_group"
     )
 
 
@@ -134,7 +134,7 @@ class SharedBatchCheck:
         self._pending = self._start(epoch, step, digest, sample_keys)
 
     def end(self, epoch: int) -> None:
-        """Verify that all members had the same last batch and end the epoch at this step.
+        """Verify that all members had the same last batch and end the epoch at the same step.
 
         Raises SharedBatchError otherwise.
         """
@@ -176,20 +176,21 @@ class SharedBatchCheck:
         start = f"processes that share batches differ at {_position(epochs[0], steps[0])}: "
         if len(set(ranks)) > 1:
             shown = self._holders([f"rank {rank}" for rank in ranks])
-            return f"{start}{shown}. Pass all members of a shared_group the same World(rank, num_ranks)"
+            return f"{start}{shown}. Pass the same world=World(rank, num_ranks) in all members of groups.shared_group"
         if len(set(zip(epochs, steps, strict=True))) > 1:
             shown = self._holders([_position(epoch, step) for epoch, step in zip(epochs, steps, strict=True)])
-            return f"{start}{shown}. All must leave a loop, load a state and call set_epoch at the same step"
+            return f"{start}{shown}. All processes must leave a loop, load a state and call set_epoch at the same step"
         if any(some != keys[0] for some in keys):
             slot = next(i for i in range(max(map(len, keys))) if len({_at(some, i) for some in keys}) > 1)
             return (
-                f"{start}the sample in slot {slot} is {self._holders([_at(some, slot) for some in keys])}. All must "
-                "read the same stored bytes; their quarantine files list the samples that were substituted"
+                f"{start}the sample in slot {slot} is {self._holders([_at(some, slot) for some in keys])}. All "
+                "processes must use the same loader arguments and read the same stored bytes. If limits.quarantine is "
+                "set, their quarantine files list the samples that were substituted"
             )
         shown = self._holders([f"digest {digest & _MASK:016x}" for digest in digests])
         return (
-            f"{start}the same samples {_shown(pending.sample_keys)} have different content, {shown}. All must run "
-            "the same versions of streamvid and PyAV"
+            f"{start}the samples {_shown(pending.sample_keys)} have different contents ({shown}). All processes must "
+            "use the same loader arguments and the same versions of streamvid and PyAV"
         )
 
     def _holders(self, shown: Sequence[str]) -> str:
@@ -281,7 +282,7 @@ def _device_of(group: ProcessGroup) -> torch.device:
         return torch.device("cpu")
     if "cuda" in backends:
         return torch.device("cuda", torch.cuda.current_device())
-    raise ConfigError(f"a process group with backends {backends} cannot compare loaders; use gloo or nccl")
+    raise ConfigError(f"groups: a process group with the backends {backends} cannot compare loaders; use gloo or nccl")
 
 
 def _start_gather(mine: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.Tensor], Any]:
@@ -310,7 +311,7 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
         return [bytes(row[:size].tolist()) for row, size in zip(rows, sizes, strict=True)]
     except RuntimeError as error:
         raise LoaderError(
-            f"not every process compared its loader within {timeout_seconds:g} s: {_first_line(error)}. A "
-            "process of the group has ended, is stuck or never iterates over a loader; if it is only slow to "
-            "start, let all processes wait for it before they iterate"
+            f"the loaders of all processes could not be compared (time limit: {timeout_seconds:g} s): "
+            f"{_first_line(error)}. A process of the group has ended, is stuck or never iterates over a loader; if it "
+            "is only slow to start, let all processes wait for it before they iterate"
         ) from error

@@ -45,19 +45,20 @@ _log = logging.getLogger(__name__)
 class VideoLoader:
     """Stream of uniform batches from sealed datasets, for one rank of a training run.
 
-    Every rank gets the same number of steps, and all ranks have the same bucket at each step. Related options form one
-    object, which may also be given as a mapping: `view={"temporal": "head"}`.
+    All ranks have the same number of steps and the same bucket at each step, unless `tail` or `sync` changes this.
+    Related options form one object, which may also be given as a mapping: `view={"temporal": "head"}`.
 
-    dataset: local path, file:// or s3:// URL, open Dataset or DatasetConfig (or a mapping of its fields), or a list of
+    dataset: local path, file:// or s3:// URL, open Dataset, DatasetConfig (or a mapping of its fields), or a list of
         these, whose samples are mixed.
-    batch_size: samples per rank and step: one number, or a mapping from buckets (id, WxH@F, glob, "*" for all others),
-        or a BucketConfig.
-    max_tokens_per_batch: maximum number of tokens per batch, in place of batch_size. Tokens are counted by the
-        model of `preset`, else by the model of the sealed dataset, else as one per 4 x 16 x 16 (T, H, W) block.
+    batch_size: samples per rank and step: one number, a mapping from buckets (id, WxH@F, glob, or "*" for all others)
+        to numbers, or a BucketConfig.
+    max_tokens_per_batch: maximum number of tokens per batch, in place of batch_size. Tokens are counted for the
+        model of `preset`, else for the model that the dataset was sealed for, else as one per 4 x 16 x 16 (T, H, W)
+        block.
     preset: model to train: a preset name such as "wan2.1-480p", a bucket configuration file, or a ModelRule. Datasets
         that do not fit the model are rejected.
-    world: data-parallel position of this process. None: taken from torch.distributed, else from launcher variables,
-        else a single rank.
+    world: data-parallel position of this process. None: taken from torch.distributed if it is initialized, else from
+        launcher variables, else a single rank.
     num_epochs: number of epochs per `for` loop; None: endless.
     seed: seed of all random choices.
     shuffle: "window" permutes shards, and samples within runs of `schedule.window` shards; "shards" permutes only
@@ -72,15 +73,16 @@ class VideoLoader:
     columns: index columns that are delivered with each batch.
     media: conditioning inputs (control videos, reference images, masks) that are delivered as `batch.media`, by name.
     features: precomputed features that `streamvid encode` created from the dataset, delivered instead of video: a path,
-        URL or open Sidecar, or a list with one of these per dataset. Features of another view or seed are rejected.
+        a URL or an open Sidecar, or a list with one of these per dataset. Features that were created with another view
+        or seed are rejected.
     view: frames and crop of each delivered clip; see ViewOptions.
     output: layout, pixel format and decoding of the delivered samples; see OutputOptions.
     schedule: order of samples, and their number per epoch; see ScheduleOptions.
     limits: limits on memory, time and bad samples; see LimitOptions.
     storage: access to object stores, and a local cache; see StorageOptions.
     groups: processes that compare their plans and batches; see ProcessGroups.
-    device: device to which batches are copied, one batch ahead. None: batches stay in the ring, pinned if CUDA is
-        available.
+    device: device to which batches are copied, one batch ahead. None: batches stay in the ring, which is pinned
+        if CUDA is available.
     num_workers: number of decode processes; 0 decodes in a thread of this process. None: this rank's share of the
         cores, at most 8.
 
@@ -91,7 +93,8 @@ class VideoLoader:
     first.
 
     Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
-    delivered. Iteration raises SampleError, WorkerError or RingFullError.
+    delivered. Iteration raises LoaderError, in particular its subclasses SampleError, WorkerError and RingFullError;
+    ConfigError if the plans of the ranks differ; and StorageError if a quarantine file cannot be written.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class VideoLoader:
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """Values that determine the view of a visit, for each dataset, as JSON. Features must match them."""
+        """For each dataset, the values that determine the view of a visit, as JSON. Features must match them."""
         return self._setup.view_facts
 
     @property
@@ -221,7 +224,7 @@ class VideoLoader:
 
     @property
     def sampler(self) -> NoReturn:
-        """Unsupported attribute that always raises AttributeError, which names the alternative.
+        """Unsupported attribute. Reading it always raises an AttributeError that names the alternative.
 
         accelerate's `skip_first_batches` accesses it, for example in Hugging Face's Trainer.
         """
@@ -269,14 +272,14 @@ class VideoLoader:
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
     def stats(self) -> LoaderStats:
-        """Return statistics of the batches handed out so far: time, bytes, substitutions, requests."""
+        """Return statistics of the batches handed out so far: times, bytes, substitutions and requests."""
         store, cache = store_stats(self._selection.mix.sources)
         depth, in_ring = self._pipeline.queue_depth, self._pipeline.num_in_ring
         return replace(self._meter.stats(), store=store, cache=cache, queue_depth=depth, ring_batches=in_ring)
 
     @property
     def substituted(self) -> list[Substitution]:
-        """The last 10,000 bad samples that were substituted on this rank (BAD-1)."""
+        """Records of the last 10,000 bad samples on this rank, with their substitutes (BAD-1)."""
         return self._pipeline.substituted
 
     # Iteration.
@@ -306,8 +309,8 @@ class VideoLoader:
             return self._plan.cursor_after(self._num_done)
         if self.split == "train":
             _log.warning(
-                "epoch %d begins again, although %d of its batches were not delivered; to continue it, call "
-                "loader.load_state_dict(loader.state_dict()) before the loop",
+                "epoch %d begins again, although %d of its batches were not delivered; to continue an epoch "
+                "instead, call loader.load_state_dict(loader.state_dict()) before the loop",
                 self.epoch,
                 self.num_steps_left,
             )
@@ -365,6 +368,7 @@ class VideoLoader:
         With `force`, such a state is used as an approximate position: the same epoch, after about the same share of its
         steps. Some samples of that epoch may then be repeated or missing. From the next epoch on, each sample is
         delivered exactly once.
+
         After a resume within an accumulation group, loss weights count only the remaining batches of that group.
         """
         self._pipeline.check_usable()
@@ -378,7 +382,7 @@ class VideoLoader:
         """Start the given epoch at the next `iter()`, at step `step` if that is given. A loop in progress ends.
 
         Without `step`, the current epoch keeps its position, so that the usual `set_epoch` before each loop does not
-        undo a resume. Raises ConfigError for an invalid epoch, and for a step that the epoch does not have.
+        undo a resume. Raises ConfigError for an invalid epoch, or for a step that the epoch does not have.
         """
         require_integer("epoch", epoch, 0, MAX_EPOCH - 1)
         if step is not None:
@@ -459,12 +463,12 @@ class VideoLoader:
 
     def __getitem__(self, index: object) -> Any:
         raise TypeError(
-            "VideoLoader yields batches, not samples: iterate over it. It is not a Dataset: "
-            "do not wrap it in a torch DataLoader, because it has its own workers and batching"
+            "a VideoLoader cannot be indexed; iterate over it to get batches. Do not wrap it in a torch DataLoader: it "
+            "has its own workers and batching"
         )
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "VideoLoader cannot be pickled; create a loader in the process that uses it, and restore its position with "
-            "load_state_dict()"
+            "a VideoLoader cannot be pickled; create a loader in the process that uses it, and restore its position "
+            "with load_state_dict()"
         )

@@ -45,7 +45,7 @@ class DatasetConfig:
     """Configuration of one dataset of a loader."""
 
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
-    num_repeats: float | str | Fraction = option(1, help="Deliveries per sample per epoch, such as 2, 0.5 or '3/2'.")
+    num_repeats: float | str | Fraction = option(1, help="Deliveries per sample and epoch, such as 2, 0.5 or '3/2'.")
     weight: float | str | Fraction | None = option(
         None, help="Weight of this dataset in the mix, instead of num_repeats."
     )
@@ -100,7 +100,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return shard `number` of a bucket. Recent shards are cached, because building them takes time."""
+        """Return the ShardInfo of shard `number` of a bucket. Recent ones are cached, because creating them is slow."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -290,9 +290,9 @@ def _config(given: object, name: str) -> DatasetConfig:
     if isinstance(given, Mapping) and "url" not in given:
         raise ConfigError(f"{name}={given!r} has no url; set url to the path or URL of a dataset")
     if given is None or not isinstance(given, Mapping | DatasetConfig):
-        raise ConfigError(
-            f"{name}={given!r}: must be a path, a URL, an open Dataset, a DatasetConfig, or a list of them"
-        )
+        kinds = "a path, a URL, an open Dataset or a DatasetConfig (or a mapping of its fields)"
+        several = ", or a list of these" if name == "dataset" else ""
+        raise ConfigError(f"{name}={given!r}: must be {kinds}{several}")
     return options_of(DatasetConfig, given, name)
 
 
@@ -364,13 +364,13 @@ def _repeats(
     if samples_per_epoch is not None:
         raise ConfigError(
             f"schedule.samples_per_epoch={samples_per_epoch}: requires weights; give each DatasetConfig a weight, or "
-            "leave samples_per_epoch out"
+            "leave schedule.samples_per_epoch out"
         )
     return [exact_fraction("num_repeats", config.num_repeats) for config in configs]
 
 
 def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str) -> dict[str, str]:
-    """Return a mapping from a dataset's bucket ids to the loader's bucket ids. Add new buckets to `buckets`.
+    """Return a mapping from a dataset's bucket ids to the loader's bucket ids, and add new buckets to `buckets`.
 
     Buckets of different datasets with the same shape share an id, so that their samples mix within a batch. Buckets of
     one dataset stay separate. An id that another shape already uses is replaced by an explicit id that names the size.

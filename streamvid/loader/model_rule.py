@@ -22,11 +22,15 @@ def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
     if preset is None or isinstance(preset, ModelRule):
         return preset
     if not isinstance(preset, str | Path):
-        raise ConfigError(f"preset={preset!r}: must be a preset name such as 'wan2.1-480p', a file, or a ModelRule")
+        raise ConfigError(
+            f"preset={preset!r}: must be a preset name such as 'wan2.1-480p', the path to a bucket configuration file, "
+            "or a ModelRule"
+        )
     rule = load_bucket_config(preset).model
     if rule is None:
         raise ConfigError(
-            f"preset={str(preset)!r} has no model; add a model rule to it, such as model: {{frame_rule: 4k+1}}"
+            f"preset={str(preset)!r} has no model; add a model rule to it, such as model: {{name: mine, frame_rule: "
+            "4k+1}, or use another preset"
         )
     return rule
 
@@ -45,21 +49,27 @@ def check_dataset(rule: ModelRule, dataset: Dataset, buckets: Sequence[Bucket]) 
 
 def check_view(rule: ModelRule, view: ViewOptions) -> None:
     """Raise ConfigError if a view delivers frames at a rate that differs from the model's."""
-    named = f"view.max_interval={view.max_interval}" if view.max_interval > 1 else f"view.temporal={view.temporal!r}"
+    if view.max_interval > 1:
+        named, remedy = f"view.max_interval={view.max_interval}", "leave view.max_interval out"
+    else:
+        named, remedy = f"view.temporal={view.temporal!r}", "use another view.temporal, such as 'random'"
     if rule.fps is not None and (view.max_interval > 1 or view.temporal == "uniform"):
         raise ConfigError(
             f"{named} delivers frames at rates that differ from the {float(rule.fps):g} fps of {rule.name}; "
-            "use temporal='random', 'head', 'middle' or 'chunk' with max_interval=1, or leave preset out"
+            f"{remedy}, or leave preset out"
         )
 
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
-    """Return the rule that the datasets were sealed for, or None. Raises ConfigError if token counts differ."""
+    """Return the rule that the datasets were sealed for; None if there is none.
+
+    Raises ConfigError if their rules give different token counts.
+    """
     rules = [manifest.model for manifest in manifests if manifest.model is not None]
     names = {rule.factors: rule.name for rule in rules}
     if len(names) > 1:
         raise ConfigError(
-            f"datasets were sealed for {' and '.join(sorted(names.values()))}, which count the tokens of a clip "
+            f"the datasets were sealed for {' and '.join(sorted(names.values()))}, which count the tokens of a clip "
             "differently; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
         )
     return rules[0] if rules else None

@@ -28,14 +28,14 @@ class OutputOptions:
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(
         None,
-        help="Pixel format in the ring. yuv420p takes half the memory and is converted exactly on the device.",
+        help="Pixel format in the ring. yuv420p takes half the memory and is converted to RGB exactly on the device.",
         shown_default="yuv420p with a CUDA device and buckets of even sizes, else rgb24",
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Conversion to RGB. fast is swscale's default, which is 1 to 3 levels too dark. "
-        "Cannot be combined with yuv420p.",
-        shown_default="exact for clips that are scaled anyway, else fast; exact costs 1.4 to 1.6 times as much CPU",
+        help="Accuracy of the conversion to RGB. fast is swscale's default, whose result is 1 to 3 levels too dark. "
+        "Cannot be combined with pixels=yuv420p.",
+        shown_default="exact for clips that are scaled anyway, else fast; exact takes 1.4 to 1.6 times as much CPU",
     )
     decode: bool = option(
         True, help="Decode clips. False delivers the stored bytes as `batch.clips`, for your own decoder."
@@ -66,7 +66,7 @@ class ScheduleOptions:
 
     window: int = option(16, help="Size of the shuffle window in shards, for shuffle=window.")
     order: Order = option(
-        "mixed", help="Order of steps. largest-first begins with one step of each bucket, costliest first."
+        "mixed", help="Order of steps. largest-first begins epoch 0 with one step of each bucket, costliest first."
     )
     shard_locality: int = option(
         64,
@@ -75,7 +75,7 @@ class ScheduleOptions:
     )
     costs: CostTable | None = option(
         None,
-        help="Step costs measured by `fit_costs`, for sync=cost and order=largest-first.",
+        help="Step costs, as returned by `fit_costs`, for sync=cost and order=largest-first.",
         shown_default="predicted from token counts",
     )
     samples_per_epoch: int | None = option(
@@ -84,7 +84,7 @@ class ScheduleOptions:
         shown_default="the number of samples in the datasets",
         minimum=1,
     )
-    mix_by: MixBy = option("samples", help="Unit of the datasets' weights.")
+    mix_by: MixBy = option("samples", help="Unit in which dataset weights are measured.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -109,9 +109,8 @@ class LimitOptions:
     )
     max_bad_fraction: float = option(
         0.01,
-        help="Maximum share of substituted samples among the samples delivered to this rank. The share is calculated "
-        "over at least 1000 samples. If it is exceeded, the run fails. A missing shard, or a bucket without a good "
-        "sample, always ends the run.",
+        help="Maximum share of substituted samples on this rank, calculated over at least 1000 samples. If it is "
+        "exceeded, the run fails. A missing shard, or a bucket without a good sample, always ends the run.",
         minimum=0.0,
         maximum=1.0,
     )
@@ -119,8 +118,11 @@ class LimitOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.quarantine is not None and not isinstance(self.quarantine, str | Path):
-            raise ConfigError(f"quarantine={self.quarantine!r}: must be the path of a local folder, or None")
+        is_folder = isinstance(self.quarantine, str | Path) and "://" not in str(self.quarantine)
+        if self.quarantine is not None and not is_folder:
+            raise ConfigError(
+                f"quarantine={self.quarantine!r}: must be the path to a local folder (not a URL), or None"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,6 @@ class ProcessGroups:
     )
     shared_group: Any = option(
         None,
-        help="Processes that share this rank's batches (sequence, tensor or context parallel) and compare each "
-        "batch. Requires `world`.",
+        help="Processes that share this rank's batches (sequence, tensor or context parallelism) and compare "
+        "each batch. Requires `world`.",
     )

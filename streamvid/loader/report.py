@@ -18,8 +18,8 @@ _NUM_NAMED = 10
 def report_memory(
     buckets: Sequence[Bucket], batch_sizes: Mapping[str, int], pixels: Pixels | None, ring_bytes: int
 ) -> None:
-    """Log the size of the ring and of the largest batch of decoded frames. pixels=None: frames are not decoded."""
-    _log.info("ring: %d bytes of shared memory (prefetch_bytes, or three batches)", ring_bytes)
+    """Log the sizes of the shared memory and of the largest decoded batch. pixels=None: frames are not decoded."""
+    _log.info("shared memory: %d bytes for the ring and the clips read ahead (see limits.prefetch_bytes)", ring_bytes)
     if pixels is None:
         return
     largest = max(buckets, key=lambda bucket: host_bytes(bucket, batch_sizes[bucket.id], pixels))
@@ -38,7 +38,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     """Log one line per bucket, and warnings with remedies for buckets without a step."""
     for row in plan.report():
         _log.info(
-            "bucket %s: %d samples, %d steps of %d; %d delivered, %d carried, %d dropped, %d repeated",
+            "bucket %s: %d samples, %d steps of %d samples; %d delivered, %d carried, %d dropped, %d repeated",
             row.bucket_id,
             row.num_samples,
             row.num_steps,
@@ -52,7 +52,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     if starved:
         _log.warning(
             "%d of %d buckets have no step in this epoch, because they have fewer samples than a step needs: %s. "
-            "Lower their batch_size, use fewer ranks, set tail='pad' or tail='shrink', or set sync='cost', so that "
+            "Lower their batch_size, use fewer ranks, set tail='pad' or tail='shrink', or set sync='cost' to let "
             "buckets of similar cost share steps",
             len(starved),
             num_buckets,
@@ -61,14 +61,14 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(
             "epoch %d has no steps, so a loop over it ends at once. Its samples are delivered later (tail=%r). "
-            "For steps in every epoch, lower batch_size or accumulate, or use fewer ranks",
+            "To get steps in every epoch, lower batch_size or accumulate, or use fewer ranks",
             plan.cursor.epoch,
             plan.options.tail,
         )
     if not plan.options.tail_rule.is_equal:
         short = [rank for rank in (0, plan.num_ranks - 1) if plan.num_batches_left(rank) != plan.num_steps_left]
         _log.info(
-            "each sample is delivered once, so the last batches of buckets may be smaller%s",
+            "each sample is delivered once, so the last batch of a bucket may be smaller%s",
             f", and rank {short[-1]} has {plan.num_batches_left(short[-1])} batches in {plan.num_steps_left} steps"
             if short
             else "",

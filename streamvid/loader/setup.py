@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,7 @@ class Setup:
 
 
 def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments) -> Setup:
-    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if one of them is not usable."""
+    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if any of them is unusable."""
     world, options = _world(plan.world), plan.options(data.split)
     if plan.num_epochs is not None:
         require_integer("num_epochs", plan.num_epochs, 1)
@@ -192,14 +192,15 @@ def _num_workers(num_workers: int | None) -> int:
     return num_workers
 
 
-def _columns(columns: Sequence[str], output: OutputOptions) -> tuple[str, ...]:
-    if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r}: must be a list of names, such as [{columns!r}]")
+def _columns(columns: object, output: OutputOptions) -> tuple[str, ...]:
+    if isinstance(columns, str) or not isinstance(columns, Collection):
+        shown = columns if isinstance(columns, str) else "aesthetic"
+        raise ConfigError(f"columns={columns!r}: must be a list of names, such as [{shown!r}]")
     for name in columns:
         if name in STANDARD_FIELDS:
-            raise ConfigError(f"columns: {name!r} is already a field of every batch; leave it out or rename the column")
+            raise ConfigError(f"columns: {name!r} is the name of a standard field of batches; rename the column")
     if output.tokenizer is not None:
-        check_token_fields(columns)
+        check_token_fields(tuple(columns))
     return tuple(columns)
 
 
@@ -221,8 +222,8 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
     buckets, costs = tuple(mix.buckets.values()), plan.schedule.costs
     if costs is not None and not uses_costs(options):
         raise ConfigError(
-            f"schedule.costs has no effect with sync={options.sync!r} and order={options.order!r}; use sync='cost' or "
-            "schedule.order='largest-first', or leave costs out"
+            f"schedule.costs has no effect with sync={options.sync!r} and schedule.order={options.order!r}; use "
+            "sync='cost' or schedule.order='largest-first', or leave schedule.costs out"
         )
     if rule is not None:
         for part in mix.parts:
@@ -237,16 +238,16 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
 
 
 def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
-    """Raise ConfigError for arguments that concern pictures if no pictures are delivered."""
+    """Raise ConfigError for arguments about decoded frames if none are delivered."""
     output, media = delivery.output, list(data.media)
     if data.features is not None:
         if not output.decode:
             raise ConfigError(
-                "output.decode=False: cannot be combined with features, which contain no clips; leave decode out"
+                "output.decode=False: cannot be combined with features, which contain no clips; leave output.decode out"
             )
         if media:
             raise ConfigError(
-                f"media={media!r}: cannot be combined with features, which replace all video; leave media out"
+                f"media={media!r}: cannot be combined with features, which replace all video; leave one of them out"
             )
         return
     if output.decode:
@@ -263,7 +264,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
             f"output.decode=False: cannot be combined with {', '.join(names)}, because nothing is decoded; leave out "
-            "decode, or leave out all other options named here"
+            "output.decode, or leave out these options"
         )
 
 

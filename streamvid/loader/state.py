@@ -23,7 +23,7 @@ _MAX_NAMED = 1000
 def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
 
-    Its `progress`, 0..1, is the share of the epoch that is done. A forced load resumes at this share.
+    Its `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
@@ -55,9 +55,10 @@ def _unpacked(text: str, bucket_ids: Iterable[str], force: bool) -> dict[str, in
         return {}  # a forced load of other buckets does not use positions
     if rest or not width:
         raise StateError(
-            f"positions={text[:20]!r}… in the state: do not match the {len(names)} buckets of this loader; load "
-            "the state with the dataset and filter that it was saved with, start without a state, or use it as an "
-            "approximate position with load_state_dict(state, force=True)"
+            f"positions={text[:20]!r}… in the loader state: do not match the {len(names)} buckets of this loader, or "
+            "are damaged; create the loader with the dataset and filter that it had when the state was saved, use an "
+            "older state, start without a state, or use the state as an approximate position with "
+            "load_state_dict(state, force=True)"
         )
     return {name: int.from_bytes(data[place * width :][:width], "big") for place, name in enumerate(names)}
 
@@ -87,9 +88,11 @@ def read_state(
     if not isinstance(state, Mapping):
         raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
     for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
-        if state.get(name) != readable:
+        if name not in state:
+            raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
+        if state[name] != readable:
             raise StateError(
-                f"{name}={state.get(name)!r} in the loader state: only {readable} can be read; resume with the "
+                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the "
                 "streamvid version that saved it, or start without the state"
             )
     value = {name: state[name] for name in state if name not in ("version", "plan_version", "checksum")}
@@ -99,12 +102,16 @@ def read_state(
     cursor = Cursor.from_json(place)
     progress = value.pop("progress", None)
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
-        raise StateError(f"progress={progress!r} in the state: must be from 0 to 1; use an older, undamaged state")
+        raise StateError(
+            f"progress={progress!r} in the loader state: must be a number from 0 to 1; the state is damaged. Use an "
+            "older state, or start without one"
+        )
     checksum = _checksum({name: state[name] for name in state if name != "checksum"})
     if state.get("checksum") != checksum:
         raise StateError(
-            f"checksum={state.get('checksum')!r} in the loader state: its values have checksum {checksum!r}; the state "
-            "was damaged or edited after state_dict() returned it. Use an older state, or start without one"
+            f"checksum={state.get('checksum')!r} in the loader state: does not match the checksum {checksum!r} of its "
+            "values; the state was damaged or edited after state_dict() returned it. Use an older state, or start "
+            "without one"
         )
     return cursor, progress, value
 
@@ -114,9 +121,9 @@ def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) 
     differing = "; ".join(differences(found, expected))
     if differing and not force:
         raise StateError(
-            f"the state does not belong to this loader: {differing}. Its positions refer to other samples; create "
-            "the loader with the arguments that it had when the state was saved, start without the state, or use the "
-            "state as an approximate position with load_state_dict(state, force=True)"
+            f"the state does not belong to this loader: {differing}. Its positions are not valid here; create the "
+            "loader with the arguments that it had when the state was saved, start without the state, or use the state "
+            "as an approximate position with load_state_dict(state, force=True)"
         )
     if differing:
         _log.warning("using a state that does not belong to this loader as an approximate position: %s", differing)

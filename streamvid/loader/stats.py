@@ -39,7 +39,8 @@ class LoaderStats:
     wait_seconds: part of `seconds` during which the caller waited for batches.
     batch_seconds: part of `seconds` spent building batches and starting their copies to the device.
     work: statistics of reading and decoding the samples.
-    queue_depth: number of complete batches ready now. queue_depth_sum: sum of this number at each handover.
+    queue_depth: number of complete batches ready now.
+    queue_depth_sum: sum of the queue depths at all handovers.
     ring_batches: number of batches that now have memory in the ring (being filled, ready, or held by the caller).
     last: statistics of the last batch alone, when it was handed over; `seconds` counts from the previous handover.
     store, cache: this process's requests to object stores, and its use of the cache; each is None if unused.

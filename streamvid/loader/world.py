@@ -39,8 +39,8 @@ def detect_world(environ: Mapping[str, str] | None = None) -> World:
                 return World(rank=int(environ[rank_name]), num_ranks=int(environ[size_name]))
             except ValueError as error:
                 raise ConfigError(
-                    f"{rank_name}={environ[rank_name]!r} and {size_name}={environ[size_name]!r}, as {launcher} sets "
-                    f"them, are not a valid rank: {error}. Pass world=World(rank, num_ranks) to set it explicitly"
+                    f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r} (variables of {launcher}) "
+                    f"do not describe a valid rank: {error}. Correct them, or pass world=World(rank, num_ranks)"
                 ) from error
     return World()
 
@@ -61,6 +61,8 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
     Raises ConfigError for names that the mesh does not have, and in a process that is not part of the mesh.
     """
     names = mesh.mesh_dim_names or ()
+    if not names:
+        raise ConfigError(f"{mesh} has no dimension names; create it with mesh_dim_names, such as ('dp', 'tp')")
     wrong = [name for name in data_dims if name not in names]
     if wrong or not data_dims or len(set(data_dims)) < len(data_dims):
         raise ConfigError(
@@ -76,7 +78,10 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
 
 
 def default_num_workers() -> int:
-    """Return this rank's number of decode workers: its share of the usable cores, from 1 to 8; 0 except on Linux."""
+    """Return the default number of decode workers: this rank's share of the usable cores, from 1 to 8.
+
+    It is 0 on systems other than Linux.
+    """
     if sys.platform != "linux":
         return 0
     return max(1, min(8, len(os.sched_getaffinity(0)) // num_local_ranks()))

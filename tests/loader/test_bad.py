@@ -361,6 +361,7 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
         ({"max_bad_fraction": True}, "max_bad_fraction=True"),
         ({"sample_timeout_seconds": 0}, "sample_timeout_seconds=0"),
         ({"sample_timeout_seconds": -1.0}, "sample_timeout_seconds=-1.0"),
+        ({"quarantine": "s3://bucket/bad"}, "quarantine='s3://bucket/bad': must be the path to a local folder"),
         ({"quarantine": root}, "quarantine=.*inside the dataset"),
         ({"quarantine": root / "shards" / "x"}, "quarantine=.*inside the dataset"),
         ({"quarantine": tmp_path / "link" / "x"}, "quarantine=.*inside the dataset"),

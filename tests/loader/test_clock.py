@@ -192,7 +192,7 @@ def test_a_decode_that_takes_too_long(
     clip = encode(Noise(), options=fast, numbered=False)  # type: ignore[arg-type]
     root = build_dataset(tmp_path, {bucket: [2]}, clip_frames=100, damage={"96x64-100f-1": clip})
     options: dict[str, Any] = {"num_workers": num_workers, "sample_timeout_seconds": 0.4}
-    says = r"sample 96x64-100f-1 \(index 1 in .*decoding it has taken more than sample_timeout_seconds=0.4;"
+    says = r"sample 96x64-100f-1 \(index 1 in .*decoding it has taken more than limits.sample_timeout_seconds=0.4;"
     with opened(open_dataset(root), [(0, 1)], **options) as (pipeline, run):
         pids = pipeline.worker_pids
         assert read_until(pipeline, run, WorkerError, says) == []

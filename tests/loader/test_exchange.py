@@ -155,8 +155,11 @@ def test_equal_loaders_pass_also_after_others_failed(told: list[dict[str, str | 
         ("long", "(sha256 "),
         ("absent", "a is 1 on processes 1-2, absent on process 0"),
         ("num_ranks", "num_ranks is 1 on processes 0-1, 2 on process 2"),
-        ("duplicate", "3 rank(s) of equal size (1 per rank), but rank 1 has processes 1-2, rank 2 has no process"),
-        ("uneven", "3 process(es) must form 2 rank(s) of equal size (2 per rank), but rank 0 has process 0"),
+        (
+            "duplicate",
+            "3 rank(s) must have the same number of processes, but rank 1 has processes 1-2, rank 2 has no process",
+        ),
+        ("uneven", "each of the 2 rank(s) must have the same number of processes, but rank 0 has process 0"),
         ("shared by none", "rank 0 has processes 0-2"),
     ],
 )
@@ -237,5 +240,5 @@ def test_a_process_that_never_comes_is_an_error_in_time(tmp_path: Path) -> None:
     """STOP-1: never a hang, whether the one that is missing lives or not; all that are left end by themselves."""
     first, _, last = launch(ME, "one_is_missing", 3, tmp_path / "run", tmp_path)
     for message in (*first, *last):
-        assert message.startswith("LoaderError: not every process compared its loader within 2 s")
+        assert message.startswith("LoaderError: the loaders of all processes could not be compared (time limit: 2 s)")
     assert "Ranks 1" in first[0] and "failed to pass" in first[0]

@@ -144,7 +144,7 @@ def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pyt
         open_loader(root, batch_size=2, world=ONE).close()
     of_batch = 2 * 9 * 96 * 64 * 3
     assert f"the largest batch on the host: 2 samples of {long.id}, {of_batch} bytes as rgb24" in caplog.text
-    assert "ring: " in caplog.text
+    assert "for the ring and the clips read ahead" in caplog.text
 
 
 def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:

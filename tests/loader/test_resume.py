@@ -283,6 +283,6 @@ def test_a_forced_state_goes_on_at_the_same_share_of_the_same_epoch(sizes: dict[
                 assert (loader.epoch, loader.num_steps_left) == (epoch, left)
                 assert len(list(map(id, loader))) == left and loader.epoch == epoch + 1
                 del state["progress"]
-                with pytest.raises(StateError, match="progress=None in the state"):
+                with pytest.raises(StateError, match="progress=None in the loader state"):
                     loader.load_state_dict(state, force=True)
                 state["progress"] = step / 40

@@ -164,7 +164,7 @@ def test_only_the_rank_that_differs_fails(told: list[dict[str, Any]], case: str)
 @pytest.mark.parametrize(
     ("case", "place", "says"),
     [
-        ("pixels", "step 1 of epoch 7", "have different content, digest "),
+        ("pixels", "step 1 of epoch 7", "have different contents (digest "),
         ("sample", "step 1 of epoch 7", 'the sample in slot 1 is "'),
         ("sample", "step 1 of epoch 7", '"another" on process 3'),
         ("step", "step 0 of epoch 7", "step 0 of epoch 7 on process 2, step 1 of epoch 7 on process 3"),

@@ -151,7 +151,8 @@ def test_costs_that_nothing_asks_for_are_refused(uneven: Path) -> None:
     costs = streamvid.fit_costs([(SMALL.id, 1, 1.0), (TALL.id, 1, 1.0), (LONG.id, 1, 2.0)] * 3, [SMALL, TALL, LONG])
     options: dict[str, Any] = {"batch_size": 1, "num_workers": 0}
     with pytest.raises(
-        ConfigError, match="schedule.costs has no .*sync='bucket' and order='mixed'.*sync='cost' or schedule.order='l"
+        ConfigError,
+        match="schedule.costs has no .*sync='bucket' and schedule.order='mixed'.*sync='cost' or schedule.order='l",
     ):
         streamvid.VideoLoader(uneven, schedule={"costs": costs}, **options)
     with pytest.raises(ConfigError, match="schedule.costs=.*: must be the result of streamvid.fit_costs"):

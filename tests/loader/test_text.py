@@ -268,9 +268,9 @@ def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
         ("{?" * 9 + "{aes}" + "}" * 9, "parts are nested more than 8 levels deep"),
         ("{text}" * 1000, "at most 4096 characters"),
         ("{text} {aesthetc}", "captions.template: 'aesthetc' is not in the dataset"),
-        ("{text} {camera:.1f}", "{camera:.1f} formats a number, but 'camera' is string; write {camera}"),
-        ("{text:d}", "'text' is a text"),
-        ("{clip_sha256}", "'clip_sha256' holds fixed_size_binary"),
+        ("{text} {camera:.1f}", "{camera:.1f} has a number format, but 'camera' is text; write {camera}"),
+        ("{text:d}", "'text' is text"),
+        ("{clip_sha256}", "'clip_sha256' has type fixed_size_binary"),
     ],
 )
 def test_templates_that_cannot_be_are_refused_at_once(texts: Path, template: str, message: str) -> None:
@@ -322,11 +322,11 @@ def test_a_column_named_text_does_not_hide_the_captions(tmp_path: Path) -> None:
         ({"captions": {"column": "txet"}}, "captions.column: 'txet' is not in the dataset at .*text"),
         (
             {"captions": {"column": "year"}},
-            "captions.column: 'year' of .* holds int64, not text; texts are in text, short",
+            r"captions.column: 'year' of .* has type int64; use a text column \(text, short",
         ),
         (
             {"captions": {"column": {"short": 1, "aes": 1}}},
-            "'aes' of .* holds double, not text.*captions.template='{aes}'",
+            "'aes' of .* has type double; .*captions.template='{text} {aes}'",
         ),
         ({"captions": {"column": {}}}, "captions.column={}: must be a column name, or a mapping"),
         ({"captions": {"column": {"short": 0}}}, "weights above 0"),

@@ -480,6 +480,6 @@ def test_what_cannot_be_encoded_is_said_before_anything_is_written(dataset: Path
     root = tmp_path / "sidecar"
     with pytest.raises(ConfigError, match="has no method `encode`"):
         encode(encoding(dataset, root, {"model": ModelConfig(factory="tests.trainer.encoders:build_without_encode")}))
-    with pytest.raises(ConfigError, match="got 2 datasets"):
+    with pytest.raises(ConfigError, match="lists 2 datasets"):
         encode(encoding(dataset, root, {"data.dataset": (str(dataset), str(dataset))}))
     assert not root.exists()

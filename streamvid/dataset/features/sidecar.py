@@ -228,11 +228,16 @@ def base_facts(dataset: Dataset) -> dict[str, str]:
     return {"plan": fingerprints.plan, "content": fingerprints.base}
 
 
-def differences(stored: Any, given: Any, name: str = "") -> list[str]:
-    """Return the differences between two JSON values, such as 'gop is 8 in the features, but 16 here'."""
+def differences(
+    stored: Any, given: Any, name: str = "", places: tuple[str, str] = ("in the features", "here")
+) -> list[str]:
+    """Return the differences between two JSON values, such as 'gop is 8 in the features, but 16 here'.
+
+    places: phrases for the two values.
+    """
     one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
     return [
-        f"{part} is {_shown(one.get(part))} in the features, but {_shown(other.get(part))} here"
+        f"{part} is {_shown(one.get(part))} {places[0]}, but {_shown(other.get(part))} {places[1]}"
         for part in sorted({*one, *other})
         if one.get(part) != other.get(part)
     ]

@@ -45,11 +45,13 @@ class Batch(Mapping[str, Any]):
       nor `clips`, and its bucket is TEXT_BUCKET.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `media`, with media=(...): conditioning inputs by name, uint8, in the video's layout and on its device, cropped
-      and scaled like the video. A control video has the shape of `video`, with matching frames. A still picture has
+      and scaled like the video. A control video has the shape of `video`, with matching frames. A still image has
       T = 1, a mask has C = 1, and a list is (B, N, …), where N is the largest item count. Missing inputs are zeros.
     - `media_present`, with `media`: bool (B,) by name, or (B, N) for a list; True for inputs that the sample has.
-    - `text`: B captions, "" for a sample without a caption.   - `sample_keys`: B keys.
-    - `bucket`: the Bucket of all samples.   - `fps`: float32 (B,), frames per second, NaN for images.
+    - `text`: B captions, "" for a sample without a caption.
+    - `sample_keys`: B keys.
+    - `bucket`: the Bucket of all samples.
+    - `fps`: float32 (B,), frames per second, NaN for images.
     - `is_repeat`: bool (B,), True for a sample that the tail policy repeats, or that replaces a bad sample.
     - `loss_weight`: float, weight of this batch's mean loss: the batch's share of all samples in an optimizer step,
       times the number of batches in that step (ranks x `accumulate`); 1.0 if these batches are of equal size.
@@ -104,12 +106,16 @@ class Batch(Mapping[str, Any]):
         why = ""
         if name == "video" and "bucket" in fields:
             why = "; precomputed features replace it"
-            if "clips" in fields:
-                why = "; decode=False delivers clips as they are stored"
+            if fields["bucket"].is_text:
+                why = "; its samples contain only text"
+            elif "clips" in fields:
+                why = "; output.decode=False delivers clips as they are stored"
         raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}{why}")
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a batch is read-only: cannot set {name!r}; convert it to a dict first: dict(batch)")
+        raise AttributeError(
+            f"a batch is read-only: cannot set {name!r}; use batch.with_fields({{{name!r}: …}}), or change dict(batch)"
+        )
 
     def __repr__(self) -> str:
         device = next(self.tensors()).device
@@ -139,7 +145,9 @@ class Batch(Mapping[str, Any]):
         import torch
 
         if not dtype.is_floating_point:
-            raise ConfigError(f"dtype={dtype} is not a floating-point type; use torch.float32, bfloat16 or float16")
+            raise ConfigError(
+                f"dtype={dtype} is not a floating-point type; use torch.float32, torch.bfloat16 or torch.float16"
+            )
         video, (low, high) = self.video if medium is None else self.media[medium], range
         exact = torch.float32 if video.device.type == "mps" else torch.float64
         offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0

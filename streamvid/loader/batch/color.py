@@ -73,7 +73,7 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> tuple[int, ...]
     ):
         if name not in known:
             raise ConfigError(
-                f"{field}={name!r} is not supported in the conversion of yuv420p to RGB; allowed are {', '.join(known)}"
+                f"{field}={name!r} is not supported in the conversion of yuv420p to RGB; allowed: {', '.join(known)}"
             )
     (red, blue), (black, luma, chroma) = LUMA_SHARES[matrix], RANGES[color_range]
     green = 1 - red - blue
@@ -88,9 +88,11 @@ def yuv420p_to_rgb(
 ) -> torch.Tensor:
     """Convert yuv420p frames to uint8 RGB, contiguous in `layout`, with the same result on every device.
 
-    planes: uint8 (B, T, height * width * 3 // 2); for each frame Y (H, W), then U and V (H/2, W/2). table: result of
-    `color_table` for these B samples, on the same device; its values cause no recompilation, because no branch depends
-    on them. Chroma is upsampled linearly from its siting, with the edges repeated. Values are clamped last.
+    planes: uint8 (B, T, height * width * 3 // 2): for each frame Y (H, W), then U and V (H/2, W/2).
+    table: result of `color_table` for these B samples, on the same device. Its values cause no recompilation, because
+        no branch depends on them.
+
+    Chroma is upsampled linearly from its siting, with the edges repeated. Values are clamped last.
     """
     import torch
 

@@ -27,7 +27,7 @@ _PIN_BYTES = 2**20  # smaller tensors are pinned first: a copy from unpinned mem
 class DeviceStage:
     """Stage that moves a loader's batches to a device.
 
-    device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the pinned ring.
+    device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the ring.
     Batches on a device do not use the memory of the ring. On CUDA, the stage needs device memory for two
     batches in addition to those that the caller keeps. Raises ConfigError for a device that is not available.
     """

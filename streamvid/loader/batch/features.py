@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamvid.dataset.features.sidecar import REMEDY, Sidecar, differences
+from streamvid.dataset.features.sidecar import Sidecar, differences
 from streamvid.dataset.features.tensors import RawTensor
 from streamvid.errors import ConfigError, StreamvidError
 from streamvid.loader.batch.batch import STANDARD_FIELDS
@@ -48,7 +48,7 @@ def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:
 
     names = {getattr(torch, name): dtype for dtype, name in _DTYPES.items()}
     if tensor.dtype not in names:
-        raise ConfigError(f"dtype={tensor.dtype} cannot be stored; allowed are {', '.join(map(str, names))}")
+        raise ConfigError(f"dtype={tensor.dtype} cannot be stored; allowed: {', '.join(map(str, names))}")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return RawTensor(names[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes(), is_ragged)
 
@@ -80,8 +80,10 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
     fields: dict[str, torch.Tensor] = {}
     for name, several in tensors.items():
         first = several[0]
+        if name in ragged and not first.ndim:
+            raise ConfigError(f"tensor {name!r} is a scalar; tensors given as a list must have at least one dimension")
         kinds = {(one.dtype, one.shape[1:] if name in ragged else one.shape) for one in several}
-        if len(kinds) > 1 or (name in ragged and not first.ndim):
+        if len(kinds) > 1:
             shapes = ", ".join(dict.fromkeys(f"{one.dtype} {tuple(one.shape)}" for one in several))
             raise ConfigError(
                 f"tensor {name!r}: the tensors of a batch are {shapes}; they must have the same dtype and shape, "
@@ -189,7 +191,7 @@ def with_features(
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:
-        raise ConfigError("features: all datasets hold texts, which have no features; leave features out")
+        raise ConfigError("features: all datasets contain only texts, which have no features; leave features out")
     for other in found:
         _check_alike(found[0], other)
     _check_names(found[0], columns)
@@ -212,7 +214,8 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
     if problems := differences(sidecar.manifest.made_with.get("view", {}), facts):
         raise ConfigError(
             f"features={sidecar.url!r} were computed from views of {dataset.url} that differ from this loader's: "
-            f"{'; '.join(problems)}; {REMEDY}"
+            f"{'; '.join(problems)}; use the same options as when the features were created, or create "
+            "them again with `streamvid encode`"
         )
     _ = sidecar.null  # read and verified before the first batch
     return replace(part, sidecar=sidecar)
@@ -222,7 +225,9 @@ def _check_alike(first: Sidecar, other: Sidecar) -> None:
     mine, theirs = (
         {name: [kind.dtype, kind.is_ragged] for name, kind in one.manifest.tensors.items()} for one in (first, other)
     )
-    problems = differences(mine, theirs, "tensors") + differences(sorted(first.null), sorted(other.null), "null")
+    places = ("in the former", "in the latter")
+    problems = differences(mine, theirs, "tensors", places)
+    problems += differences(sorted(first.null), sorted(other.null), "null", places)
     if problems:
         raise ConfigError(
             f"features {first.url} and {other.url} contain different tensors, which a batch cannot combine: "
@@ -237,5 +242,5 @@ def _check_names(sidecar: Sidecar, columns: Collection[str]) -> None:
     if both := sorted(name for name in names if name in taken or names.count(name) > 1):
         raise ConfigError(
             f"features={sidecar.url!r} contain tensors with the names of other batch fields: "
-            f"{', '.join(both)}; rename the tensors in the encoder"
+            f"{', '.join(both)}; rename the tensors in the encoder, or leave out columns with these names"
         )

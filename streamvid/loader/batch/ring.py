@@ -61,7 +61,7 @@ def _unpin(device: int, address: int) -> None:
 
 
 class RingSlot:
-    """A batch's memory in the ring, and the CUDA streams that may still copy from it (BATCH-1).
+    """Memory of one batch in the ring, and the CUDA streams that may still copy from it (BATCH-1).
 
     The memory is reused only after all copies that `Batch.to` queued, on any stream, are complete. If CUDA was
     initialized when the batch was created, the ring also waits for all work on the streams that were current then and
@@ -147,7 +147,8 @@ def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Mapping[str, Any
     found = tokenize(tokenizer, fields["text"], fields["sample_keys"])
     if taken := [name for name in found if name in fields]:
         raise LoaderError(
-            f"the tokenizer returned names that are already fields of the batch: {', '.join(taken)}; rename them"
+            f"the tokenizer's result contains names of other batch fields: {', '.join(taken)}; rename them in the "
+            "result, or leave out columns with these names"
         )
     return found
 
@@ -182,7 +183,7 @@ def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tenso
 def _pictures(
     memory: torch.Tensor, num_frames: int, picture: PictureFormat, colors: Sequence[PictureColors], layout: Layout
 ) -> torch.Tensor | Planes:
-    """Return the pictures in `memory`, with `num_frames` pictures and one entry of `colors` per sample."""
+    """Return the pictures in `memory`: `num_frames` pictures for each entry of `colors`."""
     if picture.pixels == "yuv420p":
         matrices, ranges, sitings = zip(*(color or ABSENT_COLORS for color in colors), strict=True)
         table = color_table(matrices, ranges, sitings)

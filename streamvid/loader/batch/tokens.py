@@ -20,7 +20,9 @@ def check_token_fields(columns: Sequence[str]) -> None:
     """Raise ConfigError if a column has a name that is reserved for the tokenizer's result."""
     for name in columns:
         if name in (TOKENS, MASK):
-            raise ConfigError(f"columns: {name!r} is reserved for the tokenizer's result; rename the column")
+            raise ConfigError(
+                f"columns: {name!r} is reserved for the tokenizer's result; leave it out or rename the column"
+            )
 
 
 def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> Mapping[str, Any]:
@@ -76,8 +78,8 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
     for name, allowed in ((TOKENS, "int"), (MASK, "bool|int")):
         if name in fields and not re.search(allowed, str(fields[name].dtype)):
             raise ValueError(
-                f"the tokenizer returned {name} with dtype {fields[name].dtype}; return integers, and values of other "
-                "dtypes under another name in a dict"
+                f"the tokenizer returned {name} with dtype {fields[name].dtype}; return integers, and "
+                "values of other dtypes under another name in a dict"
             )
     if TOKENS in fields and tuple(fields[MASK].shape) != tuple(fields[TOKENS].shape):
         raise ValueError(
@@ -108,11 +110,15 @@ def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, 
         raise ValueError(f"the tokenizer returned {said} for {num_samples} texts; return one entry per text")
     if not all(isinstance(one, list | tuple | np.ndarray) for one in value):
         if name in (TOKENS, MASK):
-            raise ValueError(f"the tokenizer returned {name} with an entry that is not a list of integers")
+            raise ValueError(
+                f"the tokenizer returned {name} with an entry that is not a list of integers; return one list per text"
+            )
         return list(value), None
     rows: list[npt.NDArray[Any]] = [np.asarray(one) if len(one) else np.zeros(0, np.int64) for one in value]
     if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
-        raise ValueError(f"the tokenizer returned {name} with an entry that is not a list of numbers")
+        raise ValueError(
+            f"the tokenizer returned {name} with an entry that is not a list of numbers; return one list per text"
+        )
     length, kind = max(map(len, rows)), np.result_type(*rows)
     if name == TOKENS and kind.kind in "iu":
         kind = np.dtype(np.int64)  # the dtype of the tokens may not fit the padding, such as -100

@@ -76,7 +76,13 @@ class Clock:
             if stage == READING and since < oldest:
                 return Overdue(self._read_error(slot.name, "its clip"), None)
             if stage == DECODING and since < oldest:
-                return Overdue(self._decode_error(slot, "decoding it has taken"), slot.number)
+                is_read = slot.batch.room is None  # a worker reads the clip, which is delivered as it is stored
+                error = (
+                    self._read_error(slot.name, "its stored bytes")
+                    if is_read
+                    else self._decode_error(slot, "decoding it has taken")
+                )
+                return Overdue(error, slot.number)
             if stage == QUEUED and max(since, self.heard_at) < oldest:
                 queued = queued or slot
         return None if queued is None else Overdue(self._decode_error(queued, "no decoder has accepted it for"), -1)
@@ -84,14 +90,16 @@ class Clock:
     def _read_error(self, name: str, what: str) -> SampleError:
         return SampleError(
             f"{name} cannot be delivered: reading {what} has taken more than "
-            f"sample_timeout_seconds={self._limit_seconds:g}; the store does not answer. Check the disk or the "
-            "network, create a new loader and load the last state, or raise sample_timeout_seconds"
+            f"limits.sample_timeout_seconds={self._limit_seconds:g}; the store is slow or does not answer. Check the "
+            "disk or the network, then create a new loader and load the last state. If the store is only slow, raise "
+            "limits.sample_timeout_seconds"
         )
 
     def _decode_error(self, slot: Slot, what: str) -> WorkerError:
         return WorkerError(
             f"{slot.name} cannot be delivered: {what} more than "
-            f"sample_timeout_seconds={self._limit_seconds:g}; a decoder is stuck, or this machine is overloaded. "
-            "This loader cannot continue: create a new one and load the last state, with fewer workers or a higher "
-            "sample_timeout_seconds. If it is always the same sample, exclude that sample"
+            f"limits.sample_timeout_seconds={self._limit_seconds:g}; a decoder is stuck, or the machine is overloaded. "
+            "This loader cannot continue: create a new one with a lower num_workers or a higher "
+            "limits.sample_timeout_seconds, and load the last state. If it is always the same sample, exclude that "
+            "sample"
         )

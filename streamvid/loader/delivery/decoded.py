@@ -209,7 +209,9 @@ class DecodedDelivery:
         assert batch.room is not None
         batch.room.blank(batch.memory, batch.block.offset, slot.index, slot.colors.keys())
         if slot.bad is not None and not slot.is_substitute:
-            _log.warning("%s was decoded through its container; its packets failed: %s", slot.name, slot.bad.reason)
+            _log.warning(
+                "%s was decoded through its container, because its packets failed: %s", slot.name, slot.bad.reason
+            )
         self._flight.finish(slot)
 
 

@@ -23,10 +23,14 @@ _NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
 class Delivery:
     """Content to deliver for one sample, decided before any of it is read (SAMPLE-1).
 
-    - sample: the requested clip and visit. row: the sample's index row.
-    - view: the frames and crop to deliver. part: the bytes of the clip to read. Both are empty for a text-only sample.
+    - sample: the requested clip and visit.
+    - row: the sample's index row.
+    - view: the frames and crop to deliver; empty for a text-only sample.
+    - part: the bytes of the clip to read; empty for a text-only sample.
     - media: the files of the conditioning inputs.
-    - fps: frame rate of the delivered frames, 0.0 if unknown. caption: the text. seed: seed of the training noise.
+    - fps: frame rate of the delivered frames; 0.0 if unknown.
+    - caption: the text.
+    - seed: seed of the training noise.
     """
 
     sample: SampleRequest
@@ -110,7 +114,10 @@ def sample_error(sample: SampleRequest, key: str | None, error: object) -> Sampl
 
 
 def name_sample(sample: SampleRequest, key: str | None) -> str:
-    """Return a sample's name for messages: dataset, key (if known), index in the shard, shard and bucket."""
+    """Return a sample's name for messages: dataset, key (if known), index, shard and bucket.
+
+    The index counts the samples of the shard that pass the filter.
+    """
     known = "" if key is None else f"{key} "
     return (
         f"{sample.part.dataset.url}: sample {known}(index {sample.place} in {sample.shard_info.path}, "

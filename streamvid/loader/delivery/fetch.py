@@ -40,9 +40,11 @@ def read_parts(
 ) -> ClipRead:
     """Read parts of clips of one shard: fill each block with the part's packet table and byte range.
 
-    wanted: (offset of the clip in the tar, part, block) per part. is_again: True if the previous read returned
-    wrong bytes. The bytes are not verified here (FETCH-1). Raises StorageError if the store fails; the stored bytes may
-    still be good.
+    wanted: (offset of the clip in the tar, part, block) per part.
+    is_again: True if the previous read returned wrong bytes.
+
+    The bytes are not verified here (FETCH-1). Raises StorageError if the store fails; the stored bytes may still be
+    good.
     """
     since = time.monotonic()
     ranges = []

@@ -77,8 +77,8 @@ class IndexRows:
         if not isinstance(key, str) or not KEY.fullmatch(key) or len(key) > MAX_NAME_BYTES:
             shown = ascii(str(key)[:100])
             raise IntegrityError(
-                f"the index contains the key {shown}; keys must match {KEY.pattern} and have at most {MAX_NAME_BYTES} "
-                "characters; copy the dataset again"
+                f"the index contains the key {shown}, but keys must match {KEY.pattern} and have at most "
+                f"{MAX_NAME_BYTES} characters; copy the dataset again"
             )
         try:
             return self._row(sample, bucket, key, number, rows)
@@ -134,8 +134,8 @@ class IndexRows:
     ) -> Iterator[BatchRequest]:
         """Yield the requests, while the index rows of later requests are read ahead from object stores.
 
-        submit: function that runs a read in another thread. is_wanted: function that returns True while the run
-        continues.
+        submit: function that runs a read in another thread.
+        is_wanted: function that returns True while the run continues.
         """
         coming: deque[BatchRequest] = deque()
         asked: set[Name] = set()
@@ -191,7 +191,7 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
     table = part.dataset.samples(shard, wanted)
     if missing := [name for name in wanted if name not in table.column_names]:
         raise IntegrityError(
-            f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}; copy the dataset again"
+            f"{part.dataset.url}: {shard.index_path} lacks the column(s) {', '.join(missing)}; copy the dataset again"
         )
     numbers = None
     if chosen is not None:
@@ -200,7 +200,8 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
         if len(numbers) != counted:
             raise IntegrityError(
                 f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {chosen.text!r}, but "
-                f"{counted} were counted; the dataset or the cached counts have changed. Create a new loader"
+                f"{counted} were counted when the loader was created; the dataset or the cached counts have changed. "
+                "Create a new loader"
             )
     # Use one array per column, because a chunked array searches for the chunk of each row.
     columns = {name: table.column(name).combine_chunks() for name in kept}

@@ -31,8 +31,9 @@ TEXT_ROW_BYTES = 4096
 class ClipPlace:
     """Location of an undecoded clip: its packet table at `offset` in the batch, followed by its data.
 
-    numbers: indices of the wanted frames; None if not known yet. stream: StreamInfo as JSON. own: whole
-    clip of a substitute, in separate memory; None for other clips.
+    numbers: indices of the wanted frames; None if not known yet.
+    stream: StreamInfo as JSON.
+    own: whole clip of a substitute, in separate memory; None for other clips.
     """
 
     numbers: Sequence[int] | None
@@ -48,9 +49,11 @@ class PendingBatch:
     """Batch in flight: its deliveries, its memory in the ring, and the number of samples still missing.
 
     A substitute replaces its bad sample in `deliveries`, but not in `request` (BAD-1).
-    room: layout of the pictures; None if samples are not decoded. colors: picture colors by (slot index, name, item).
-    clips: locations of undecoded clips by slot index. digest: hash of the batch, computed only if processes that share
-    the batch compare hashes; else 0.
+
+    room: layout of the pictures; None if samples are not decoded.
+    colors: picture colors by (slot index, name, item).
+    clips: locations of undecoded clips by slot index.
+    digest: hash of the batch, computed only if processes that share the batch compare hashes; otherwise 0.
     """
 
     request: BatchRequest

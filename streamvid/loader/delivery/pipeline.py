@@ -136,7 +136,10 @@ class Pipeline:
     # A run, from the caller's side.
 
     def open(self) -> None:
-        """Start workers and threads and allocate memory. Call once, then `close`, even after an error or interrupt."""
+        """Start workers and threads and allocate memory.
+
+        Call this method once, and `close` afterwards, even after an error or an interrupt.
+        """
         self._keeper.start()
         while not self.is_open:
             self._check(self._signals.run)
@@ -312,7 +315,7 @@ class Pipeline:
                 self._flight.decoder.serve(_POLL_SECONDS, self._hear)
         except WorkerError as error:
             slot = None if error.task_id is None else self._flight.slots.get(error.task_id)
-            about = "" if slot is None else f". The worker was decoding {slot.name}"
+            about = "" if slot is None else f". The worker was processing {slot.name}"
             self._signals.fail(WorkerError(f"{error}{about}"))
         except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
             self._signals.fail_unexpected(error)
@@ -407,7 +410,7 @@ class Pipeline:
         if run != self._signals.run:
             raise LoaderError(
                 "this iteration is over, because another iteration of this loader has begun, or the loader's state or "
-                "epoch was set. A loader supports one iteration at a time"
+                "epoch was set. Iterate over the loader again; it supports one iteration at a time"
             )
         if self._signals.failure is not None:
             raise fresh(self._signals.failure)
@@ -421,7 +424,7 @@ class Pipeline:
         if seconds > RING_WAIT_SECONDS:
             raise RingFullError(
                 f"the ring of {self.ring.num_bytes} bytes is full of batches that the caller still holds. Release "
-                "old batches, keep batch.clone() instead of batch, or raise prefetch_bytes"
+                "old batches, keep batch.clone() instead of batch, or raise limits.prefetch_bytes"
             )
         if seconds > _POLL_SECONDS:
             gc.collect()  # frees batches that only reference cycles keep alive

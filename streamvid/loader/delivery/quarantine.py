@@ -27,9 +27,10 @@ _KEPT_RECORDS = 10_000
 class Substitution:
     """Record of a sample that was verified to be bad, and of its substitute (BAD-1).
 
-    dataset: dataset URL without credentials. shard: path of the tar. place: index of the sample among the samples of
-    the shard that pass the filter. substitute_key: key of the substitute; None if the run ends because the bucket
-    has no good sample.
+    dataset: dataset URL without credentials.
+    shard: path of the tar.
+    place: index of the sample among the samples of the shard that pass the filter.
+    substitute_key: key of the substitute; None if the run ends because the bucket has no good sample.
     """
 
     dataset: str
@@ -48,8 +49,10 @@ class Substitution:
 class Quarantine:
     """Counter of substitutions. It counts them as batches are handed over, independently of prefetching.
 
-    If a quarantine folder is given, each substitution is appended as a line to its file `quarantine-rank00000.jsonl`,
-    which is created on first use. Raises ConfigError if the folder is inside a dataset of the loader.
+    If a quarantine folder is given, each substitution is appended as a line to a file in this folder, such as
+    `quarantine-rank00000.jsonl` for rank 0. The file is created on first use.
+
+    Raises ConfigError if the folder is inside a dataset of the loader.
     """
 
     def __init__(self, limits: LimitOptions, rank: int, datasets: Sequence[Dataset]) -> None:
@@ -86,14 +89,18 @@ class Quarantine:
             raise SampleError(
                 f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be substituted "
                 f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
-                f"max_bad_fraction={self._max_bad_fraction} allows (the share is calculated over at least "
+                f"limits.max_bad_fraction={self._max_bad_fraction} allows (the share is calculated over at least "
                 f"{_LEAST_DELIVERED} samples). The last bad sample was {substitutions[-1].key} of "
                 f"{substitutions[-1].shard} in {substitutions[-1].dataset}. {self._where()} Verify the dataset "
-                "or copy it again, or raise max_bad_fraction"
+                "or copy it again, or raise limits.max_bad_fraction"
             )
 
     def _where(self) -> str:
-        return f"{self.path} lists them." if self.path else "Set quarantine=FOLDER to list them in a file."
+        return (
+            f"{self.path} lists them."
+            if self.path
+            else "Set limits.quarantine to a local folder to list them in a file."
+        )
 
     def _write(self, record: Substitution) -> None:
         if self.path is None:
@@ -109,7 +116,7 @@ class Quarantine:
                 os.close(file)
         except OSError as error:
             raise StorageError(
-                f"quarantine: cannot write {self.path}: {error.strerror or error}; choose a writable folder"
+                f"limits.quarantine: cannot write {self.path}: {error.strerror or error}; choose a writable folder"
             ) from error
 
 

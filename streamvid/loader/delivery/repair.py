@@ -104,10 +104,11 @@ class Repairs:
             if not slot.delivery.row.is_missing:
                 return True
         slot.batch.substituted[slot.index] = bad.substitution(None)
+        remedy = "Copy the dataset again" if planned.part.sidecar is None else "Copy the features or encode them again"
         raise sample_error(
             planned,
             bad.delivery.key,
-            f"{bad.reason}. No other sample of its bucket can replace it, because all are bad. Copy the dataset again",
+            f"{bad.reason}. No other sample of its bucket can replace it, because none is good. {remedy}",
         )
 
 

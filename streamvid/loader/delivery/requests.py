@@ -63,8 +63,9 @@ class Selection:
             end = plan.end_of(bucket_id)
             if position > end:
                 raise StateError(
-                    f"positions[{bucket_id!r}]={position} in the state: must be at most {end} in epoch {cursor.epoch}; "
-                    "the state is damaged or from another dataset. Use an older state, or start without one"
+                    f"positions[{bucket_id!r}]={position} in the loader state: must be at most {end} in epoch "
+                    f"{cursor.epoch}; the state is damaged or from another dataset. Use an older state, or start "
+                    "without one"
                 )
 
     def at_share(self, epoch: int, progress: float) -> Cursor:

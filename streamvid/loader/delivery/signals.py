@@ -11,7 +11,9 @@ from streamvid.errors import LoaderError, StreamvidError
 class Signals:
     """Shared state of a pipeline: the current run, the failure that ended the loader, and a wake-up signal.
 
-    run: number of the current run; work for other runs is skipped. is_closing: True if no further run will start.
+    run: number of the current run; work for other runs is skipped.
+    failure: error that ended the loader; None until it fails.
+    is_closing: True if no further run will start.
     is_stuck: True if one of the loader's threads hangs in a read or a decoder and must not be waited for.
     """
 
@@ -39,6 +41,9 @@ class Signals:
 
     def fail_unexpected(self, error: Exception) -> None:
         """Record an unexpected error as a LoaderError, to be raised in the caller's thread."""
-        wrapped = LoaderError(f"{self._about}: the loader failed unexpectedly: {type(error).__name__}: {error}")
+        wrapped = LoaderError(
+            f"{self._about}: the loader failed unexpectedly: {type(error).__name__}: {error}. Create "
+            "a new loader and load the last state; if that fails too, report this error with its traceback"
+        )
         wrapped.__cause__ = error
         self.fail(wrapped)

@@ -31,7 +31,7 @@ _PACKET_BYTES = 32
 _SLOT_BYTES = 1024  # per clip in a message, without the paths
 _NO_TIMES = (
     "its frames must be chosen by timestamp, but without a packet index only its container has timestamps. Use "
-    "decode=True, another value of temporal, or a dataset whose fps_rule needs no timestamps"
+    "output.decode=True, another view.temporal, or a dataset that was sharded with an fps_rule other than 'resample'"
 )
 
 

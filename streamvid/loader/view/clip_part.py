@@ -26,8 +26,8 @@ TABLE_BYTES = 64 * 2**10
 class ClipPart:
     """Bytes of a clip to read for one delivery, with their checksums.
 
-    - pick: frames to deliver. numbers: their indices in the clip; None if they depend on timestamps that only the
-      container holds.
+    - pick: frames to deliver.
+    - numbers: indices of these frames in the clip; None if they depend on timestamps that only the container holds.
     - first_byte, num_bytes: byte range to read, relative to the start of the clip.
     - checks: (start, end, checksum) of each piece of the range, as offsets in the range. A checksum is a prefix of a
       SHA-256 digest.
@@ -59,8 +59,9 @@ def clip_part(
 ) -> ClipPart:
     """Return the part of a clip to read for the frames of `pick`: the whole clip if no smaller part is possible.
 
-    packets: the clip's packet index, if it has one. max_pieces: maximum number of pieces of a smaller part.
-    room: size of the memory for a smaller part; by default, the clip's size plus TABLE_BYTES.
+    packets: the clip's packet index, if it has one.
+    room: size of the memory for a smaller part in bytes; by default, the clip's size plus TABLE_BYTES.
+    max_pieces: maximum number of pieces of a smaller part; None for no limit.
     Raises IntegrityError if the packet index is invalid, and ConfigError if the clip lacks requested frames.
     """
     if packets is None:

@@ -40,10 +40,12 @@ class SampleFile:
 class IndexRow:
     """Index row of one sample.
 
-    - number: index of the sample in its shard. packets: the shard's packet table; None if it has none.
+    - number: index of the sample in its shard.
+    - packets: the shard's packet table; None if it has none.
     - fps, duration_seconds: frame rate and duration of the clip; 0.0 if unknown.
-    - texts: index column → value, for columns used in captions. columns: column name used by the caller → value, for
-      requested columns. media: name → files of a conditioning input.
+    - texts: index column → value, for columns used in captions.
+    - columns: column name used by the caller → value, for requested columns.
+    - media: name → files of a conditioning input.
     - is_missing: True if the features of this visit could not be computed.
     """
 
@@ -69,25 +71,27 @@ def sample_file(
 ) -> SampleFile:
     """Return the SampleFile for index values (offset, size in bytes, SHA-256, number of frames).
 
-    name: name of the file in messages. num_frames: minimum and maximum number of frames.
+    name: name of the file in messages.
+    num_frames: minimum and maximum number of frames.
     Raises IntegrityError for invalid values.
     """
     offset, num_bytes, sha256, count = values
     end = tar.num_bytes - (num_bytes if isinstance(num_bytes, int) else 0)
-    if not isinstance(num_bytes, int) or not least_bytes <= num_bytes <= tar.max_clip_bytes:
-        raise _wrong(name, "bytes", num_bytes, least_bytes, tar.max_clip_bytes)
+    most_bytes = min(tar.max_clip_bytes, tar.num_bytes)
+    if not isinstance(num_bytes, int) or not least_bytes <= num_bytes <= most_bytes:
+        raise _wrong(name, "bytes", num_bytes, least_bytes, most_bytes)
     if not isinstance(offset, int) or not 0 <= offset <= end:
         raise _wrong(name, "offset", offset, 0, end)
     if not isinstance(count, int) or not num_frames[0] <= count <= num_frames[1]:
         raise _wrong(name, "frames", count, *num_frames)
     if not isinstance(sha256, bytes) or len(sha256) != _SHA256_BYTES:
         raise IntegrityError(
-            f"the index lists the checksum {sha256!r} for {name}, which is not a SHA-256 digest; copy the dataset again"
+            f"the index lists the checksum {sha256!r} for {name}, not a SHA-256 digest; copy the dataset again"
         )
     return SampleFile(offset, num_bytes, sha256, count)
 
 
 def _wrong(name: str, what: str, value: object, least: int, most: int) -> IntegrityError:
     return IntegrityError(
-        f"the index lists {what}={value!r} for {name}; allowed: {least} to {most}; copy the dataset again"
+        f"the index lists {what}={value!r} for {name}, but {least} to {most} is allowed; copy the dataset again"
     )

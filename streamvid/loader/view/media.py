@@ -48,10 +48,11 @@ class Medium:
         return 1 if self.is_still else bucket.num_frames
 
 
-def find_media(names: Sequence[str], datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
+def find_media(names: object, datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
     """Return the named conditioning inputs. Raises ConfigError if a dataset lacks one or defines it differently."""
-    if isinstance(names, str):
-        raise ConfigError(f"media={names!r} is a string; give a list of names: [{names!r}]")
+    if isinstance(names, str) or not isinstance(names, Collection):
+        shown = names if isinstance(names, str) else "control"
+        raise ConfigError(f"media={names!r}: must be a list of names, such as [{shown!r}]")
     if len(set(names)) < len(names):
         raise ConfigError(f"media={list(names)!r} contains a duplicate; list each name once")
     return tuple(_find(name, datasets) for name in names)
@@ -64,7 +65,7 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
         if (other.is_still, other.is_mask) != (first.is_still, first.is_mask):
             raise ConfigError(
                 f"media: {name!r} is {_described(first)} in {datasets[0].url} and {_described(other)} in "
-                f"{dataset.url}; specify its kind when sharding both (image:{name}, video:{name}, mask:{name})"
+                f"{dataset.url}; shard both with the same kind of input, such as --media video:{name}=COLUMN"
             )
     return replace(
         first,
@@ -77,18 +78,14 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
 def _medium(name: str, dataset: Dataset) -> Medium:
     known = dataset.manifest.media
     if name not in known:
-        there = (
-            f"it has {', '.join(known)}"
-            if known
-            else "it has no conditioning inputs; shard it with --media NAME=COLUMN"
-        )
-        raise ConfigError(f"media: {name!r} is not in the dataset at {dataset.url}; {there}")
+        there = f"it has {', '.join(known)}" if known else f"it has none, so shard it with --media {name}=COLUMN"
+        raise ConfigError(f"media: {name!r} is not a conditioning input of {dataset.url}; {there}")
     info = known[name]
     return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items)
 
 
 def _described(medium: Medium) -> str:
-    return f"{'one picture' if medium.is_still else 'a video'}{' and a mask' if medium.is_mask else ''}"
+    return f"{'an image' if medium.is_still else 'a video'}{' mask' if medium.is_mask else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +178,8 @@ class PictureRoom:
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
         """Fill the items that a sample lacks with black.
 
-        first: byte offset of the batch in `memory`. present: (input name, item) of each item that the sample has.
+        first: byte offset of the batch in `memory`.
+        present: (input name, item) of each item that the sample has.
         """
         import numpy as np
 

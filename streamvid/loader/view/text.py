@@ -106,8 +106,8 @@ class TextOptions:
 
     column: str | Mapping[str, float] = option(
         "text",
-        help="Column for `batch.text`, or columns with weights, such as {'short': 1, 'long': 3}; each delivery draws "
-        "one of the columns that are not empty for the sample.",
+        help="Caption column, or columns with weights, such as {'short': 1, 'long': 3}; columns that are empty for a "
+        "sample are skipped.",
     )
     choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
     template: str | None = option(
@@ -126,11 +126,13 @@ class TextOptions:
         if self.template is not None:
             parse_template(self.template)
         elif self.part_dropout:
-            raise ConfigError(f"part_dropout={self.part_dropout!r}: requires a template with parts {{? ...}}")
+            raise ConfigError(
+                f"part_dropout={self.part_dropout!r}: requires a template with parts {{? ...}}; set template too"
+            )
         if not self.weights or not all(_is_weight(weight) for weight in self.weights.values()):
             raise ConfigError(
-                f"column={self.column!r}: must be a column name, or a mapping from names to weights above 0, such as "
-                "{'short': 1, 'long': 3}"
+                f"column={self.column!r}: must be a column name, or a mapping from names to weights above 0 (at most "
+                "1e12), such as {'short': 1, 'long': 3}"
             )
 
     @property
@@ -164,8 +166,9 @@ class TextRule:
     def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
         """Return the text of a delivery. Raises IntegrityError if the index contains invalid captions.
 
-        fps: rate of the delivered frames; 0.0 if unknown. dropout: choices that decide whether the text is
-        dropped; by default, `choices`. Precomputed features fix the other choices of a visit, but never the dropout.
+        fps: rate of the delivered frames; 0.0 if unknown.
+        dropout: choices that decide whether the text is dropped; by default, `choices`. Precomputed features fix the
+            other choices of a visit, but never the dropout.
         """
         options = self.options
         if options.dropout > 0.0 and (dropout or choices).share(CAPTION_DROPOUT) < options.dropout:
@@ -191,7 +194,9 @@ class TextRule:
         try:
             captions = captions_from_json(str(several))
         except ValueError as error:
-            raise IntegrityError(f"the index's captions cannot be read: {error}; copy the dataset again") from error
+            raise IntegrityError(
+                f"the captions in the index cannot be read: {error}; copy the dataset again"
+            ) from error
         return _drawn(captions, choices.share(CAPTION))
 
     def _is_kept(self, choices: RandomChoices, part: int) -> bool:
@@ -206,9 +211,10 @@ def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
         # A user column named `text`, in addition to the caption column, is available as `user.text`.
         column = _TEXT if name == _TEXT else dataset.column(name, "captions.column")
         if not _is_text(dataset, column):
+            number = f", or include the number with captions.template='{{text}} {{{name}}}'"
             raise ConfigError(
-                f"captions.column: {name!r} of {dataset.url} holds {_kind(dataset, column)}, not text"
-                f"{_nearest(dataset)}; to include numbers, use a template: captions.template='{{{name}}}'"
+                f"captions.column: {name!r} of {dataset.url} has type {_kind(dataset, column)}; use a text column "
+                f"({_text_columns(dataset)}){number if dataset.is_numeric(column) else ''}"
             )
         columns.append((column, float(weight)))
     template = None if options.template is None else parse_template(options.template)
@@ -220,21 +226,22 @@ def _template_columns(template: TemplatePart, dataset: Dataset) -> dict[str, str
     found: dict[str, str] = {}
     for one in template.fields():
         if one.name == _TEXT:
-            _check_format(one, False, "a text")
+            _check_format(one, is_text=True)
         elif one.name != _FPS:
             column = dataset.column(one.name, "captions.template")
-            is_text, kind = _is_text(dataset, column), _kind(dataset, column)
+            is_text = _is_text(dataset, column)
             if not is_text and not dataset.is_numeric(column):
-                raise ConfigError(f"captions.template: {one.name!r} holds {kind}; only texts and numbers are allowed")
-            _check_format(one, not is_text, kind)
+                kind = _kind(dataset, column)
+                raise ConfigError(f"captions.template: {one.name!r} has type {kind}; use columns of text or numbers")
+            _check_format(one, is_text=is_text)
             found[one.name] = column
     return found
 
 
-def _check_format(one: TemplateField, is_number: bool, kind: str) -> None:
-    if one.format and not is_number:
+def _check_format(one: TemplateField, *, is_text: bool) -> None:
+    if one.format and is_text:
         raise ConfigError(
-            f"captions.template: {{{one.name}:{one.format}}} formats a number, but {one.name!r} is {kind}; "
+            f"captions.template: {{{one.name}:{one.format}}} has a number format, but {one.name!r} is text; "
             f"write {{{one.name}}}"
         )
 
@@ -247,9 +254,9 @@ def _kind(dataset: Dataset, column: str) -> str:
     return str(dataset.samples_schema.field(column).type)
 
 
-def _nearest(dataset: Dataset) -> str:
+def _text_columns(dataset: Dataset) -> str:
     texts = [name for name in dataset.user_columns if _is_text(dataset, dataset.column(name))]
-    return f"; texts are in {', '.join([_TEXT, *texts[:8]])}"
+    return ", ".join([_TEXT, *texts[:8]])
 
 
 def _is_weight(weight: object) -> bool:

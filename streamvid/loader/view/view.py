@@ -55,11 +55,12 @@ class ViewOptions:
     )
     spatial: Spatial = option(
         "resize_crop",
-        help="Part of each picture, scaled to cover the bucket: the middle (resize_crop; center for squares), a random "
-        "position (random_crop), or a random position and size (rand_size_crop).",
+        help="Crop of each frame, scaled to the bucket's size: centered (resize_crop; center for squares), at a random "
+        "position (random_crop), or at a random position with a random size (rand_size_crop).",
     )
     spatial_scale: tuple[float, float] | None = option(
-        None, help="Range of the crop's sides for rand_size_crop, as shares of the largest crop, such as (0.5, 1.0)."
+        None,
+        help="Range of the crop's sides for rand_size_crop: shares of the largest crop's sides, such as (0.5, 1.0).",
     )
 
     def __post_init__(self) -> None:
@@ -70,12 +71,14 @@ class ViewOptions:
                 f"max_interval={most}: cannot be combined with temporal={self.temporal!r}, which draws no interval; "
                 "use temporal='random', or leave max_interval out"
             )
-        if (self.spatial_scale is not None) != (self.spatial == "rand_size_crop"):
-            raise ConfigError(
-                f"spatial_scale={self.spatial_scale!r}: cannot be combined with spatial={self.spatial!r}; "
-                "give a range such as (0.5, 1.0) with spatial='rand_size_crop', and leave it out otherwise"
-            )
+        if self.spatial == "rand_size_crop" and self.spatial_scale is None:
+            raise ConfigError("spatial='rand_size_crop': requires spatial_scale; set it to a range such as (0.5, 1.0)")
         if self.spatial_scale is not None:
+            if self.spatial != "rand_size_crop":
+                raise ConfigError(
+                    f"spatial_scale={self.spatial_scale!r}: requires spatial='rand_size_crop', not {self.spatial!r}; "
+                    "leave spatial_scale out, or change spatial"
+                )
             _check_range(self.spatial_scale)
 
     @property
@@ -87,14 +90,14 @@ class ViewOptions:
         """Raise ConfigError if a dataset's clips ("copy" or "native") or one of its buckets do not allow this view."""
         if clips == "native" and self.spatial != "resize_crop":
             raise ConfigError(
-                f"spatial={self.spatial!r}: {where} holds native clips, whose pictures were scaled and cropped when "
-                "they were encoded; leave spatial out, or shard with clips='copy'"
+                f"view.spatial={self.spatial!r}: {where} holds native clips, whose frames were scaled and cropped when "
+                "they were encoded; leave view.spatial out, or shard the dataset again with clips='copy'"
             )
         for bucket in buckets if self.spatial == "center" else []:
             if bucket.height != bucket.width:
                 raise ConfigError(
-                    f"spatial='center' scales the short side and crops a square, but bucket {bucket.id} is "
-                    f"{bucket.width}x{bucket.height}; use spatial='resize_crop', or buckets of aspect ratio 1:1"
+                    f"view.spatial='center' crops to a square, but bucket {bucket.id} is {bucket.width}x{bucket.height}"
+                    "; use view.spatial='resize_crop', or buckets of aspect ratio 1:1"
                 )
 
 
@@ -230,8 +233,8 @@ def _wrong_length(options: ViewOptions, rate: FrameRate, num_frames: int, there:
     if there < count:
         return f"the clip has {num_frames} frames{at}, but its bucket needs {count}; shard the dataset again"
     return (
-        f"temporal='full' delivers whole clips, but this clip has {num_frames} frames{at}, and its bucket "
-        f"needs {count}; use temporal='uniform' or 'head', or shard with a bucket of that length"
+        f"view.temporal='full' delivers whole clips, but this clip has {num_frames} frames{at}, and its bucket "
+        f"needs {count}; use view.temporal='uniform' or 'head', or shard with a bucket of the clip's length"
     )
 
 
@@ -243,5 +246,5 @@ def _check_range(scale: tuple[float, float]) -> None:
         is_right = False
     if not is_right:
         raise ConfigError(
-            f"spatial_scale={scale!r}: must be two increasing shares of the largest crop's sides, such as (0.5, 1.0)"
+            f"spatial_scale={scale!r}: must be two numbers (minimum, maximum) above 0 and at most 1, such as (0.5, 1.0)"
         )

@@ -64,8 +64,8 @@ class Arena:
             if self.fd >= 0:
                 os.close(self.fd)
             raise LoaderError(
-                f"cannot allocate {self.num_bytes} bytes of memory for {name}: {error}; "
-                "lower prefetch_bytes or the batch size of the largest bucket"
+                f"cannot allocate {self.num_bytes} bytes of memory for the {name}: {error}; "
+                "lower limits.prefetch_bytes or the batch size of the largest bucket"
             ) from error
         self.view = memoryview(self.map)
         self._free: list[tuple[int, int]] = [(0, self.num_bytes)]  # (offset, size), by offset, never adjacent

@@ -34,8 +34,10 @@ PictureColors: TypeAlias = tuple[str, str, str] | None
 class ClipBlock(NamedTuple):
     """Bytes of a clip in the clip arena: at `offset`, a packet table of `table_bytes` bytes, then `num_bytes` bytes.
 
-    - checks: (start, end, checksum) of each piece of the bytes. num_frames: number of frames in the whole clip.
-    - stream: StreamInfo as JSON; "" for a whole clip with its container. key_time: timestamp of the first packet.
+    - checks: (start, end, checksum) of each piece of the bytes.
+    - num_frames: number of frames in the whole clip.
+    - stream: StreamInfo as JSON; "" for a whole clip with its container.
+    - key_time: timestamp of the first packet.
     """
 
     offset: int
@@ -100,7 +102,8 @@ class TarFile(NamedTuple):
 class ReadSlot(NamedTuple):
     """One clip to read: its location, the wanted frames, and the destination of its bytes.
 
-    table: index of the shard's packet table in the task; -1 for none. row: the clip's row in the packet table.
+    table: index of the shard's packet table in the task; -1 for none.
+    row: the clip's row in the packet table.
     out_offset, room: offset and size in bytes of the destination in the ring.
     """
 
@@ -154,7 +157,8 @@ def parse_task(kind: str, value: list[Any]) -> Task:
 class ReadResult(NamedTuple):
     """Result of a ReadTask for one clip.
 
-    table_bytes, num_bytes: sizes of the clip's packet table and data in the ring. stream: StreamInfo as JSON.
+    table_bytes, num_bytes: sizes of the clip's packet table and data in the ring.
+    stream: StreamInfo as JSON; "" for a whole clip.
     numbers: indices of the wanted frames, if they are chosen by timestamp; else None.
     """
 
@@ -170,7 +174,8 @@ class ReadResult(NamedTuple):
 class Answer(NamedTuple):
     """Message from a worker about a task: `text` describes a problem, and `seconds` is the duration of the work.
 
-    color: colors of yuv420p pictures. results: one result per clip of a ReadTask; empty if the run is over.
+    color: colors of yuv420p pictures.
+    results: one result per clip of a ReadTask; empty if the run is over.
     begun: id of the DecodeTask that the worker starts next, if it has already received one. This saves a message.
     """
 

@@ -40,7 +40,9 @@ class DecodePool:
     """Pool of `num_workers` decode processes that read clips from one shared arena and write frames to another.
 
     opens_stores: True if the workers read from object stores themselves.
-    is_ready: True once a worker has started. Raises LoaderError if workers cannot be started.
+    is_ready: True once a worker has started.
+
+    Raises LoaderError if workers cannot be started.
     """
 
     def __init__(self, num_workers: int, clips: Arena, ring: Arena, *, opens_stores: bool = False) -> None:
@@ -58,8 +60,8 @@ class DecodePool:
             if not isinstance(error, OSError):
                 raise
             raise LoaderError(
-                f"cannot start {num_workers} decode workers: {error}; use fewer workers, or num_workers=0 to decode "
-                "in a thread of this process"
+                f"cannot start {num_workers} decode workers: {error}; lower num_workers, or set it to 0 to decode in "
+                "a thread of this process"
             ) from error
 
     def _start(self, num_workers: int, clips: Arena, ring: Arena, opens_stores: bool) -> None:
@@ -149,10 +151,12 @@ class DecodePool:
                     signal.pidfd_send_signal(pidfd, number)
 
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
+        cause = "This is a crash; see standard error for its cause"
+        if worker.returncode == -signal.SIGKILL:
+            cause = "Usually, the machine ran out of memory; lower num_workers or limits.prefetch_bytes"
         error = WorkerError(
-            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. SIGKILL usually means that the machine "
-            "ran out of memory: lower num_workers or prefetch_bytes. Anything else is a crash; see the error stream "
-            "for its cause. This loader cannot continue: create a new one and load the last state"
+            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. {cause}. This loader cannot continue: "
+            "create a new one and load the last state"
         )
         error.task_id = self._current.get(worker.pid)
         return error

@@ -102,7 +102,11 @@ class ClipReader:
         while (problem := problem or wrong_bytes(one.data, one.part.checks)) is not None:
             num_retries, verdict = len(one.wrong), one.wrong.judge(problem)
             if verdict == "stored":
-                return ReadResult("bad", f"{problem} in two reads; copy the shard again", num_retries=num_retries)
+                return ReadResult(
+                    "bad",
+                    f"{problem}, and a second read returned the same; copy the shard again",
+                    num_retries=num_retries,
+                )
             if verdict == "unproven":
                 return ReadResult("error", UNPROVEN, num_retries=num_retries)
             try:

@@ -80,7 +80,7 @@ class TaskRunner:
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 problem = f"its decoder ran out of memory (limit: {_MAX_PRIVATE_BYTES >> 30} GiB per worker)"
-                return "error", f"{problem}; use fewer workers or lower prefetch_bytes", None
+                return "error", f"{problem}; lower num_workers or limits.prefetch_bytes", None
             is_bad = isinstance(error, DecodeError | ProbeError)
             return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None
         return "done", "", (color.matrix, color.color_range, color.siting)
