@@ -38,7 +38,7 @@ BUCKET_FLAGS = (*_BASE, *_SIZES)
 
 
 def take_buckets(given: Values) -> BucketConfig | None:
-    """Remove the bucket flags from `given`. Return the configuration that they define, or None if none was given."""
+    """Remove the bucket flags from `given`. Return the configuration that they define, or None without flags."""
     preset, file = given.pop("preset"), given.pop("bucket_config")
     if preset is not None and file is not None:
         raise click.UsageError(f"--preset {preset} cannot be combined with --bucket-config {file}; omit one of them")
@@ -75,9 +75,9 @@ def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     that store.
     """
     both = flags_of(StorageOptions, group="Storage")
-    source = flags_of(StorageOptions, group="Storage of SOURCE alone", prefix="source-")
+    source = flags_of(StorageOptions, group="Storage of SOURCE only", prefix="source-")
     of_reading = ("anon", "requester_pays")
-    dest = flags_of(StorageOptions, group="Storage of DEST alone", prefix="dest-", exclude=of_reading)
+    dest = flags_of(StorageOptions, group="Storage of DEST only", prefix="dest-", exclude=of_reading)
 
     @wraps(command)
     def wrapped(*args: Any, **given: Any) -> Any:
