@@ -74,7 +74,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
 
 
 def dump_config(instance: Any) -> str:
-    """Return a config dataclass as YAML text. `load_config` builds an equal instance from this text."""
+    """Return a config dataclass as YAML text. `load_config` builds an equal instance from a file with this text."""
     import yaml
 
     tree = _adapter(type(instance)).dump_python(instance, mode="json")

@@ -82,8 +82,11 @@ def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def wrapped(*args: Any, **given: Any) -> Any:
         common = take(both, given)
-        sides = {"source_storage": take(source, given), "dest_storage": take(dest, given)}
-        options = {name: StorageOptions(**_joined(common, own)) for name, own in sides.items()}
+        options: dict[str, StorageOptions] = {}
+        for name, flags in (("source_storage", source), ("dest_storage", dest)):
+            own = take(flags, given)
+            used = [flag for flag in flags if flag.path[-1] in own] + both
+            options[name] = build(StorageOptions, used, _joined(common, own))
         return command(*args, **options, **given)
 
     return add_flags([*both, *source, *dest])(wrapped)

@@ -90,6 +90,8 @@ class DataFlags:
         """
         asked = [word.strip() for word in (self.data_file_keys or DEFAULT_FILE_KEYS).split(",") if word.strip()]
         present = [name for name in dict.fromkeys(asked) if columns is None or name in columns]
+        if not asked:
+            raise ConfigError("--data_file_keys contains no column name; pass a list such as image,video")
         if not present:
             raise ConfigError(
                 f"--data_file_keys is {','.join(asked)!r}, but the metadata has none of these columns; available: "

@@ -319,7 +319,8 @@ class RemoteStore(Store):
     def _error(self, verb: str, path: str, error: RequestError, num_tries: int, seconds: float) -> StorageError:
         text = f"{self.url}: cannot {verb} {path}: {error.cause}"
         if error.is_transient:
-            text += f" ({num_tries} tries in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
+            tries = "1 try" if num_tries == 1 else f"{num_tries} tries"
+            text += f" ({tries} in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
         elif num_tries and seconds >= self.options.deadline_seconds:
             text += f" (deadline_seconds={self.options.deadline_seconds:g})"
         kinds = {"short": ShortFileError, "conflict": _ConflictError, "absent": _AbsentError}

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _WEIGHTS = re.compile(r"((?:step|epoch)-[0-9]+)(?:\..*)?")
-_FROZEN = "frozen weights of "
+_FROZEN = "digest of the frozen weights of "
 _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "numpy")
 
 
@@ -73,7 +73,8 @@ class Checkpoints:
     def identify(self, module: nn.Module) -> None:
         """Record the names and shapes of trained tensors and the digests of frozen weights, to compare checkpoints."""
         shapes = {name: list(tensor.shape) for name, tensor in saving.changing(module).items()}
-        self._made_of["trained tensors"] = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+        self._made_of["digest of the names and shapes of trained tensors"] = digest
         for name, child in module.named_children():
             frozen = {key: one for key, one in child.state_dict().items() if f"{name}.{key}" not in shapes}
             if frozen and not any(key.endswith("_fp8") for key in frozen):  # FP8 storage may begin at any step

@@ -104,7 +104,7 @@ def flat(line: MetricLine) -> dict[str, float]:
 
 
 def readable(line: MetricLine, num_steps: int) -> str:
-    """Format a line for the log: the step and rounded figures, except those per bucket and those of the loader."""
+    """Format the step and the most important figures of a line for the log, rounded to three digits."""
     hidden = ("step", "samples", "tokens", "tokens_per_second", "seconds", "step_seconds")
     shown = {
         name: value

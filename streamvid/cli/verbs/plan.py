@@ -210,9 +210,8 @@ def _read_costs(path: str | None) -> CostTable | None:
         return CostTable.from_json(json.loads(Path(path).read_bytes()))
     except ConfigError as error:
         raise ConfigError(f"--costs {path}: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"--costs {path}: {error.strerror}; pass a file with the JSON of a CostTable") from error
-    except ValueError as error:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
         raise ConfigError(
-            f"--costs {path}: not valid JSON ({error}); write the result of CostTable.to_json() with json.dump"
+            f"--costs {path}: {reason}; pass a JSON file that contains the result of CostTable.to_json()"
         ) from error
