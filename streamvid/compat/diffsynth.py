@@ -136,7 +136,11 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
             "JSON list of weight files; a nested list contains the shards of one model.",
             parse=_paths,
         ),
-        DiffsynthFlag("model_id_with_origin_paths", "model.weights.id_with_origin_paths"),
+        DiffsynthFlag(
+            "model_id_with_origin_paths",
+            "model.weights.id_with_origin_paths",
+            "Additional weight files below model.weights.root, as 'ID:GLOB,ID:GLOB'.",
+        ),
         DiffsynthFlag("fp8_models", "model.fp8", parse=_fp8),
         DiffsynthFlag(
             "initialize_model_on_cpu",
@@ -152,7 +156,11 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("num_epochs", "num_epochs"),
         DiffsynthFlag("trainable_models", "model.trainable", "Child modules to train in full.", parse=_words),
         DiffsynthFlag("find_unused_parameters", "accelerate.find_unused_parameters"),
-        DiffsynthFlag("resume_from_checkpoint", "checkpoints.resume"),
+        DiffsynthFlag(
+            "resume_from_checkpoint",
+            "checkpoints.resume",
+            "Checkpoint to resume: 'latest' or a folder OUTPUT/state/step-N.  [default: latest]",
+        ),
     ),
     "Output": (
         DiffsynthFlag("output_path", "output", "Output folder of the run or of the features.", theirs="./models"),
@@ -164,7 +172,11 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("lora_target_modules", "model.lora.target_modules", parse=_layers, theirs="q,k,v,o,ffn.0,ffn.2"),
         DiffsynthFlag("lora_rank", "model.lora.rank", "Rank of the adapters.  [default: 32]"),
         DiffsynthFlag("lora_checkpoint", "model.lora.checkpoint"),
-        DiffsynthFlag("preset_lora_path", "model.lora.preset_path"),
+        DiffsynthFlag(
+            "preset_lora_path",
+            "model.lora.preset_path",
+            "Adapter file to fuse into --preset_lora_model before training.",
+        ),
         DiffsynthFlag("preset_lora_model", "model.lora.preset_model"),
     ),
     "Gradients": (
@@ -180,7 +192,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("height", help="Height of all clips; requires --width.", kind=int),
         DiffsynthFlag("width", help="Width of all clips; requires --height.", kind=int),
         DiffsynthFlag(
-            "max_pixels", help="Maximum pixels per frame if --height is not given.  [default: 1048576]", kind=int
+            "max_pixels", help="Maximum pixels per frame without --height and --width.  [default: 1048576]", kind=int
         ),
         DiffsynthFlag("num_frames", help="Maximum number of frames, of the form 4k+1.  [default: 81]", kind=int),
     ),
