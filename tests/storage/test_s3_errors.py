@@ -52,7 +52,7 @@ def test_the_bucket_s_region_is_said_where_the_server_tells_it() -> None:
 
 def test_keys_are_asked_for_where_none_were_given() -> None:
     hint = error_of_body(403, body("AccessDenied"), {}, StorageOptions(anon=True)).hint
-    assert "not public" in hint and "anon" in hint
+    assert "without keys" in hint and "anon" in hint
 
 
 @pytest.mark.parametrize(
