@@ -84,7 +84,7 @@ class _StderrHandler(logging.Handler):
 @click.option("-v", "--verbose", is_flag=True, help="Show log messages and tracebacks.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only results, warnings and errors.")
 def cli(verbose: bool, quiet: bool) -> None:
-    """Turn videos into shards, and stream them to GPUs in uniform batches that resume exactly.
+    """Turn videos into shards, and stream them to GPUs in uniform batches, with exact resume.
 
     \b
     streamvid demo                          run everything once, on real clips

@@ -38,7 +38,7 @@ BUCKET_FLAGS = (*_BASE, *_SIZES)
 
 
 def take_buckets(given: Values) -> BucketConfig | None:
-    """Remove the bucket flags from `given`. Return the configuration that they define, or None without flags."""
+    """Remove the bucket flags from `given`. Return the configuration that they define, or None if no flag was given."""
     preset, file = given.pop("preset"), given.pop("bucket_config")
     if preset is not None and file is not None:
         raise click.UsageError(f"--preset {preset} cannot be combined with --bucket-config {file}; omit one of them")

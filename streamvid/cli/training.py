@@ -59,7 +59,7 @@ def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: boo
 
 
 def is_launched() -> bool:
-    """Return True if a launcher started this process as one of several processes."""
+    """Return True if a launcher such as `accelerate launch` or torchrun started this process as a rank."""
     return "RANK" in os.environ
 
 

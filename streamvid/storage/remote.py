@@ -136,7 +136,7 @@ class RemoteStore(Store):
                     raise self._error("read", path, error, num_tries, seconds) from None
                 # The new object is read, because the caller verifies its bytes by checksum.
                 num_changes += 1
-                _log.warning("%s: %s was replaced while in use", self.url, path)
+                _log.warning("%s: %s was replaced while in use; the new version is read", self.url, path)
                 self._forget_version(path)
             else:
                 self._keep_version(path, read.version)

@@ -160,7 +160,7 @@ class Checkpoints:
         return resume
 
     def load(self, folder: Path | None, module: nn.Module, ema: Ema | None, loader: Batches) -> TrainProgress:
-        """Restore the prepared model, optimizer and loader from `folder`, if any; return the progress of this rank."""
+        """Restore the prepared model, optimizer and loader from `folder`, if any. Return the progress of this rank."""
         _leave_frozen_out(self.accelerator, self.accelerator.unwrap_model(module))
         if ema is not None:
             self.accelerator.register_for_checkpointing(ema)

@@ -93,7 +93,7 @@ class LoggingConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateConfig(Options):
-    """Settings of accelerate that `accelerate launch` does not control."""
+    """Settings that the run passes to accelerate."""
 
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
         None, help="Precision of autocast.", shown_default="the setting of `accelerate launch`"

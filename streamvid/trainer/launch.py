@@ -62,7 +62,7 @@ def stop_requests() -> Iterator[StopRequest]:
 def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
     """Create the Accelerator of this process, and reset its settings at the end, so that later runs can change them.
 
-    Settings of an Accelerator that the caller created before, and the process group of a launch, remain.
+    The settings of an Accelerator that the caller created earlier remain, as does the process group of a launch.
     Raises ConfigError if the launcher and the config disagree.
     """
     is_callers = is_initialized()

@@ -27,7 +27,7 @@ again: it resumes and writes the same bytes as an uninterrupted run."""
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a training run, or the preset tiny.")
+@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option(
     "--task",
