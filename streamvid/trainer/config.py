@@ -63,7 +63,7 @@ class DataConfig(Options):
 class EvalConfig(Options):
     """Evaluation during training: the loss on fixed held-out batches with fixed noise, and generated samples."""
 
-    steps: int | None = option(100, minimum=1, help="Evaluate every N steps; null: never.")
+    steps: int | None = option(100, minimum=1, help="Evaluate every N steps, or never if null.")
     num_batches: int = option(2, minimum=0, help="Held-out batches per rank.")
     split: str = option("val", help="Split to evaluate on; datasets without this split are not evaluated.")
     sample_steps: int | None = option(None, minimum=1, help="Generate videos with the module's `sample` every N steps.")

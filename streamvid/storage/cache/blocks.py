@@ -100,7 +100,8 @@ class BlockCache:
 
         Blocks that will be cached are held in memory as a whole.
 
-        name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
+        name: SHA-256 of the whole object, as 64 hex digits.
+        num_bytes: size of the object.
         fetch: function that reads the given ranges, which are whole blocks, or only the wanted bytes if nothing can be
             stored. It is called once for all missing blocks, and again only for blocks that another reader failed to
             fetch. Its errors propagate.
