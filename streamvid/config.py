@@ -74,7 +74,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
 
 
 def dump_config(instance: Any) -> str:
-    """Return a config dataclass as YAML text. `load_config` builds an equal instance from this text."""
+    """Return a config dataclass as YAML text. `load_config` builds an equal instance from a file with this text."""
     import yaml
 
     tree = _adapter(type(instance)).dump_python(instance, mode="json")
@@ -114,7 +114,7 @@ def _loader() -> Any:
             seen: set[str] = set()
             for key, _ in node.value:
                 if not isinstance(key, yaml.ScalarNode):
-                    raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem="a key cannot be a list or mapping", problem_mark=key.start_mark)
                 if key.value in seen:
                     raise yaml.MarkedYAMLError(problem=f"key {key.value!r} appears twice", problem_mark=key.start_mark)
                 seen.add(key.value)
@@ -147,14 +147,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        text = content.decode("utf-8")
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigError(f"the config {path} is larger than {MAX_FILE_BYTES} bytes; use a smaller file")
+        tree = parse_yaml(content.decode("utf-8"), str(path))
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}; use a readable YAML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"the config {path} is not UTF-8 text; save it as UTF-8") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"the config {path} is larger than {MAX_FILE_BYTES} bytes; use a smaller file")
-    tree = parse_yaml(text, str(path))
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -178,7 +177,8 @@ def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) ->
         if child is not None and not isinstance(child, dict):
             section = ".".join(parts[: depth + 1])
             raise ConfigError(
-                f"override {override!r}: {section} is {child!r}, not a section of fields; set {section} itself"
+                f"override {override!r}: {section} is {child!r}, not a section of fields; override {section} itself, "
+                "or change it to a section"
             )
         # The branch is copied, because a YAML alias may share it with other parts of the tree.
         node[part] = {} if child is None else dict(child)
@@ -194,7 +194,7 @@ def _check_size(tree: Any, source: str) -> None:
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
             raise ConfigError(
-                f"{source} expands to more than {MAX_VALUES} values or {MAX_DEPTH} nested levels; simplify it"
+                f"{source} contains more than {MAX_VALUES} values or more than {MAX_DEPTH} nested levels; simplify it"
             )
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         pending.extend((child, depth + 1) for child in children)
@@ -266,12 +266,11 @@ def _sentence(location: Location, found: list[ErrorDetails]) -> str:
     if first["type"] == "value_error":
         message = str(first.get("ctx", {}).get("error", first["msg"]))
         return f"{name}: {message}" if location else message
-    allowed = " or ".join(dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in found))
-    text = json.dumps(first["input"], default=str)
-    allowed = allowed.replace("an object", "a section of fields")
-    remedy = ""
+    words = dict.fromkeys(item["msg"].removeprefix("Input should be ") for item in found)
+    allowed = " or ".join(words).replace("an object", "a section of fields")
+    text, remedy = json.dumps(first["input"], default=str), ""
     if first["type"] in ("string_type", "path_type") and isinstance(first["input"], int | float):
-        remedy = f"; put it in quotes: \"'{text}'\""
+        remedy = f"; put it in quotes: '{text}' in a file, \"'{text}'\" in a shell"
     return f"{name} is {text[:200]}; allowed: {allowed}{remedy}"
 
 
@@ -295,7 +294,8 @@ class OptionInfo:
 
     shown_default: text to show in place of a default that depends on other values.
     flag: name of the command-line flag; None for a name derived from the field's name, "" for no flag.
-    minimum, maximum: inclusive bounds of a number.   above: exclusive lower bound.
+    minimum, maximum: inclusive bounds of a number.
+    above: exclusive lower bound of a number.
     """
 
     help: str = ""
@@ -399,7 +399,7 @@ def exact(name: str, value: object) -> Fraction:
             return Fraction(str(value).replace(":", "/"))
         except (ValueError, ZeroDivisionError):
             pass  # this also rejects inf and nan
-    raise ConfigError(f"{name}={value!r}: expected a number, such as 0.5 or '9/16'")
+    raise ConfigError(f"{name}={value!r}: expected a finite number without an exponent, such as 0.5 or '9/16'")
 
 
 def check_options(instance: Any) -> None:

@@ -29,7 +29,7 @@ _LEAD = re.compile(r"^-+|[=,(\[{]")
 
 
 def hide_credentials(location: str) -> str:
-    """Return a path or URL without its user name and password. Return any other text unchanged."""
+    """Return a path or URL without the user name and password that it may contain."""
     before, at, after = location.rpartition("@")
     if not at or _PORT.match(before):
         return location

@@ -55,7 +55,7 @@ class ProbeError(Rejected):
 
 
 class NoBucketError(Rejected):
-    """No bucket accepts a clip of this length, size and shape."""
+    """No bucket accepts a clip of this length, size and aspect ratio."""
 
 
 class DecodeError(StreamvidError):
@@ -83,7 +83,7 @@ class PlanError(StreamvidError):
 
 
 class StateError(StreamvidError):
-    """A loader state does not belong to this dataset or plan."""
+    """A saved state is damaged, or belongs to another dataset, plan or model."""
 
 
 class LoaderError(StreamvidError):

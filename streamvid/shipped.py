@@ -40,5 +40,5 @@ def shipped_config(kind: str, name: str | Path) -> Path:
     near = get_close_matches(path.name, names, n=1)
     raise ConfigError(
         f"config {str(name)!r} is neither a file nor a preset; presets: {', '.join(names)}. "
-        f"Use the path of a YAML file or one of these presets{f' (did you mean {near[0]!r}?)' if near else ''}"
+        f"Use the path to a YAML file or one of these presets{f' (did you mean {near[0]!r}?)' if near else ''}"
     )

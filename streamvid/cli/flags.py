@@ -135,7 +135,8 @@ def flags_of(
 ) -> list[Flag]:
     """Create a flag for every option that a dataclass and its nested dataclasses declare, in field order.
 
-    group: help heading for options that declare no group. prefix: prefix of each flag's name, as in --source-region.
+    group: help heading for options that declare no group.
+    prefix: prefix of each flag's name, as in --source-region.
     exclude: names of fields that get no flag.
     """
     flags: list[Flag] = []

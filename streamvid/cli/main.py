@@ -24,9 +24,9 @@ _VERBS = {
     "bench": "Measure samples per second on this machine and find the bottleneck.",
     "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
     "demo": "Build a small corpus, shard it, stream it, and train on it.",
-    "encode": "Run a model's encoders once over a dataset and store the features.",
+    "encode": "Encode a dataset with a model's encoders and store the features.",
     "plan": "Show what a run would deliver before you rent a GPU.",
-    "presets": "List bucket configurations of known models and their sources.",
+    "presets": "List the bucket configurations of known models, with sources.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset contains and what was rejected.",
     "train": "Train your model, or a small built-in one, on a dataset.",
@@ -84,7 +84,7 @@ class _StderrHandler(logging.Handler):
 @click.option("-v", "--verbose", is_flag=True, help="Show log messages and tracebacks.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only results, warnings and errors.")
 def cli(verbose: bool, quiet: bool) -> None:
-    """Turn videos into shards, and stream them to GPUs in uniform batches that resume exactly.
+    """Turn videos into shards, and stream them to GPUs in uniform batches, with exact resume.
 
     \b
     streamvid demo                          run everything once, on real clips
@@ -127,7 +127,8 @@ def run(command: click.Command) -> None:
             logging.getLogger(__name__).exception("failed")
         text = hide_all_credentials(str(error))
         if isinstance(error, MemoryError):
-            text = f"out of memory; use a machine with more memory, or raise the memory limit {error}".rstrip()
+            reason = f" ({text})" if text else ""
+            text = f"out of memory{reason}; use a machine with more memory, or raise the memory limit"
         lines = map(printable, text.splitlines())
         click.echo("\n".join(["error: " + next(lines, ""), *lines]), err=True)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)

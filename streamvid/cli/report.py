@@ -145,7 +145,8 @@ def _print_remaining(remaining: Remaining | None) -> None:
     done = {"probe": "probed", "curate": "measured", "encode": "encoded", "build": "built"}[remaining.phase]
     click.echo(
         f"this task has done its share; {remaining.num_units} of {remaining.total} {units} are not {done} yet; next: "
-        "when all tasks have ended, run them again, or run the same command without --task to finish on this machine"
+        "wait until all tasks have ended, then run them again, or finish on this machine by running the same command "
+        "without --task"
     )
 
 

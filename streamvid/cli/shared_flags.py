@@ -38,7 +38,7 @@ BUCKET_FLAGS = (*_BASE, *_SIZES)
 
 
 def take_buckets(given: Values) -> BucketConfig | None:
-    """Remove the bucket flags from `given`. Return the configuration that they define, or None if none was given."""
+    """Remove the bucket flags from `given`. Return the configuration that they define, or None if no flag was given."""
     preset, file = given.pop("preset"), given.pop("bucket_config")
     if preset is not None and file is not None:
         raise click.UsageError(f"--preset {preset} cannot be combined with --bucket-config {file}; omit one of them")
@@ -75,15 +75,18 @@ def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     that store.
     """
     both = flags_of(StorageOptions, group="Storage")
-    source = flags_of(StorageOptions, group="Storage of SOURCE alone", prefix="source-")
+    source = flags_of(StorageOptions, group="Storage of SOURCE only", prefix="source-")
     of_reading = ("anon", "requester_pays")
-    dest = flags_of(StorageOptions, group="Storage of DEST alone", prefix="dest-", exclude=of_reading)
+    dest = flags_of(StorageOptions, group="Storage of DEST only", prefix="dest-", exclude=of_reading)
 
     @wraps(command)
     def wrapped(*args: Any, **given: Any) -> Any:
         common = take(both, given)
-        sides = {"source_storage": take(source, given), "dest_storage": take(dest, given)}
-        options = {name: StorageOptions(**_joined(common, own)) for name, own in sides.items()}
+        options: dict[str, StorageOptions] = {}
+        for name, flags in (("source_storage", source), ("dest_storage", dest)):
+            own = take(flags, given)
+            used = [flag for flag in flags if flag.path[-1] in own] + both
+            options[name] = build(StorageOptions, used, _joined(common, own))
         return command(*args, **options, **given)
 
     return add_flags([*both, *source, *dest])(wrapped)

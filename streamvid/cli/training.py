@@ -37,7 +37,7 @@ def run_training(config: TrainConfig) -> int:
 
 
 def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: bool = False) -> int:
-    """Encode features in this process, either alone, as one rank, or as an independent task. Return the exit code."""
+    """Encode features in this process, alone, as one of several ranks, or as one task. Return the exit code."""
     from streamvid.compat.diffsynth_data import note_dataset
     from streamvid.trainer.encode import encode
     from streamvid.trainer.launch import end_processes
@@ -59,7 +59,7 @@ def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: boo
 
 
 def is_launched() -> bool:
-    """Return True if a launcher started this process as one of several processes."""
+    """Return True if a launcher such as `accelerate launch` or torchrun started this process as a rank."""
     return "RANK" in os.environ
 
 
@@ -110,6 +110,6 @@ def _print_encoded(config: TrainConfig, result: EncodeResult, as_json: bool) -> 
     if result.stopped_by is not None:
         click.echo(f"stopped by {result.stopped_by.name}; run the same command again to resume")
     elif result.is_sealed:
-        click.echo(f"sealed: {url}\nnext: streamvid train with task=sft:train and data.features.url={url}")
+        click.echo(f"sealed: {url}\nnext: train on them with --set task=sft:train --set data.features.url={url}")
     else:
         click.echo("this task is complete; the last task to finish seals the features")

@@ -48,8 +48,8 @@ def cached_dataset(
     """Return the folder of the dataset for this input and these options, and the build report.
 
     The report is None if the dataset already existed or another process built it. The first of several processes
-    builds the dataset while the others wait. Raises the same errors as `shard`, and
-    SourceError if the input changes while it is sharded.
+    builds the dataset while the others wait. Raises the same errors as `shard`, and SourceError if the input changes
+    while it is sharded.
     """
     key = content_key(source, options)
     folder = cache_folder() / key
@@ -98,7 +98,7 @@ def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
         nonlocal reported
         if time.monotonic() - reported > _REPORT_SECONDS:
             note = path.read_text(errors="replace").strip()
-            report(f"waiting for the process that is sharding {path.stem}{': ' if note else ''}{note}")
+            report(f"waiting for the process that builds dataset {path.stem}{': ' if note else ''}{note}")
             reported = time.monotonic()
 
     try:
@@ -106,7 +106,7 @@ def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
         lock = wait_for_lock(path, on_wait=report_holder)
     except OSError as error:
         raise StorageError(
-            f"cannot lock {path}: {error.strerror}; set {VARIABLE} to a folder on a local disk that you may write to"
+            f"cannot create or lock {path}: {error.strerror}; set {VARIABLE} to a writable folder on a local disk"
         ) from error
     os.ftruncate(lock.descriptor, 0)
     return lock

@@ -26,6 +26,7 @@ from streamvid.config import (
     parse_yaml,
     read_yaml,
 )
+from streamvid.errors import ConfigError
 from streamvid.trainer.config import TrainConfig
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -38,7 +39,7 @@ def _words(value: str) -> list[str]:
 
 
 def _layers(value: str) -> object:
-    """Return comma-separated names as a list. "regex:…" and "" are unchanged; with "", streamvid chooses the layers."""
+    """Return comma-separated names as a list, but "regex:…" and "" unchanged. With "", streamvid chooses the layers."""
     return value if not value or value.startswith("regex:") else _words(value)
 
 
@@ -52,7 +53,7 @@ def _paths(value: str) -> object:
     try:
         return json.loads(value)
     except ValueError:
-        return parse_yaml(value, f"{value!r} is not JSON and")
+        return parse_yaml(value, f"{value!r} is not JSON, and it")
 
 
 def _fp8(value: str) -> list[str]:
@@ -90,7 +91,10 @@ class DiffsynthFlag:
         return GroupedOption([f"--{self.name}"], group=group, type=kind, default=None, metavar=metavar, help=text)
 
     def value(self, given: object) -> object:
-        return self.parse(given) if isinstance(given, str) else given
+        try:
+            return self.parse(given) if isinstance(given, str) else given
+        except ConfigError as error:
+            raise ConfigError(f"--{self.name}: {error}") from None
 
 
 class GroupedOption(click.Option):
@@ -118,8 +122,8 @@ def _declaration(name: str) -> tuple[OptionInfo, type]:
 
 FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
     "Dataset": (
-        DiffsynthFlag("dataset_base_path", help="Folder of media, a sealed dataset, or output of sft:data_process."),
-        DiffsynthFlag("dataset_metadata_path", help="CSV, JSON or JSONL file, one row per clip; sharded on first use."),
+        DiffsynthFlag("dataset_base_path", help="Media folder, sealed dataset, or output folder of sft:data_process."),
+        DiffsynthFlag("dataset_metadata_path", help="Metadata of the media (CSV, JSON or JSONL), one row per clip."),
         DiffsynthFlag("dataset_repeat", help="Number of times to deliver each clip per epoch.  [default: 1]", kind=int),
         DiffsynthFlag("dataset_num_workers", "data.num_workers"),
         DiffsynthFlag("data_file_keys", help="Metadata columns that contain file paths.  [default: image,video]"),
@@ -132,7 +136,11 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
             "JSON list of weight files; a nested list contains the shards of one model.",
             parse=_paths,
         ),
-        DiffsynthFlag("model_id_with_origin_paths", "model.weights.id_with_origin_paths"),
+        DiffsynthFlag(
+            "model_id_with_origin_paths",
+            "model.weights.id_with_origin_paths",
+            "Additional weight files below model.weights.root, as 'ID:GLOB,ID:GLOB'.",
+        ),
         DiffsynthFlag("fp8_models", "model.fp8", parse=_fp8),
         DiffsynthFlag(
             "initialize_model_on_cpu",
@@ -148,10 +156,14 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("num_epochs", "num_epochs"),
         DiffsynthFlag("trainable_models", "model.trainable", "Child modules to train in full.", parse=_words),
         DiffsynthFlag("find_unused_parameters", "accelerate.find_unused_parameters"),
-        DiffsynthFlag("resume_from_checkpoint", "checkpoints.resume"),
+        DiffsynthFlag(
+            "resume_from_checkpoint",
+            "checkpoints.resume",
+            "Checkpoint to resume: 'latest' or a folder OUTPUT/state/step-N.  [default: latest]",
+        ),
     ),
     "Output": (
-        DiffsynthFlag("output_path", "output", "Folder of the run or of the features.", theirs="./models"),
+        DiffsynthFlag("output_path", "output", "Output folder of the run or of the features.", theirs="./models"),
         DiffsynthFlag("save_steps", "checkpoints.steps"),
         DiffsynthFlag("remove_prefix_in_ckpt", "checkpoints.remove_prefix", parse=_child_prefix, theirs="pipe.dit."),
     ),
@@ -160,7 +172,11 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("lora_target_modules", "model.lora.target_modules", parse=_layers, theirs="q,k,v,o,ffn.0,ffn.2"),
         DiffsynthFlag("lora_rank", "model.lora.rank", "Rank of the adapters.  [default: 32]"),
         DiffsynthFlag("lora_checkpoint", "model.lora.checkpoint"),
-        DiffsynthFlag("preset_lora_path", "model.lora.preset_path"),
+        DiffsynthFlag(
+            "preset_lora_path",
+            "model.lora.preset_path",
+            "Adapter file to fuse into --preset_lora_model before training.",
+        ),
         DiffsynthFlag("preset_lora_model", "model.lora.preset_model"),
     ),
     "Gradients": (
@@ -176,7 +192,7 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("height", help="Height of all clips; requires --width.", kind=int),
         DiffsynthFlag("width", help="Width of all clips; requires --height.", kind=int),
         DiffsynthFlag(
-            "max_pixels", help="Maximum pixels per frame if --height is not given.  [default: 1048576]", kind=int
+            "max_pixels", help="Maximum pixels per frame without --height and --width.  [default: 1048576]", kind=int
         ),
         DiffsynthFlag("num_frames", help="Maximum number of frames, of the form 4k+1.  [default: 81]", kind=int),
     ),
@@ -185,16 +201,17 @@ _ALL = tuple(flag for flags in FLAGS.values() for flag in flags)
 _OF_SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(
         ("tokenizer_path", "processor_path"),
-        "must be read by your factory; add a parameter {name} to the factory, and set model.args.{name}",
+        "is not available; add a parameter {name} to your factory, and set model.args.{name}",
     ),
     **dict.fromkeys(
         ("min_timestep_boundary", "max_timestep_boundary"),
-        "applies to the loss of one model only; add a parameter {name} to your factory, and set model.args.{name}",
+        "is not available, because only some losses use it; add a parameter {name} to your factory, and set "
+        "model.args.{name}",
     ),
-    "offload_models": "is not available; store frozen models in 8 bits with --fp8_models, or encode once with "
+    "offload_models": "is not available; store frozen models in FP8 with --fp8_models, or encode once with "
     "--task sft:data_process, so that training needs no encoder",
 }
-"""Flags of single scripts of DiffSynth-Studio, with the alternative."""
+"""Flags of individual DiffSynth-Studio scripts → what to use instead."""
 _THEIR_OPTIMIZER: Mapping[str, object] = {"optimizer.betas": [0.9, 0.999], "optimizer.grad_clip": None}
 _ABOUT_TRAINING = ("model.lora.", "model.activation_checkpointing.", "model.trainable", "num_epochs")
 
@@ -220,8 +237,10 @@ def _refuse(context: click.Context, option: click.Parameter, value: object) -> N
 class TrainRequest:
     """Command line of `streamvid train`.
 
-    file: YAML file of a TrainConfig.   overrides: arguments of --set.
-    settings: options set by streamvid's own flags.   given: values of DiffSynth-Studio's flags.
+    file: YAML file of a TrainConfig.
+    overrides: arguments of --set.
+    settings: options set by streamvid's own flags.
+    given: values of DiffSynth-Studio's flags.
     """
 
     file: Path | None
@@ -268,8 +287,9 @@ def flag_options(
 ) -> dict[str, object]:
     """Return the options of TrainConfig that flags set, by dotted name, except those of `data_options`.
 
-    named: options in the file or in --set.   task: task of the run, from any source.
+    named: options in the file or in --set.
     has_config: True if a file is given; without one, DiffSynth-Studio's defaults apply.
+    task: task of the run, from any source.
     """
     found = {
         flag.option: flag.value(given[flag.name]) for flag in _ALL if flag.option and given.get(flag.name) is not None

@@ -43,7 +43,8 @@ _SIZES = {"height": "height", "width": "width", "max_pixels": "max_pixels", "num
 class DataFlags:
     """Flags that describe the data, under their original names; None if not given.
 
-    named: options of TrainConfig in the file or in --set.   in_sets: options in --set, which overrides flags.
+    named: options of TrainConfig in the file or in --set.
+    in_sets: options of TrainConfig in --set, which overrides flags.
     """
 
     dataset_base_path: str
@@ -65,11 +66,11 @@ class DataFlags:
 
     def __post_init__(self) -> None:
         if self.dataset_repeat is not None:
-            require_integer("dataset_repeat", self.dataset_repeat, 1)
+            require_integer("--dataset_repeat", self.dataset_repeat, 1)
         if (self.height is None) != (self.width is None):
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
-                f"{alone} is {getattr(self, alone)}, but {missing} is not given; give both for a fixed size, "
+                f"--{alone} is {getattr(self, alone)}, but --{missing} is not given; give both for a fixed size, "
                 "or neither to derive the size from each clip"
             )
 
@@ -89,10 +90,12 @@ class DataFlags:
         """
         asked = [word.strip() for word in (self.data_file_keys or DEFAULT_FILE_KEYS).split(",") if word.strip()]
         present = [name for name in dict.fromkeys(asked) if columns is None or name in columns]
+        if not asked:
+            raise ConfigError("--data_file_keys contains no column name; pass a list such as image,video")
         if not present:
             raise ConfigError(
-                f"data_file_keys is {','.join(asked)!r}, but the metadata has none of these columns; available: "
-                f"{', '.join(columns or ()) or 'none'}. Name columns that contain paths, as in --data_file_keys path"
+                f"--data_file_keys is {','.join(asked)!r}, but the metadata has none of these columns; available: "
+                f"{', '.join(columns or ()) or 'none'}. Set --data_file_keys to columns that contain file paths"
             )
         clip = next((name for name in ("video", "image") if name in present), present[0])
         return [clip, *(name for name in present if name != clip)]
@@ -137,12 +140,13 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     base = flags.dataset_base_path
     kind = kind_of(base, config.data.storage)
     if "data.dataset" in flags.in_sets and (kind != "features" or flags.dataset_metadata_path is not None):
-        raise ConfigError(f"data.dataset: cannot be combined with dataset_base_path={base!r}; omit one of them")
+        raise ConfigError(f"data.dataset: cannot be combined with --dataset_base_path {base!r}; omit one of them")
     dataset: DatasetValue
     columns = None
     if flags.dataset_metadata_path is not None:
         if kind is not None:
-            raise ConfigError(f"dataset_metadata_path: {base} is already sealed ({kind}); omit the flag")
+            made = "a sealed dataset" if kind == "dataset" else "the output of sft:data_process"
+            raise ConfigError(f"--dataset_base_path {base!r} is {made}; omit --dataset_metadata_path")
         columns = read_table(flags.dataset_metadata_path, config.data.storage).names
         # Sharding may take hours, so missing weight files and factories are reported before it.
         resolve(config.model.weights)
@@ -155,9 +159,9 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
         dataset = base
     else:
         raise ConfigError(
-            f"dataset_base_path is {base!r}, which holds neither a sealed dataset nor output of sft:data_process; "
-            "to shard it, set dataset_metadata_path to its metadata. (DiffSynth-Studio's .pth files cannot be read; "
-            "run the first stage again.)"
+            f"--dataset_base_path {base!r} contains neither a sealed dataset nor output of sft:data_process; to shard "
+            "its media, set --dataset_metadata_path to their metadata. (Features that DiffSynth-Studio wrote as .pth "
+            "files cannot be read; run the first stage again with streamvid.)"
         )
     found = {"data.dataset": _repeated(dataset, flags, config), **_input_options(flags, config, columns)}
     if kind == "features" and "data.features.url" not in flags.in_sets:
@@ -172,15 +176,15 @@ def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> D
         return dataset
     if config.task == "sft:data_process":
         _log.warning(
-            "dataset_repeat=%d applies only to training; each clip is encoded once (for several crops, set "
-            "data.features.num_visits)",
+            "--dataset_repeat %d has no effect on sft:data_process; data.features.num_visits sets how many crops of "
+            "each clip are encoded",
             flags.dataset_repeat,
         )
         return dataset
     if not isinstance(dataset, str | dict):
         raise ConfigError(
-            f"dataset_repeat={flags.dataset_repeat}: cannot be combined with several datasets; "
-            "set num_repeats for each dataset instead"
+            f"--dataset_repeat {flags.dataset_repeat} cannot be combined with several datasets; set num_repeats for "
+            "each dataset in data.dataset instead"
         )
     return {**(dataset if isinstance(dataset, dict) else {"url": dataset}), "num_repeats": flags.dataset_repeat}
 
@@ -231,13 +235,19 @@ def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
         if made.get(name) != value:
             flag = "num_frames" if name == "max_frames" else name
             made_with = f"{flag}={made[name]}" if name in made else "other buckets (see streamvid stats)"
-            raise ConfigError(f"{flag} is {value}, but the dataset {url} was sharded with {made_with}; omit the flag")
+            raise ConfigError(
+                f"--{flag} is {value}, but the dataset {url} was sharded with {made_with}; omit the flag, or shard the "
+                "media again"
+            )
 
 
 def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
     url, storage = flags.dataset_base_path, config.data.storage
     if config.task in ("sft", "sft:data_process"):
-        raise ConfigError(f"dataset_base_path is {url!r}, the output of sft:data_process; use it with task sft:train")
+        raise ConfigError(
+            f"--dataset_base_path {url!r} is the output of sft:data_process, but task is {config.task!r}; set task to "
+            "sft:train"
+        )
     store = open_store(url, storage)
     if "data.dataset" in flags.in_sets or ("data.dataset" in flags.named and store.size(NOTE) is None):
         return config.data.dataset
@@ -246,8 +256,8 @@ def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
     if isinstance(where, str):
         if kind_of(where, storage) != "dataset":
             raise ConfigError(
-                f"{url} contains features of the dataset {where}, which no longer exists; run the first stage again, "
-                "which keeps finished work, or pass --set data.dataset=URL"
+                f"the features in {url} were computed from {where}, which is not, or no longer, a sealed dataset; pass "
+                "its new location with --set data.dataset=URL, or run the first stage again, which keeps finished work"
             )
         _check_sizes(flags, where, storage)
     return dataset
@@ -256,7 +266,7 @@ def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
 def _noted_dataset(store: Store, url: str) -> DatasetValue:
     remedy = "specify the dataset with --set data.dataset=URL"
     if not 0 < (store.size(NOTE) or 0) <= _MAX_NOTE_BYTES:
-        raise ConfigError(f"{url} has no {NOTE} that specifies its dataset; {remedy}")
+        raise ConfigError(f"{url} has no usable {NOTE}, which specifies the dataset of the features; {remedy}")
     try:
         dataset: DatasetValue = json.loads(store.read(NOTE))["dataset"]
     except (ValueError, KeyError, TypeError) as error:

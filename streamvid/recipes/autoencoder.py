@@ -38,7 +38,7 @@ class AutoencoderConfig(Options):
 
 
 class CausalConv(nn.Conv3d):
-    """Convolution that pads the front with the first frame, so that no output depends on later frames."""
+    """Convolution that repeats the first frame before the clip, so that no output depends on later frames."""
 
     def __init__(self, width_in: int, width_out: int, kernel: Size, stride: Size = (1, 1, 1)) -> None:
         super().__init__(width_in, width_out, kernel, stride, padding=(0, kernel[1] // 2, kernel[2] // 2))
@@ -50,7 +50,10 @@ class CausalConv(nn.Conv3d):
 
 
 class Residual(nn.Module):
-    """Residual block within frames, then across frames. Its norm is per position, so the norm does not mix frames."""
+    """Residual block: a spatial convolution, then a causal temporal convolution.
+
+    Each position is normalized separately, so that normalization does not mix frames.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -158,8 +161,9 @@ def load_autoencoder(path: Path | None = None) -> Autoencoder:
             model = Autoencoder(AutoencoderConfig(**json.loads((file.metadata() or {})["config"])))
         model.load_state_dict({name: one.float() for name, one in load_file(source).items()}, assign=True)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"its metadata has no {error}" if isinstance(error, KeyError) else error
         raise ConfigError(
-            f"cannot load autoencoder {str(source)!r}: {error}; use a file written by "
+            f"cannot load autoencoder {str(source)!r}: {reason}; use a file written by "
             "tools/train_autoencoder.py, or null for the shipped weights"
         ) from None
     return model.eval().requires_grad_(False)

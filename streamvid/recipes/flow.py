@@ -27,8 +27,10 @@ def draw_noise_and_times(
 ) -> tuple[Tensor, Tensor]:
     """Draw normal noise (B, *shape) and logit-normal times (B,) in 0..1, both float32. Row i depends only on seeds[i].
 
-    shape: latent shape of one sample.   seeds: B integers from 0 to 2**63 - 1.   shift: see `shifted`.
+    shape: latent shape of one sample.
+    seeds: B integers from 0 to 2**63 - 1.
     device: device that draws the numbers; different types of devices draw different numbers.
+    shift: see `shifted`.
     """
     noise = torch.empty(len(seeds), *shape, device=device)
     logits = torch.empty(len(seeds), device=device)
@@ -61,7 +63,7 @@ def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: fl
 
 
 def guided(with_text: Tensor, without: Tensor, guidance: float) -> Tensor:
-    """Combine velocities by classifier-free guidance.
+    """Combine the velocities with and without text by classifier-free guidance.
 
     A scale of 0 returns `without`, a scale of 1 returns `with_text`, and a larger scale extrapolates.
     """

@@ -43,15 +43,15 @@ class SmallConfig(Options):
         None, help="Patch size (T, H, W) per token.", shown_default="(1, 8, 8) pixels or (1, 2, 2) latents"
     )
     autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
-    text: TextConfig = option(default_factory=TextConfig, help="Kind or options of the text encoder.")
-    time_shift: float = option(1.0, help="Time shift; values above 1 move the sampled times toward the noise end.")
+    text: TextConfig = option(default_factory=TextConfig, help="Text encoder: its kind, or its options.")
+    time_shift: float = option(1.0, help="Time shift; values above 1 move the sampled times toward the noise.")
     sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")
     guidance: float = option(1.0, minimum=0, help="Classifier-free guidance scale of samples; 1: no guidance.")
     seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of the initial weights.")
 
     def __post_init__(self) -> None:
         if isinstance(self.text, str):
-            object.__setattr__(self, "text", TextConfig(kind=self.text))  # type: ignore[arg-type]  # checked there
+            object.__setattr__(self, "text", options_of(TextConfig, {"kind": self.text}, "text"))
         super().__post_init__()
         if self.patch is not None:
             object.__setattr__(self, "patch", tuple(self.patch))
@@ -59,7 +59,8 @@ class SmallConfig(Options):
             object.__setattr__(self, "autoencoder", Path(self.autoencoder))
             if self.codec != "autoencoder":
                 raise ConfigError(
-                    f"autoencoder is {str(self.autoencoder)!r}, but codec is {self.codec!r}; omit autoencoder"
+                    f"autoencoder is {str(self.autoencoder)!r}, but codec is {self.codec!r}; omit autoencoder, or set "
+                    "codec to 'autoencoder'"
                 )
         is_divided = self.dim % 2 == 0 and self.dim % self.heads == 0
         require(is_divided, "dim", self.dim, f"an even number of at least 6 that is divisible by heads={self.heads}")
@@ -82,7 +83,8 @@ class SmallConfig(Options):
 def build(*, task: str = "sft", **settings: Any) -> SmallTraining:
     """Build the small training module on the CPU. Global random state does not change.
 
-    task: task of the run; "sft:train" builds no encoders.   settings: fields of SmallConfig.
+    task: task of the run; "sft:train" builds no encoders.
+    settings: fields of SmallConfig.
     Raises ConfigError for invalid settings.
     """
     config = options_of(SmallConfig, settings, "model.args")

@@ -52,11 +52,11 @@ class TextConfig(Options):
         wanted = 1 if self.kind == "transformers" else 0
         if (self.path is not None) + (self.package is not None) != wanted:
             raise ConfigError(
-                f"text kind is {self.kind!r} with path={str(self.path) if self.path else None!r} and "
-                f"package={self.package!r}; " + ("set exactly one of them" if wanted else "omit both")
+                f"kind is {self.kind!r}, path is {str(self.path) if self.path else None!r} and package is "
+                f"{self.package!r}; " + ("set exactly one of path and package" if wanted else "omit path and package")
             )
         if self.kind == "bytes" and self.width not in (None, BYTES_WIDTH):
-            raise ConfigError(f"text width is {self.width}, but kind 'bytes' always has {BYTES_WIDTH}; omit the width")
+            raise ConfigError(f"width is {self.width}, but kind 'bytes' always has width {BYTES_WIDTH}; omit width")
 
     @property
     def folder(self) -> Path:
@@ -65,20 +65,25 @@ class TextConfig(Options):
             missing = [name for name in ("config.json", "*.safetensors") if not any(self.path.glob(name))]
             if missing:
                 raise ConfigError(
-                    f"text path {str(self.path)!r} has no {' and no '.join(missing)}; "
-                    "use a folder written by save_pretrained"
+                    f"text.path={str(self.path)!r}: the folder has no {' and no '.join(missing)}; use a folder written "
+                    "by save_pretrained"
                 )
             return self.path
         # Located without an import, because a package of weights may import much more.
-        spec = importlib.util.find_spec(self.package) if self.package else None
+        try:
+            spec = importlib.util.find_spec(self.package) if self.package else None
+        except (ImportError, ValueError):  # the parent of a dotted name is missing, or the name is invalid
+            spec = None
         if spec is None or not spec.submodule_search_locations:
-            raise ConfigError(f"text package is {self.package!r}, which is not installed; install it or set path")
+            raise ConfigError(
+                f"text.package={self.package!r}: not an installed package; install it, or set text.path instead"
+            )
         found = [file.parent for root in spec.submodule_search_locations for file in Path(root).rglob("config.json")]
         folders = [folder for folder in found if any(folder.glob("*.safetensors"))]
         if len(folders) != 1:
             raise ConfigError(
-                f"text package is {self.package!r}, in which {len(folders)} folders contain config.json and "
-                "*.safetensors; exactly 1 is required; set path to a folder instead"
+                f"text.package={self.package!r}: {len(folders)} folders contain config.json and *.safetensors, but "
+                "exactly one must; set text.path to a folder instead"
             )
         return folders[0]
 
@@ -89,10 +94,17 @@ class TextConfig(Options):
             return BYTES_WIDTH
         if self.width is not None:
             return self.width
-        config = json.loads((self.folder / "config.json").read_text())
+        file = self.folder / "config.json"
+        try:
+            config = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot read {file}: {reason}; use a folder written by save_pretrained") from None
         widths = [config[name] for name in _WIDTH_NAMES if isinstance(config.get(name), int)]
         if not widths:
-            raise ConfigError(f"{self.folder / 'config.json'} has none of {', '.join(_WIDTH_NAMES)}; set text width")
+            raise ConfigError(
+                f"{file} has no integer {', '.join(_WIDTH_NAMES[:-1])} or {_WIDTH_NAMES[-1]}; set text.width"
+            )
         return int(widths[0])
 
 
@@ -140,7 +152,7 @@ class TransformersEncoder(nn.Module):
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
             raise ConfigError(
-                f"text kind 'transformers' needs {error.name}; run pip install 'transformers>=4.45'"
+                f"text.kind='transformers' requires {error.name}; run `pip install 'transformers>=4.45'`"
             ) from None
         folder = str(config.folder)
         safe = {"local_files_only": True, "trust_remote_code": False}

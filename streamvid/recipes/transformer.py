@@ -39,7 +39,7 @@ def grid_embedding(grid: Size, dim: int, device: torch.device) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention of every token to `context`, which is its own sequence or the text."""
+    """Attention from tokens to `context`, which is either the tokens themselves or the text."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -98,7 +98,9 @@ class VideoTransformer(nn.Module):
     def __init__(self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int) -> None:
         """Build the model.
 
-        channels: number of latent channels.   patch: latents (t, h, w) per token.   text_width: width of a text state.
+        channels: number of latent channels.
+        patch: number of latents (t, h, w) per token.
+        text_width: width of a text state.
         """
         super().__init__()
         self.dim = dim
@@ -122,8 +124,10 @@ class VideoTransformer(nn.Module):
     def forward(self, latents: Tensor, times: Tensor, text: Tensor, mask: Tensor) -> Tensor:
         """Return the velocity, which has the shape of the latents.
 
-        latents: float (B, C, t, h, w).   times: float (B,) in 0..1.
-        text: text states (B, L, D).   mask: bool (B, L), False for padding.
+        latents: float (B, C, t, h, w).
+        times: float (B,) in 0..1.
+        text: text states (B, L, D).
+        mask: bool (B, L), False for padding.
         """
         size, dtype = (latents.shape[2], latents.shape[3], latents.shape[4]), self.always.dtype
         patches = patchify(latents, self.patch).to(dtype)

@@ -30,10 +30,15 @@ class FsspecTransport(Transport):
                 try:
                     is_cached = self._protocol == "memory"  # the instance itself stores the files
                     self._made = fsspec.filesystem(self._protocol, skip_instance_cache=not is_cached)
-                except (ImportError, ValueError) as error:
+                except ImportError as error:
                     raise RequestError(
-                        f"{self._protocol}:// needs a package that is not installed ({error})",
+                        f"{self._protocol}:// requires a package that is not installed ({error})",
                         hint="Install the fsspec package for this scheme",
+                    ) from None
+                except ValueError as error:  # fsspec does not know the scheme, or its package rejects the settings
+                    raise RequestError(
+                        f"{self._protocol}:// cannot be opened ({error})",
+                        hint="Check the scheme, and the settings of its fsspec package",
                     ) from None
             return self._made
 
@@ -42,8 +47,10 @@ class FsspecTransport(Transport):
             return getattr(self._filesystem(), method)(*arguments, **named)
         except FileNotFoundError:
             raise RequestError("no such object", "absent") from None
-        except (PermissionError, NotImplementedError) as error:
-            raise RequestError(f"access was refused ({type(error).__name__})") from None
+        except PermissionError:
+            raise RequestError("access denied", hint="Check the permissions of the keys in use") from None
+        except NotImplementedError:
+            raise RequestError(f"the fsspec package for {self._protocol}:// does not support `{method}`") from None
         except RequestError:
             raise
         except Exception as error:  # noqa: BLE001 - each package raises its own errors

@@ -50,8 +50,8 @@ class LocalStore(Store):
                     done = fill(descriptor, offset, buffer)
                     if done < len(buffer):
                         raise StorageError(
-                            f"{self.url}: {path} ends at byte {offset + done}, {len(buffer) - done} bytes earlier "
-                            "than the index states; verify the dataset, or copy it again"
+                            f"{self.url}: {path} ends at byte {offset + done}, but the read extends to byte "
+                            f"{offset + len(buffer)}: it is truncated or has changed; copy it again"
                         )
                 if version and _state(path, os.fstat(descriptor)).version != version:
                     raise StorageError(f"{self.url}: {path} changed after its version was read; run the command again")
@@ -60,7 +60,7 @@ class LocalStore(Store):
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         root = self.path(folder) if folder else self.root
-        with self._naming("list", folder):
+        with self._naming("list", folder or "its files"):
             names = [found.relative_to(self.root).as_posix() for found in root.rglob("*") if found.is_file()]
         yield from filter(None, map(self.state, sorted(names)))
 

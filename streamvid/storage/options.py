@@ -28,7 +28,7 @@ class StorageOptions:
     region: str | None = option(
         None, help="Region of the bucket.", metavar="R", shown_default="AWS_REGION or ~/.aws/config"
     )
-    profile: str | None = option(None, help="AWS config profile.", metavar="P", shown_default="AWS_PROFILE")
+    profile: str | None = option(None, help="Profile in AWS config files.", metavar="P", shown_default="AWS_PROFILE")
     anon: bool = option(False, help="Read without keys.")
     requester_pays: bool = option(False, help="Pay for reads from requester-pays buckets.")
     deadline_seconds: float = option(

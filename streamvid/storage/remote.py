@@ -136,7 +136,7 @@ class RemoteStore(Store):
                     raise self._error("read", path, error, num_tries, seconds) from None
                 # The new object is read, because the caller verifies its bytes by checksum.
                 num_changes += 1
-                _log.warning("%s: %s was replaced while in use", self.url, path)
+                _log.warning("%s: %s was replaced while in use; the new version is read", self.url, path)
                 self._forget_version(path)
             else:
                 self._keep_version(path, read.version)
@@ -319,7 +319,8 @@ class RemoteStore(Store):
     def _error(self, verb: str, path: str, error: RequestError, num_tries: int, seconds: float) -> StorageError:
         text = f"{self.url}: cannot {verb} {path}: {error.cause}"
         if error.is_transient:
-            text += f" ({num_tries} tries in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
+            tries = "1 try" if num_tries == 1 else f"{num_tries} tries"
+            text += f" ({tries} in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
         elif num_tries and seconds >= self.options.deadline_seconds:
             text += f" (deadline_seconds={self.options.deadline_seconds:g})"
         kinds = {"short": ShortFileError, "conflict": _ConflictError, "absent": _AbsentError}

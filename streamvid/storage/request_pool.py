@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class RequestPool:
-    """Threads for up to `max_requests` concurrent requests. SlowDown responses halve the limit, which then recovers."""
+    """Thread pool for `max_requests` concurrent requests. SlowDown responses halve this limit, which then recovers."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests, self._max_bytes = max_requests, max_bytes

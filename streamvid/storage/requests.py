@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
-    """Return the seconds to wait before a retry. Waits grow with each failure and are random, to spread the retries."""
+    """Return the seconds to wait before a retry. Waits grow with each failure and are randomized to spread retries."""
     first = _SLOW_DOWN_PAUSE_SECONDS if failure == "slow down" else _FIRST_PAUSE_SECONDS
     return random.uniform(0.1, 1.0) * min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(num_failures, 16))
 
@@ -66,8 +66,8 @@ class Engine:
             check_wanted()
             if time.monotonic() > until:
                 raise RequestError(
-                    f"the client of the store did not start within {_START_SECONDS:g} s",
-                    hint="Check the disk that contains the Python packages, and the source of the keys",
+                    f"the store's client did not start within {_START_SECONDS:g} s",
+                    hint="Check the disk that contains the Python packages, and the service that provides the keys",
                 )
 
     def _start(self) -> None:
@@ -80,8 +80,10 @@ class Engine:
 class Request:
     """State of one request in an operation: the attempts so far and the next step.
 
-    num_bytes: size of the body. attempt: function that sends the request once, in a pool thread. lock: lock that
-    guards `is_done` and the buffers of a read. is_answered: True if a part of a response has arrived.
+    num_bytes: size of the body.
+    attempt: function that sends the request once, in a pool thread.
+    is_answered: True if a part of a response has arrived.
+    lock: lock that guards `is_done` and the buffers of a read.
     """
 
     num_bytes: int
@@ -114,8 +116,8 @@ class Operation:
     """Group of requests that succeed or fail together. The deadline counts from the moment the transport is ready.
 
     `run` raises a permanent RequestError at once. It raises the last transient error if no time remains for a retry.
-    extra_seconds: time after the deadline in which responses are still awaited, but no retry starts. on_retry: function
-    that is called before each retry with the error and the seconds since the start.
+    extra_seconds: time after the deadline in which responses are still awaited, but no retry starts.
+    on_retry: function that is called before each retry with the error and the seconds since the start.
     """
 
     def __init__(
@@ -270,7 +272,7 @@ class Call(Operation):
 
 
 class RangeRead(Operation):
-    """Operation that reads ranges of one object. version: version of the object; "" until it is known."""
+    """Operation that reads ranges of one object. version: version of the object, or "" until it is known."""
 
     version = ""
 

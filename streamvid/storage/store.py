@@ -30,11 +30,15 @@ class FileState:
 class StoreStats:
     """Counts of this process's requests to a store so far. For local folders, all counts are 0.
 
-    num_requests: all requests sent.   num_retries: requests sent again after a failure.   num_hedged: second requests
-    sent because the first was slow.   num_bytes_read: bytes received, including gaps between ranges.
-    num_bytes_wanted: bytes received, excluding gaps.   seconds_lost: total time from the first failure of each request
-    until its success.   p50_seconds, p99_seconds: latency percentiles of recent ranged reads; 0.0 before the first
-    read.   by_error: number of failed requests by cause.
+    num_requests: all requests sent.
+    num_retries: requests sent again after a failure.
+    num_hedged: second requests sent because the first was slow.
+    num_bytes_read: bytes received, including gaps between ranges.
+    num_bytes_wanted: bytes received, excluding gaps.
+    num_bytes_written: bytes of the files that were written.
+    seconds_lost: total time from the first failure of each request until its success.
+    p50_seconds, p99_seconds: latency percentiles of recent ranged reads, or 0.0 before the first read.
+    by_error: number of failed requests by cause.
     """
 
     num_requests: int = 0
@@ -117,14 +121,14 @@ class Store(Protocol):
 
 
 def check_relative(path: str) -> str:
-    """Return `path`; raise StorageError if it is empty or absolute, or contains `..`, NUL or a backslash (SAFE-1)."""
+    """Return `path`. Raises StorageError if it is empty or absolute, or contains `..`, NUL or a backslash (SAFE-1)."""
     try:
         path.encode()
     except UnicodeEncodeError:
         raise StorageError(f"path {path!r} is not allowed: it must be valid Unicode") from None
     if not path.strip("./") or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
         raise StorageError(
-            f"path {path!r} is not allowed: it must be relative, stay inside the dataset, and contain neither "
-            "backslashes nor NUL"
+            f"path {path!r} is not allowed: it must be the relative path of a file, stay inside the store, and contain "
+            "neither backslashes nor NUL"
         )
     return path

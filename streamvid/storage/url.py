@@ -71,21 +71,17 @@ def _check_local(path: str) -> None:
 
 def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
     rest = url.split(":", 1)[1]
-    if not rest.startswith("//") or scheme in _REFUSED or "::" in url:
-        raise StorageError(
-            f"url {redact(url)!r} with scheme {scheme!r} is not supported; use a local path, a file://, s3:// or "
-            "memory:// URL, or the URL of an object store with an fsspec package, such as gs://"
-        )
+    _check_scheme(scheme, rest, url)
     if "?" in rest or "#" in rest or re.search("[@:]", rest.removeprefix("//").split("/")[0]):
         raise StorageError(
-            f"url {redact(url)!r} contains more than a bucket and a path; remove everything else. Keys come from "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
+            f"url {redact(url)!r} must consist of a bucket and a path; remove its port, query, fragment or user name. "
+            "Keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
         )
     bucket, _, path = rest.removeprefix("//").rstrip("/").partition("/")
     if not bucket or (path and not _is_path(path)):
         raise StorageError(
-            f"url {redact(url)!r} must consist of a bucket and a path without empty, '.' or '..' parts, such as "
-            "s3://bucket/folder/dataset"
+            f"url {redact(url)!r} must consist of a bucket and a path without backslashes and without empty, '.' or "
+            "'..' parts, such as s3://bucket/folder/dataset"
         )
     prefix = f"{path}/" if path else ""
     if scheme in ("s3", "s3a"):
@@ -94,6 +90,22 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
         _log.warning("streamvid is not tested with the fsspec package that opens %s:// URLs", scheme)
     clean = f"{scheme}://{bucket}/{path}".rstrip("/")
     return RemoteStore(clean, f"{bucket}/{prefix}", options, partial(_fsspec, scheme))
+
+
+def _check_scheme(scheme: str, rest: str, url: str) -> None:
+    """Raise StorageError unless the URL consists of a supported scheme, "//" and a location."""
+    if "::" in url:
+        problem = "contains '::', and chained URLs are not supported"
+    elif not rest.startswith("//"):
+        problem = f"has no '//' after '{scheme}:'"
+    elif scheme in _REFUSED:
+        problem = f"has the scheme {scheme!r}, which is not supported"
+    else:
+        return
+    raise StorageError(
+        f"url {redact(url)!r} {problem}; use a local path (prefix a relative path with ./), a file://, s3:// or "
+        "memory:// URL, or the URL of an object store with an fsspec package, such as gs://"
+    )
 
 
 def _is_path(path: str) -> bool:

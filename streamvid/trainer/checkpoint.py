@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _WEIGHTS = re.compile(r"((?:step|epoch)-[0-9]+)(?:\..*)?")
-_FROZEN = "frozen weights of "
+_FROZEN = "digest of the frozen weights of "
 _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "numpy")
 
 
@@ -71,12 +71,13 @@ class Checkpoints:
         self._has_zero = accelerator.distributed_type.value == "DEEPSPEED"
 
     def identify(self, module: nn.Module) -> None:
-        """Record the names and shapes of trained tensors and the digests of frozen weights, for comparison."""
+        """Record the names and shapes of trained tensors and the digests of frozen weights, to compare checkpoints."""
         shapes = {name: list(tensor.shape) for name, tensor in saving.changing(module).items()}
-        self._made_of["trained tensors"] = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+        self._made_of["digest of the names and shapes of trained tensors"] = digest
         for name, child in module.named_children():
             frozen = {key: one for key, one in child.state_dict().items() if f"{name}.{key}" not in shapes}
-            if frozen and not any(key.endswith("_fp8") for key in frozen):  # storage in 8 bits may begin at any step
+            if frozen and not any(key.endswith("_fp8") for key in frozen):  # FP8 storage may begin at any step
                 self._made_of[f"{_FROZEN}{name}"] = digest_tensors(frozen)
 
     def describe(self) -> None:
@@ -141,7 +142,7 @@ class Checkpoints:
             if existing or (output / METRICS_FILE).exists():
                 raise ConfigError(
                     f"output {output} already holds a run, but checkpoints.resume is null; "
-                    "set it to 'latest' to resume the run, or choose another output folder"
+                    "set checkpoints.resume to 'latest' to resume the run, or choose another output folder"
                 )
             return None
         resume = Path(self.config.checkpoints.resume)
@@ -159,7 +160,7 @@ class Checkpoints:
         return resume
 
     def load(self, folder: Path | None, module: nn.Module, ema: Ema | None, loader: Batches) -> TrainProgress:
-        """Restore the prepared model, optimizer and loader from `folder`, if any; return the progress of this rank."""
+        """Restore the prepared model, optimizer and loader from `folder`, if any. Return the progress of this rank."""
         _leave_frozen_out(self.accelerator, self.accelerator.unwrap_model(module))
         if ema is not None:
             self.accelerator.register_for_checkpointing(ema)
@@ -169,8 +170,8 @@ class Checkpoints:
         different = _differences(self._made_of, saved["model"])
         if different:
             raise StateError(
-                f"checkpoint {folder} was written for another model: {', '.join(different)}; use the checkpoint's "
-                "values, or another output folder"
+                f"checkpoint {folder} does not match this run: {', '.join(different)}; use the checkpoint's values, or "
+                "another output folder"
             )
         try:
             self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
@@ -228,7 +229,7 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
 
 
 def _differences(here: dict[str, object], there: dict[str, object]) -> list[str]:
-    """Describe each value that differs between this model and the model of a checkpoint."""
+    """Describe each value that differs between this run and a checkpoint."""
     # A frozen part may be absent on one side, such as an encoder if its features are precomputed.
     keys = [key for key in here | there if not key.startswith(_FROZEN) or (key in here and key in there)]
     pairs = [(key, here.get(key, "not set"), there.get(key, "not set")) for key in keys]
@@ -241,8 +242,11 @@ def _made_of(config: TrainConfig) -> dict[str, object]:
         "optimizer.factory": config.optimizer.factory,
         **{f"model.args.{name}": portable(value) for name, value in model.args.items()},
         "model.trainable": model.trainable,
-        "ema": config.optimizer.ema_decay is not None,
-        **{f"lora.{name}": getattr(model.lora, name) for name in ("base_model", "target_modules", "rank", "alpha")},
+        "optimizer.ema_decay": "null" if config.optimizer.ema_decay is None else "set",
+        **{
+            f"model.lora.{name}": getattr(model.lora, name)
+            for name in ("base_model", "target_modules", "rank", "alpha")
+        },
     }
     return json.loads(json.dumps(made, default=str))  # type: ignore[no-any-return]
 
@@ -271,7 +275,8 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise StateError(f"cannot read {path} of the checkpoint: {error}; resume from another checkpoint") from error
+        reason = getattr(error, "strerror", None) or error
+        raise StateError(f"cannot read checkpoint file {path}: {reason}; resume from another checkpoint") from error
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

@@ -56,16 +56,16 @@ class DataConfig(Options):
         refuse_credentials("features.url", self.features.url or "")
         _require_one_of(self, "batch_size", "max_tokens_per_batch")
         sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
-        require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "at least 1")
+        require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "integers of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(Options):
     """Evaluation during training: the loss on fixed held-out batches with fixed noise, and generated samples."""
 
-    steps: int | None = option(100, minimum=1, help="Evaluate every N steps; null: never.")
+    steps: int | None = option(100, minimum=1, help="Evaluate every N steps, or never if null.")
     num_batches: int = option(2, minimum=0, help="Held-out batches per rank.")
-    split: str = option("val", help="Split to evaluate on. A dataset without this split is not evaluated.")
+    split: str = option("val", help="Split to evaluate on; datasets without this split are not evaluated.")
     sample_steps: int | None = option(None, minimum=1, help="Generate videos with the module's `sample` every N steps.")
 
 
@@ -78,7 +78,7 @@ class CheckpointConfig(Options):
     keep_weights: int | None = option(None, minimum=1, help="Number of weight files to keep.", shown_default="all")
     remove_prefix: str = option("", help="Prefix to remove from the names of saved tensors.")
     resume: str | Path | None = option(
-        "latest", help="'latest', a folder OUTPUT/state/step-N, or null to start a new run."
+        "latest", help="Checkpoint to resume: 'latest', a folder OUTPUT/state/step-N, or null for a new run."
     )
 
 
@@ -93,7 +93,7 @@ class LoggingConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateConfig(Options):
-    """Settings of accelerate that `accelerate launch` does not control."""
+    """Settings that the run passes to accelerate."""
 
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
         None, help="Precision of autocast.", shown_default="the setting of `accelerate launch`"

@@ -89,7 +89,7 @@ class BatchClock:
 def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dict[str, Any]:
     """Return the arguments of VideoLoader that training, evaluation and encoding share.
 
-    sources: datasets, already open.
+    sources: open datasets.
     Raises ConfigError for arguments in `data.loader` that cannot be set there, and for names in `data.extra_inputs`
     that are neither a column nor a conditioning input of every dataset.
     """
@@ -111,8 +111,9 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
             media = dataset.manifest.media
             if name not in media and name not in dataset.user_columns:
                 raise ConfigError(
-                    f"extra_inputs contains {name!r}, which is not in {dataset.url}; its columns: "
-                    f"{', '.join(dataset.user_columns) or 'none'}; conditioning inputs: {', '.join(media) or 'none'}"
+                    f"data.extra_inputs contains {name!r}, which is neither a column nor a conditioning input of "
+                    f"{dataset.url}; columns: {', '.join(dataset.user_columns) or 'none'}; conditioning inputs: "
+                    f"{', '.join(media) or 'none'}"
                 )
             kind = "media" if name in media else "columns"
         options[kind] = list(dict.fromkeys([*options.get(kind, ()), name]))
@@ -128,9 +129,9 @@ def _opened(source: DatasetConfig) -> Dataset:
 def open_loaders(
     config: TrainConfig, module: nn.Module, is_main: bool = True
 ) -> Iterator[tuple[Batches, Iterable[Batch]]]:
-    """Open the training loader and one for evaluation, which is empty if no dataset has the split `eval.split`.
+    """Open the training loader and one for evaluation, which is empty if the run does not evaluate.
 
-    is_main: False for ranks that need not build the encoders of precomputed features to compare their weights.
+    is_main: True for the rank that checks that precomputed features match the weights of the module's encoders.
     """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)
@@ -146,7 +147,7 @@ def open_loaders(
     held_out = options | {
         "split": config.eval.split,
         "num_workers": 0,
-        "limits": replace(options_of(LimitOptions, options.get("limits"), "limits"), prefetch_bytes=0),
+        "limits": replace(options_of(LimitOptions, options.get("limits"), "data.loader.limits"), prefetch_bytes=0),
         "tail": "pad",
     }
     with_split = _with_split(config, sources)

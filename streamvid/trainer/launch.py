@@ -62,7 +62,7 @@ def stop_requests() -> Iterator[StopRequest]:
 def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
     """Create the Accelerator of this process, and reset its settings at the end, so that later runs can change them.
 
-    Settings of an Accelerator that the caller created before, and the process group of a launch, remain.
+    The settings of an Accelerator that the caller created earlier remain, as does the process group of a launch.
     Raises ConfigError if the launcher and the config disagree.
     """
     is_callers = is_initialized()
@@ -80,7 +80,10 @@ def _make_accelerator(config: TrainConfig) -> Accelerator:
     has_none = not torch.accelerator.is_available()
     needs_gloo = has_none and backend == "DEEPSPEED"
     if missing := set(config.logging.trackers) - set(map(str, get_available_trackers())):
-        raise ConfigError(f"trackers contains {min(missing)}, which is not installed; install its package or omit it")
+        raise ConfigError(
+            f"logging.trackers contains {min(missing)!r}, which is unknown or not installed; install its package, or "
+            "omit it"
+        )
     accelerator = Accelerator(
         mixed_precision=config.accelerate.mixed_precision,
         cpu=(config.accelerate.cpu or has_none) and not needs_gloo,
@@ -98,14 +101,15 @@ def _make_accelerator(config: TrainConfig) -> Accelerator:
     used = accelerator.distributed_type.value
     if backend not in (None, used):
         raise ConfigError(
-            f"the launcher requests {backend}, but no accelerator is in use (cpu={config.accelerate.cpu}); "
-            "on CPUs, launch with cpu_2ranks.yaml"
+            f"the launcher requests {backend}, but accelerate selected {used} (accelerate.cpu={config.accelerate.cpu}, "
+            f"processes: {accelerator.num_processes}); on GPUs, set accelerate.cpu to false and start several "
+            "processes; on CPUs, launch with configs/accelerate/cpu_2ranks.yaml"
         )
     is_sharded = used == "FSDP" or (used == "DEEPSPEED" and _configure_deepspeed(accelerator, config) == 3)
     if is_sharded and config.optimizer.ema_decay is not None:
         raise ConfigError(
             f"optimizer.ema_decay={config.optimizer.ema_decay}: cannot be combined with sharded weights; "
-            "use DDP or ZeRO-2, or set it to null"
+            "use DDP or ZeRO-2, or set optimizer.ema_decay to null"
         )
     return accelerator
 
@@ -116,14 +120,14 @@ def end_processes() -> None:
 
 
 def is_launched_alone(environ: Mapping[str, str]) -> bool:
-    """Return whether accelerate's CPU launcher configured a process group but expects mpirun to start processes."""
+    """Return True if accelerate's CPU launcher set up a process group but expects mpirun to start its processes."""
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     is_cpu_launch = environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_PORT" in environ
     return is_cpu_launch and not any(name in environ for name in ranks)
 
 
 def checkpoint_function(accelerator: Accelerator) -> Callable[..., Any] | None:
-    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`; None to use torch's."""
+    """Return DeepSpeed's checkpoint function, or None for torch's if its JSON has no `activation_checkpointing`."""
     plugin = accelerator.state.deepspeed_plugin
     options = None if plugin is None else plugin.deepspeed_config.get("activation_checkpointing")
     return None if options is None else deepspeed_checkpoint(options, accelerator.device.type)
@@ -144,14 +148,16 @@ def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
 
 
 def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
-    """Fill in the "auto" values of DeepSpeed's JSON; return the ZeRO stage."""
+    """Fill in the "auto" values of DeepSpeed's JSON, and return the ZeRO stage."""
     settings = accelerator.state.deepspeed_plugin.deepspeed_config
     for key, name, value in (
         ("gradient_accumulation_steps", "data.accumulate", config.data.accumulate),
         ("gradient_clipping", "optimizer.grad_clip", config.optimizer.grad_clip or 0.0),
     ):
         if settings.get(key, "auto") not in ("auto", value):
-            raise ConfigError(f"{key} in DeepSpeed's JSON is {settings[key]}, but {name} is {value}; set it to 'auto'")
+            raise ConfigError(
+                f"{key} in DeepSpeed's JSON is {settings[key]}, but {name} is {value}; set {key} to 'auto'"
+            )
         settings[key] = value
     # Used only for DeepSpeed's own throughput figures, because batch sizes vary.
     batch_size = config.data.batch_size

@@ -31,7 +31,8 @@ class BucketLoss:
 class RankReport:
     """Report of one rank on the steps since the last metrics line.
 
-    figures: additional values that the module returned.   spent: elapsed seconds, and the loader's figures.
+    figures: additional values that the module returned.
+    spent: elapsed seconds, and the loader's figures.
     num_samples, num_tokens: totals since the start of the run.
     """
 
@@ -44,7 +45,11 @@ class RankReport:
 
 
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
-    """Merge the reports of all ranks into one line: average losses, add counts, and take times from the first rank."""
+    """Merge the reports of all ranks into one line.
+
+    Losses are averaged, and counts are added. Times are those of the first rank, except the wait for data, which is
+    that of the rank that waited longest.
+    """
     batches = sorted(batch for report in reports for batch in report.batches)
     of_bucket: dict[str, list[BucketLoss]] = {}
     for batch in batches:
@@ -99,7 +104,7 @@ def flat(line: MetricLine) -> dict[str, float]:
 
 
 def readable(line: MetricLine, num_steps: int) -> str:
-    """Format a line for the log: the step and rounded figures, except those per bucket and those of the loader."""
+    """Format the step and the most important figures of a line for the log, rounded to three digits."""
     hidden = ("step", "samples", "tokens", "tokens_per_second", "seconds", "step_seconds")
     shown = {
         name: value

@@ -75,7 +75,7 @@ class Run:
         self._batches: list[tuple[Bucket, Tensor, int]] = []
         task = find_task(config.task)
         if task.features == "write":
-            raise ConfigError(f"task is {config.task!r}, which trains nothing; use streamvid.trainer.encode")
+            raise ConfigError(f"task is {config.task!r}, which trains nothing; use `streamvid encode`")
         self.accelerator = accelerator = stack.enter_context(accelerating(config))
         self.is_main: bool = accelerator.is_main_process
         self.checkpoints = Checkpoints(config, accelerator)
@@ -166,7 +166,7 @@ class Run:
             line |= {"loss": 0.0, "lr": made.lr, **self._merged(progress, made, spent), "step": step}
             if not math.isfinite(line["loss"]):
                 raise StreamvidError(
-                    f"loss is {line['loss']} at step {step}; lower optimizer.lr or optimizer.grad_clip"
+                    f"loss is {line['loss']} at step {step}; lower optimizer.lr, or set a lower optimizer.grad_clip"
                 )
         is_end = step in (0, self.num_steps)
         if self.held_out and settings.steps and (is_end or self.is_due(step, settings.steps)):
@@ -212,7 +212,7 @@ class Run:
         return TrainProgress(progress.step, sum(one[0] for one in counts), sum(one[1] for one in counts))
 
     def any_rank(self, here: bool) -> bool:
-        """Return whether `here` is true on any rank, so that all ranks act on a signal at the same step."""
+        """Return True if `here` is true on any rank, so that all ranks act on a signal at the same step."""
         if self.accelerator.num_processes == 1:
             return here
         flag = torch.tensor(float(here), device=self.accelerator.device)

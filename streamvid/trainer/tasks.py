@@ -50,9 +50,7 @@ def find_task(name: str) -> Task:
         )
     found = import_object(name)
     if not isinstance(found, Task) and not callable(found):
-        raise ConfigError(
-            f"task is {name!r}, which is {found!r}; allowed: a Task, or a function (module, batch) → loss"
-        )
+        raise ConfigError(f"task {name!r} refers to {found!r}; allowed: a Task, or a function (module, batch) → loss")
     return found if isinstance(found, Task) else Task(loss=found)
 
 

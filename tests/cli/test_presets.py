@@ -49,7 +49,7 @@ def test_a_copy_of_a_preset_can_be_changed(tmp_path: Path) -> None:
 
 def test_of_many_buckets_the_largest_of_each_count_is_shown_unless_all_are_asked_for() -> None:
     shown, every = run("show", "opensora2-256"), run("show", "opensora2-256", "--all")
-    assert "363 buckets; the table shows the bucket with the most tokens" in shown
+    assert "363 buckets; for each resolution and frame count, the table shows the bucket with the most" in shown
     assert sum(line.startswith("256px-") for line in shown.splitlines()) == 33
     assert sum(line.startswith("256px-") for line in every.splitlines()) == 363
     assert "searched on an H200 of 140 GB" in shown

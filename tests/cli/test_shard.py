@@ -359,7 +359,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
 
 def test_a_forgotten_destination_is_named(tiny: Tiny) -> None:
     done = run_streamvid("shard", tiny.videos, check=False)
-    assert done.returncode == 2 and "DEST is missing; add the location of the new dataset" in done.stderr
+    assert done.returncode == 2 and "SOURCE or DEST is missing; pass both" in done.stderr
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_is_built(tiny: Tiny, tmp_path: Path) -> None:

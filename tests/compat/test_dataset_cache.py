@@ -205,7 +205,7 @@ def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
         ConfigError, match="num_frames: 80 frames do not follow the rule 4k\\+1; nearest allowed: 77 and 81"
     ):
         options_of(videos, num_frames=80)
-    with pytest.raises(ConfigError, match="height is 64, but width is not given"):
+    with pytest.raises(ConfigError, match="--height is 64, but --width is not given"):
         options_of(videos, height=64)
     with pytest.raises(ConfigError, match="but the metadata has none of these columns; available: video, prompt"):
         options_of(videos, data_file_keys="clip,film")

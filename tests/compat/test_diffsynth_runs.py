@@ -152,7 +152,7 @@ def test_the_documents_two_commands(videos: Path, tmp_path: Path) -> None:
 
     # Run again, the first stage finds all done; what it wrote is not read as anything else, or with other sizes.
     assert train(log, *stage_1, "--task", "sft:data_process") == 0
-    with pytest.raises(ConfigError, match="use it with task sft:train"):
+    with pytest.raises(ConfigError, match="set task to sft:train"):
         train(log, *stage_2, "--task", "sft")
     with pytest.raises(ConfigError, match="num_frames is 5, but the dataset .* was sharded with num_frames=9"):
         train(log, *stage_2, "--task", "sft:train", "--num_frames", 5)

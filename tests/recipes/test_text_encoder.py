@@ -122,9 +122,9 @@ def test_padding_keeps_every_state_and_says_where_they_are(lengths: list[int]) -
     ("given", "named"),
     [
         ({"kind": "t5"}, "'t5'"),
-        ({"kind": "transformers"}, "set exactly one of them"),
-        ({"kind": "transformers", "path": "x", "package": "y"}, "set exactly one of them"),
-        ({"kind": "bytes", "path": "x"}, "omit both"),
+        ({"kind": "transformers"}, "text.kind is .* set exactly one of path and package"),
+        ({"kind": "transformers", "path": "x", "package": "y"}, "set exactly one of path and package"),
+        ({"kind": "bytes", "path": "x"}, "omit path and package"),
         ({"kind": "bytes", "width": 7}, "width is 7"),
         ({"max_tokens": 0}, "max_tokens=0: must be an integer of at least 2"),
         ({"tokens": 5}, "no field 'tokens'"),
@@ -136,7 +136,7 @@ def test_a_wrong_setting_is_named(given: dict[str, object], named: str) -> None:
 
 
 def test_a_folder_or_package_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no_such_package.*not installed; install it"):
+    with pytest.raises(ConfigError, match="no_such_package.*not an installed package; install it"):
         _ = TextConfig(kind="transformers", package="no_such_package").folder
     with pytest.raises(ConfigError, match="json.*0 folders contain config.json"):
         _ = TextConfig(kind="transformers", package="json").folder

@@ -212,7 +212,7 @@ def test_options_that_do_not_go_with_a_task(built: Built, tmp_path: Path) -> Non
 def test_the_command_says_what_to_do_next(source: Path, tmp_path: Path) -> None:
     arguments = ("shard", source, tmp_path / "ds", "--buckets", "96x64@9,64x96@9", "--workers", 1)
     said = [run_streamvid(*arguments, "--task", f"{number}/2").stdout for number in (0, 1, 0)]
-    assert "8 of 16 files are not probed yet; next: when all tasks have ended, run them again, or run" in said[0]
+    assert "8 of 16 files are not probed yet; next: wait until all tasks have ended, then run them again" in said[0]
     assert "shards are not built yet" in said[1]
     assert "all shards are built; next: run the same command without --task to seal the dataset" in said[2]
     status = run_streamvid("shard", "--status", tmp_path / "ds").stdout

@@ -52,7 +52,7 @@ def test_the_bucket_s_region_is_said_where_the_server_tells_it() -> None:
 
 def test_keys_are_asked_for_where_none_were_given() -> None:
     hint = error_of_body(403, body("AccessDenied"), {}, StorageOptions(anon=True)).hint
-    assert "not public" in hint and "anon" in hint
+    assert "without keys" in hint and "anon" in hint
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,13 @@ def test_a_public_bucket_is_read_without_keys(rgw: Rgw, s3_env: S3Env, monkeypat
         monkeypatch.delenv(name)
     store = open_store(f"s3://{bucket}/to", StorageOptions(anon=True))
     assert store.read("x") == b"public" and [state.path for state in store.files()] == ["x"]
-    with pytest.raises(StorageError, match=r"cannot write y: 403 AccessDenied\. The bucket is not public"):
+    with pytest.raises(StorageError, match=r"cannot write y: 403 AccessDenied\. Access without keys is denied"):
         store.put("y", b"")
-    with pytest.raises(StorageError, match=r"cannot access x: 403 AccessDenied\. The bucket is not public: .*anon"):
+    with pytest.raises(
+        StorageError, match=r"cannot access x: 403 AccessDenied\. Access without keys is denied: .*anon"
+    ):
         open_store(f"s3://{secret}/to", StorageOptions(anon=True)).read("x")
-    with pytest.raises(StorageError, match=r"no keys were found\. Set AWS_ACCESS_KEY_ID .*anon=True"):
+    with pytest.raises(StorageError, match=r"no complete keys were found\. Set AWS_ACCESS_KEY_ID .*anon=True"):
         open_store(f"s3://{bucket}/to").read("x")
 
 

@@ -94,7 +94,7 @@ def test_fsdp_keeps_no_moving_average_and_is_refused_without_accelerators(tmp_pa
     said = launched("fsdp", tmp_path / "run", 1, "optimizer.ema_decay=0.9", ranks=1)
     assert "ConfigError: optimizer.ema_decay=0.9: cannot be combined with sharded weights" in said
     said = launched("fsdp", tmp_path / "run", 1, ranks=1, LEAVE_FSDP="1")
-    assert "ConfigError: the launcher requests FSDP, but no accelerator is in use" in said
+    assert "ConfigError: the launcher requests FSDP, but accelerate selected" in said
     assert not (tmp_path / "run").exists()
 
 

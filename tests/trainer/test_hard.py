@@ -215,7 +215,7 @@ def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Pat
         model = ModelConfig(factory=f"{__name__}:{name}")
         with pytest.raises(ConfigError, match=message):
             trained(dataset, tmp_path / name, {"model": model})
-    with pytest.raises(ConfigError, match="trackers contains clearml, which is not installed"):
+    with pytest.raises(ConfigError, match="trackers contains 'clearml', which is unknown or not installed"):
         trained(dataset, tmp_path / "tracker", {"logging.trackers": ("clearml",)})
 
 

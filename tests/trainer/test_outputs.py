@@ -159,7 +159,7 @@ def test_a_task_of_a_users_own_is_a_loss(dataset: Path, tmp_path: Path) -> None:
     for typo in ("stf", "sft:tarin"):
         with pytest.raises(ConfigError, match=f"task is '{typo}'; allowed: sft, sft:data_process, sft:train, or"):
             trained(dataset, tmp_path / "typo", {"task": typo})
-    with pytest.raises(StateError, match="another model: ema is True, but False in the checkpoint"):
+    with pytest.raises(StateError, match="this run: optimizer.ema_decay is set, but null in the checkpoint"):
         train(changed(own, {"max_steps": 3, "optimizer": replace(own.optimizer, ema_decay=0.9)}))
 
 
@@ -182,7 +182,7 @@ def test_the_example_of_a_task_teaches_a_student(
 
 def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path: Path) -> None:
     """Row 17."""
-    with pytest.raises(ConfigError, match=r"extra_inputs contains 'depth', which is not in .*; its columns: .*score"):
+    with pytest.raises(ConfigError, match=r"extra_inputs contains 'depth', which is neither .*; columns: .*score"):
         trained(dataset, tmp_path / "run", {"data.extra_inputs": ("score", "depth")})
     seen: list[Any] = []
 

@@ -34,7 +34,7 @@ dataset. If the command is interrupted, run it again to resume."""
 @click.option(
     "--temp-dir",
     type=LOCATION,
-    help="Scratch directory for uploads, with room for one tar per worker.  [default: /tmp]",
+    help="Scratch directory for uploads, with room for one tar per worker.  [default: TMPDIR or /tmp]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_pair_flags

@@ -33,8 +33,8 @@ _CLEAN_UP_SECONDS = 20.0
 
 @click.command(epilog="\b\nExamples:\n  streamvid demo\n  streamvid demo --dir my-demo --steps 400")
 @click.option("--dir", "folder", type=LOCATION, default="streamvid-demo", show_default=True, help="Output folder.")
-@click.option("--steps", type=click.IntRange(min=1), help="Training steps.  [default: as in tiny.yaml]")
-@click.option("--workers", type=click.IntRange(min=0), help="Decode workers.  [default: one per core]")
+@click.option("--steps", type=click.IntRange(min=1), help="Number of training steps.  [default: as in tiny.yaml]")
+@click.option("--workers", type=click.IntRange(min=0), help="Number of decode workers.  [default: one per core]")
 def command(folder: str, steps: int | None, workers: int | None) -> int:
     """Build a small corpus of real clips, shard it, stream an epoch, train the small model, and show its loss.
 

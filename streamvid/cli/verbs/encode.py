@@ -27,14 +27,16 @@ again: it resumes and writes the same bytes as an uninterrupted run."""
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a training run, or the preset tiny.")
+@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option(
     "--task",
     metavar="I/N",
-    help="Encode only share I of N, with I from 0 to N-1; the last task seals the features.",
+    help="Encode only share I of N, with I from 0 to N-1; the last task to finish seals the features.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what remains to be done; load no model and write nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what remains to be done, without loading a model or writing anything."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(config: str | None, overrides: tuple[str, ...], task: str | None, dry_run: bool, as_json: bool) -> int:
     """Encode the dataset of a config with the config's model and store the features in data.features.url."""
@@ -59,7 +61,7 @@ def command(config: str | None, overrides: tuple[str, ...], task: str | None, dr
 
 @dataclass(frozen=True)
 class EncodeSurvey:
-    """Progress of an encoding run. num_bytes_expected: estimated total size; None if no shard is finished."""
+    """Progress of an encoding run. num_bytes_expected: estimated total size, or None if no shard is finished."""
 
     features: str | None
     num_visits: int

@@ -58,7 +58,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
     help="Samples per rank and step. BUCKET is an id, WxH@F or a glob; '*' covers all other buckets.",
 )
 @add_flags(_RUN_FLAGS)
-@click.option("--costs", type=LOCATION, help="JSON file with a measured CostTable, for --sync and time estimates.")
+@click.option("--costs", type=LOCATION, help="JSON file with a CostTable, for --sync cost and time estimates.")
 @click.option("--cost-table", type=LOCATION, help="YAML file with machine and store speeds, for time estimates.")
 @click.option("--counts-only", is_flag=True, help="Show counts only, without bytes, shapes or times.")
 @click.option("--keys", type=Location(dir_okay=False), help="For a dataset: write batch keys to this JSONL file.")
@@ -170,7 +170,10 @@ def _from_dataset(
     run = replace(run, preset=given["preset"])
     if given["bucket_config"] is not None:
         if run.batch_size is not None or run.max_tokens_per_batch is not None:
-            raise ConfigError("--bucket-config sets the batch sizes; omit --batch-size and --max-tokens-per-batch")
+            raise ConfigError(
+                "--bucket-config sets the batch sizes and cannot be combined with --batch-size or "
+                "--max-tokens-per-batch; omit one of them"
+            )
         run = replace(run, batch_size=load_bucket_config(given["bucket_config"]))
     found = forecast_dataset(dataset, run)
     if keys is not None:
@@ -186,7 +189,9 @@ def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
     for text in sizes:
         name, equals, number = text.rpartition("=")
         if not number.isascii() or not number.isdigit() or bool(equals) != bool(name) or name in pairs:
-            raise ConfigError(f"--batch-size {text!r}: must be N, or BUCKET=N with a different BUCKET each time")
+            raise ConfigError(
+                f"--batch-size {text!r}: must be N or BUCKET=N, where N is an integer; give N or each BUCKET only once"
+            )
         pairs[name] = int(number)
     if "" in pairs and len(pairs) > 1:
         raise ConfigError(
@@ -203,5 +208,10 @@ def _read_costs(path: str | None) -> CostTable | None:
         return None
     try:
         return CostTable.from_json(json.loads(Path(path).read_bytes()))
+    except ConfigError as error:
+        raise ConfigError(f"--costs {path}: {error}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--costs {path}: {error}; use a JSON file written with CostTable.to_json()") from error
+        reason = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
+        raise ConfigError(
+            f"--costs {path}: {reason}; pass a JSON file that contains the result of CostTable.to_json()"
+        ) from error

@@ -44,7 +44,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     "--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show batch sizes for this token limit."
 )
 @click.option("--all", "every", is_flag=True, help="Show all buckets, even if there are many.")
-@click.option("--yaml", "as_yaml", is_flag=True, help="Print only the YAML text, to edit for --bucket-config.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print only the YAML text, to edit and pass to --bucket-config.")
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
 def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool, as_json: bool) -> None:
     """Show the text of the preset or YAML file NAME, then tokens and host memory per bucket."""
@@ -107,8 +107,8 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
     print_table(headers, rows, max_rows=len(rows))
     if len(shown) < len(costs):
         click.echo(
-            f"\n{len(costs)} buckets; the table shows the bucket with the most tokens per resolution and frame count. "
-            "--all shows all buckets."
+            f"\n{len(costs)} buckets; for each resolution and frame count, the table shows the bucket with the most "
+            "tokens. --all shows all buckets."
         )
 
 

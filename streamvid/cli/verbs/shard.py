@@ -47,7 +47,7 @@ _KEYS = Flag(
     ["--data-file-keys"],
     group="Source",
     metavar="LIST",
-    help="File columns as in DiffSynth-Studio, the clip's first, such as 'video,control_video'.",
+    help="Columns with media paths, beginning with the clip's column, such as 'video,control_video'.",
 )
 _GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Curation", "Verification", "Work", "Storage")
 _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.index(flag.group or ""))
@@ -57,9 +57,9 @@ _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.inde
 @click.argument("source", type=LOCATION, nargs=-1, metavar="SOURCE...")
 @click.argument("dest", type=LOCATION)
 @add_flags(_FLAGS)
-@click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing.")
-@click.option("--abandon", is_flag=True, help="Remove unfinished work at DEST; build nothing.")
-@click.option("--status", "shows_status", is_flag=True, help="Show the progress of the build at DEST; build nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be built, without writing anything.")
+@click.option("--abandon", is_flag=True, help="Remove unfinished work at DEST, without building anything.")
+@click.option("--status", "shows_status", is_flag=True, help="Show the progress of the build at DEST.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> int:
     """Turn SOURCE, such as a folder of videos, into a sealed dataset at DEST. Both may be s3:// URLs."""
@@ -71,7 +71,7 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
         _show_status(dest, _options(given), as_json)
         return 0
     if not source:
-        raise click.UsageError(f"DEST is missing; add the location of the new dataset: `streamvid shard {dest} DEST`")
+        raise click.UsageError("SOURCE or DEST is missing; pass both: `streamvid shard SOURCE DEST`")
     options = _options(given)
     if abandons:
         _abandon(dest, options)

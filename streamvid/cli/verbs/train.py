@@ -52,7 +52,7 @@ def command(
     init: str | None,
     **flags: object,
 ) -> int:
-    """Train a model on a dataset, from a config, DiffSynth-Studio's flags, or both."""
+    """Train a model on a dataset, as described by a config, DiffSynth-Studio's flags, or both."""
     if init is not None:
         return _init_project(Path(init))
     if config is None and not overrides and not any(value is not None for value in (factory, *flags.values())):

@@ -45,8 +45,10 @@ Fetch = Callable[[Ranges], None]
 class CacheStats:
     """Traffic of this process through the cache, and the size of the folder, which all processes share.
 
-    hits: blocks read from the disk.   misses: blocks read from the store.   evicted: blocks that this process removed
-    to make room.   num_bytes: total size of the files in the cache, at most max_bytes.
+    hits, bytes_from_cache: blocks read from the disk, and the bytes wanted from them.
+    misses, bytes_fetched: blocks read from the store, and the bytes received.
+    evicted: blocks that this process removed to make room.
+    num_bytes: total size of the files in the cache, at most max_bytes.
     """
 
     hits: int
@@ -98,7 +100,8 @@ class BlockCache:
 
         Blocks that will be cached are held in memory as a whole.
 
-        name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
+        name: SHA-256 of the whole object, as 64 hex digits.
+        num_bytes: size of the object.
         fetch: function that reads the given ranges, which are whole blocks, or only the wanted bytes if nothing can be
             stored. It is called once for all missing blocks, and again only for blocks that another reader failed to
             fetch. Its errors propagate.

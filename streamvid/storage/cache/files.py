@@ -105,7 +105,7 @@ class CacheFolder:
             os.mkdir(self.root, 0o700)  # noqa: PTH102
         status = os.lstat(self.root)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise self._foreign("it is a link or a file, or belongs to another user")
+            raise self._foreign("it is a symbolic link or a file, or belongs to another user")
         if not self._is_marked() and os.listdir(self.root) and not self._is_marked():  # noqa: PTH208
             raise self._foreign(f"it is not empty and has no {_MARKER}")
         os.chmod(self.root, 0o700)  # noqa: PTH101
@@ -317,10 +317,10 @@ def _boot() -> int:
 
 
 def _check_folder(path: str) -> None:
-    """Raise NotADirectoryError if the folder of `path` is a link."""
+    """Raise NotADirectoryError if the folder of `path` is a symbolic link."""
     folder = os.path.dirname(path)  # noqa: PTH120
     if os.path.islink(folder):  # noqa: PTH114
-        raise NotADirectoryError(errno.ENOTDIR, "a folder of the cache is a link", folder)
+        raise NotADirectoryError(errno.ENOTDIR, "a folder of the cache is a symbolic link", folder)
 
 
 def _remove_dead(part: str) -> bool:

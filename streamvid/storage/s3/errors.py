@@ -59,7 +59,7 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
     names = {type(found).__name__ for found in chain if found is not None}
     if names & {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}:
         return RequestError(
-            "no keys were found",
+            "no complete keys were found",
             hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or profile; for a public "
             "bucket, set anon=True (--anon)",
         )
@@ -85,7 +85,7 @@ def connection_error(error: BaseException, when: str) -> RequestError:
         "timed out": "the connection timed out",
         "Name or service not known": "the server's name is unknown",
         "Temporary failure in name resolution": "the server's name cannot be resolved",
-        "certificate": "the server's certificate is not trusted",
+        "certificate": "the server's certificate cannot be verified",
         "IncompleteRead": "the response ended early",
         "closed": "the connection was closed",
         "disconnected": "the connection was closed",
@@ -104,7 +104,8 @@ def connection_error(error: BaseException, when: str) -> RequestError:
 
 def _error(code: str, status: int, options: StorageOptions, region: str) -> RequestError:
     kinds = {code, str(status)}
-    shown = f"{status} {code}".strip() if status and code != str(status) else code or str(status)
+    words = (str(status) if status else "", code if code != str(status) else "")
+    shown = " ".join(filter(None, words)) or "the store reported an error without a code"
     if kinds & _EXPIRED:
         return RequestError(shown, "expired", hint=_EXPIRED_HINT)
     if kinds & _SLOW_DOWN:
@@ -123,12 +124,12 @@ def _error(code: str, status: int, options: StorageOptions, region: str) -> Requ
         return RequestError("the object was replaced by another version", "conflict")
     if status in (401, 403):
         return RequestError(shown, "denied" if code == "AccessDenied" else "refused", hint=_denied_hint(options))
-    return RequestError(shown or "access was refused")
+    return RequestError(shown)
 
 
 def _denied_hint(options: StorageOptions) -> str:
     if options.anon:
-        return "The bucket is not public: omit anon and set keys"
+        return "Access without keys is denied: omit anon and set keys"
     return (
         f"These keys ({_KEY_SOURCES}) do not allow this request: check the bucket's policy and name, and whether "
         "requester_pays is needed"

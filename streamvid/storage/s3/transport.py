@@ -108,7 +108,10 @@ class S3Transport(Transport):
         if status == 416:
             raise RequestError(f"the object ends before byte {start + num_bytes}, the end of the read", "short")
         if status == 200:
-            raise RequestError("the server ignored the requested range, so it is not an S3 server; check endpoint_url")
+            raise RequestError(
+                "the server ignored the requested range, so it is not an S3 server",
+                hint="Check endpoint_url (AWS_ENDPOINT_URL)",
+            )
         if status != 206:
             raise self._refused(response)
         said, _, total = headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
@@ -312,7 +315,7 @@ def _check_endpoint(url: str) -> None:
     if "@" in url:
         raise RequestError(
             "the endpoint URL contains a user name or a password",
-            hint="Remove them from AWS_ENDPOINT_URL or the AWS config files; S3 servers need signed requests",
+            hint="Remove them from AWS_ENDPOINT_URL or the AWS config files; the access keys sign all requests",
         )
 
 
