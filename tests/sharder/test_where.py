@@ -99,7 +99,7 @@ def test_reasons_say_what_was_there(built: Built, tmp_path: Path) -> None:
         ("scor > 5", "column 1: 'scor' is not a known column; did you mean 'score'.*num_frames"),
         ("widht > 5", "did you mean 'width'"),
         ("score > 'a'", "cannot be compared"),
-        ("score +", "not a condition"),
+        ("score +", "not a valid condition"),
         ("", "must be a condition"),
         (5, "must be text, or None"),
     ],
