@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamvid.buckets.document import load_bucket_config
     from streamvid.buckets.model import ModelRule
     from streamvid.buckets.table import BucketTable
+    from streamvid.cluster.options import ClusterOptions
     from streamvid.config import load_config
     from streamvid.dataset.annotate.annotate import annotate
     from streamvid.dataset.reader import Dataset, open_dataset
@@ -70,6 +71,7 @@ _NAMES = {
     "streamvid.loader.world": ("detect_world", "world_from_mesh"),
     "streamvid.plan.cost": ("CostTable", "fit_costs"),
     "streamvid.plan.position": ("World",),
+    "streamvid.cluster.options": ("ClusterOptions",),
     "streamvid.sharder.curation.options": ("CurationOptions",),
     "streamvid.sharder.options": ("CaptionOptions", "ClipOptions", "ShardOptions", "SourceOptions"),
     "streamvid.sharder.work_options": ("WorkOptions",),
@@ -90,6 +92,7 @@ __all__ = [
     "BucketTable",
     "CaptionOptions",
     "ClipOptions",
+    "ClusterOptions",
     "CostTable",
     "CurationOptions",
     "Dataset",

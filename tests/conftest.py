@@ -21,7 +21,11 @@ from hypothesis import settings
 from tests.processes import run_command
 from tools import make_corpus
 
-pytest_plugins = ["tests.servers", "tests.slurm"]  # fixtures of real servers; none starts before a test asks for it
+pytest_plugins = [
+    "tests.servers",
+    "tests.slurm",
+    "tests.ray_cluster",
+]  # fixtures of real servers; none starts before a test asks for it
 
 # Tests assert no timings, and machines are shared.
 settings.register_profile("no-deadline", deadline=None)

@@ -1,22 +1,70 @@
-"""A Ray cluster of three raylets on this machine, in a process of its own, because Ray handles the signals of its process.
+"""A Ray cluster of three raylets on this machine, two of which say that they have a GPU.
 
-Prints its address. Reads lines from standard input: "add" starts a raylet, "kill" kills that one; each is answered.
-Ends with its input.
+As a program, because Ray handles the signals of its process: prints its address; reads lines from standard input: "add"
+starts a raylet, "kill" kills that one; each is answered. Ends with its input.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import psutil
+import pytest
 
-from ray.cluster_utils import Cluster
+from tests.clips import ROOT
+
+
+@dataclass
+class RayCluster:
+    """The program below as a process."""
+
+    process: subprocess.Popen[str]
+    address: str = ""
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        assert self.answer() == "done"
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tasks(self) -> list[psutil.Process]:
+        """Processes that do a task now."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if child.name().startswith("ray::do_share")]
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    keys = {"AWS_ACCESS_KEY_ID": "testkey", "AWS_SECRET_ACCESS_KEY": "testsecret", "AWS_REGION": "us-east-1"}
+    env = {**os.environ, **keys, "PYTHONPATH": str(ROOT)}  # keys of `rgw`; moto takes any
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.ray_cluster"], cwd=ROOT, env=env, text=True, **pipes
+    ) as process:
+        found = RayCluster(process)
+        found.address = found.answer()
+        assert found.address
+        yield found
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(60)
 
 
 def main() -> None:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    added = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    added = [cluster.add_node(num_cpus=1, num_gpus=1) for _ in range(2)]
     print(cluster.address, flush=True)
     for line in sys.stdin:
         if line == "add\n":

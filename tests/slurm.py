@@ -80,11 +80,19 @@ class Slurm:
         """End a node and everything that runs on it, as a power cut does."""
         self.nodes[name].kill()
         self.nodes[name].wait()
+        for process in self.processes("", name):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def processes(self, command: str, node: str = "") -> list[psutil.Process]:
+        """Processes of jobs, on all nodes or one, whose command line contains these words."""
+        found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                env = process.environ()
-                if (env.get("SLURM_CONF"), env.get("SLURMD_NODENAME")) == (self.env["SLURM_CONF"], name):
-                    process.kill()
+                env, words = process.environ(), " ".join(process.cmdline())
+                if env.get("SLURM_CONF") == self.env["SLURM_CONF"] and node in ("", env.get("SLURMD_NODENAME")):
+                    found += [process] if command in words and "SLURMD_NODENAME" in env else []
+        return found
 
     def start_node(self, name: str) -> None:
         command = ["slurmd", "-D", "-N", name, "-f", str(self.folder / "slurm.conf")]

@@ -45,6 +45,7 @@ def test_public_names() -> None:
         "BucketTable",
         "CaptionOptions",
         "ClipOptions",
+        "ClusterOptions",
         "CostTable",
         "CurationOptions",
         "Dataset",

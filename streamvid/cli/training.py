@@ -11,8 +11,8 @@ import click
 from streamvid.cli.console import ProgressBar, print_json
 
 if TYPE_CHECKING:
+    from streamvid.cluster.options import ClusterOptions
     from streamvid.modules.encode_dataset import EncodeResult
-    from streamvid.plan.position import World
     from streamvid.trainer.config import TrainConfig
     from streamvid.trainer.trainer import TrainResult
 
@@ -36,11 +36,15 @@ def run_training(config: TrainConfig) -> int:
     return _exit_code(result)
 
 
-def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: bool = False) -> int:
-    """Encode features in this process, alone, as one of several ranks, or as one task. Return the exit code."""
+def run_encoding(config: TrainConfig, cluster: ClusterOptions | None = None, *, as_json: bool = False) -> int:
+    """Encode features in this process, as one rank, as an independent task, or on a cluster. Return the exit code."""
     from streamvid.compat.diffsynth_data import note_dataset
-    from streamvid.trainer.encode import encode
+    from streamvid.plan.position import World
+    from streamvid.trainer.encode import encode, encode_on_ray
     from streamvid.trainer.launch import end_processes
+
+    share = None if cluster is None or cluster.task is None else cluster.share
+    part = None if share is None else World(share.number, share.num_shares)
 
     _prepare_logs()
     logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # the loader logs a plan for each shard
@@ -50,7 +54,10 @@ def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: boo
     else:
         logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar shows the progress
         with ProgressBar() as progress:
-            result = encode(config, part, progress)
+            if cluster is not None and cluster.engine == "ray":
+                result = encode_on_ray(config, cluster, progress)
+            else:
+                result = encode(config, part, progress)
     if result.is_sealed and is_main():  # every rank has waited until the features were sealed
         note_dataset(config)
     if is_main():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +99,12 @@ def encode_dataset(
             _log.info("encoded %s, %d of %d", shard.path, result.num_shards, len(mine))
         result.is_sealed = _finish(job, None if wait_for_all is None else world.rank, lambda: on_batch(0, 0))
     return result
+
+
+def num_finished(shards: Sequence[ShardInfo], url: str, storage: StorageOptions) -> int:
+    """Return the number of samples in the shards whose features are stored at `url`."""
+    there = {file.path for file in open_store(url, storage).files("shards")}
+    return sum(shard.num_samples for shard in shards if shard.path in there)
 
 
 def _own_shards(

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from streamvid.cluster.share import WHOLE, Share
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected
 from streamvid.host.journal import FileState, Journal, Key
-from streamvid.host.share import WHOLE, Share
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media, is_remote

@@ -13,11 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from streamvid.cluster.lease import Lease
+from streamvid.cluster.options import ClusterOptions
+from streamvid.cluster.ray import TaskNeeds, run_on_ray
+from streamvid.cluster.share import WHOLE, Share
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError, StreamvidError
-from streamvid.host.share import WHOLE, Share
 from streamvid.sharder.build import build_all, remaining_shards
 from streamvid.sharder.curating import curate, declare_columns, figures_header
 from streamvid.sharder.encode import encode_all
@@ -41,9 +44,8 @@ from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.source.records import Record, RecordSet, Rejection, read_records
 from streamvid.sharder.source.summary import InputSummary
 from streamvid.sharder.work.destination import find_destination
-from streamvid.sharder.work.ray import run_on_ray
 from streamvid.sharder.work.shared_journal import SharedJournal
-from streamvid.sharder.work.staging import EMBEDDED, FIGURES, PROBES, Staging, locked_staging
+from streamvid.sharder.work.staging import EMBEDDED, FIGURES, PROBES, Staging, end_tasks, leased, locked_staging
 from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status, read_task_phases
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.storage import Store, open_store
@@ -66,9 +68,9 @@ def shard(
 
     Several sources are read one after the other. Sources and `dest` may be in object stores.
 
-    If `options.work.task` is set, this function does only that task's share of the current phase. It continues with the
-    next phase if all other tasks have finished theirs. Run all tasks again until `report.remaining` is None. Then call
-    this function without a task to do any remaining work and seal the dataset.
+    If `options.work.cluster.task` is set, this function does only that task's share of the current phase. It continues
+    with the next phase if all other tasks have finished theirs. Run all tasks again until `report.remaining` is None.
+    Then call this function without a task to do any remaining work and seal the dataset.
 
     This function is idempotent. After an interruption at any point, the same call resumes and produces the same bytes
     (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged. `on_input` is called once, before
@@ -78,6 +80,8 @@ def shard(
     `dest` contains a different dataset; DatasetError if `dest` contains other files or another sharder is using `dest`;
     and StorageError if a store fails.
     """
+    if options.work.cluster.engine == "slurm":
+        raise ConfigError("engine='slurm': only the command `streamvid shard` submits jobs; run it, or use task='I/N'")
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
     _check_apart(source, place.store, options)
@@ -88,10 +92,14 @@ def shard(
     report = _sealed_report(place.store, build, options.work.overwrite)
     if report is not None and not place.is_begun:
         return _with_input(report, summarize(records, options), on_input)
-    if options.work.engine == "ray":
-        _shard_on_ray(source, dest, options, progress)
-    with locked_staging(place, options.work.share) as staging:
-        # Check again, now that the lock excludes other sharders.
+    uses_ray = options.work.cluster.engine == "ray"
+    with contextlib.ExitStack() as held:
+        lease = held.enter_context(leased(place, options.work.share, admits_tasks=uses_ray))
+        if uses_ray:
+            _shard_on_ray(source, dest, options, lease, progress)
+            end_tasks(place, lease)
+        staging = held.enter_context(locked_staging(place, lease, options.work.share))
+        # Check again, now that the lease and the lock exclude other sharders.
         report = _sealed_report(place.store, build, options.work.overwrite)
         if report is not None:
             staging.remove()
@@ -134,37 +142,41 @@ def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
 
 
 def _shard_on_ray(
-    source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, progress: Progress
+    source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, lease: Lease, progress: Progress
 ) -> None:
     """Run the tasks of a build on a Ray cluster and report their progress."""
-    local = replace(options, work=replace(options.work, engine="local", num_tasks=None))
-    place = find_destination(dest, local)
+    place = find_destination(dest, options)
 
     def report() -> None:
+        lease.check()
         with contextlib.suppress(StorageError, OSError):  # the build does not depend on its progress report
             for phase in read_task_phases(place):
                 progress(phase.name, phase.done, phase.total)
 
-    work = options.work
-    run_on_ray(partial(_do_share, source, dest, local), work.workers, work.ray_address, work.num_tasks, report)
+    task, work = partial(_do_share, source, dest, options), options.work
+    run_on_ray(task, _is_nothing, TaskNeeds(work.workers, "workers"), work.cluster, report)
 
 
 def _do_share(
-    source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, share: Share
+    source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, share: Share, num_cpus: int
 ) -> Remaining | None:
-    return shard(source, dest, replace(options, work=replace(options.work, task=str(share)))).remaining
+    work = replace(options.work, workers=num_cpus, cluster=ClusterOptions(task=str(share)))
+    return shard(source, dest, replace(options, work=work)).remaining
+
+
+def _is_nothing(remaining: Remaining | None) -> bool:
+    return remaining is None
 
 
 def abandon(dest: str | Path, options: ShardOptions) -> bool:
     """Remove unfinished work at `dest`, in the store and on this machine; return False if there was none.
 
-    A sealed dataset is kept. No sharder may be running at `dest`. Raises DatasetError if a sharder is running on this
-    machine; a sharder on another machine is not detected.
+    A sealed dataset is kept. Raises DatasetError if a sharder is running at `dest`, on any machine.
     """
     place = find_destination(dest, options)
     if not place.is_begun:
         return False
-    with locked_staging(place) as staging:
+    with leased(place) as lease, locked_staging(place, lease) as staging:
         staging.abandon()
     return True
 
@@ -194,7 +206,7 @@ def dry_run(
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     if not options.work.share.is_whole:
         raise ConfigError(
-            f"task={options.work.task!r}: cannot be combined with a dry run, which plans all work; omit task"
+            f"task={options.work.cluster.task!r}: cannot be combined with a dry run, which plans all work; omit task"
         )
     journals = partial(SharedJournal, place.folder, store=place.store, share=WHOLE, writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
@@ -247,7 +259,6 @@ def _build(
     plan = make_plan(found.records, assignment, options, build)
     if not plan.shards:
         raise SourceError(_nothing_accepted(plan.rejections))
-    staging.announce(build, plan.sha256)
     bytes_read = found.bytes_read
     if options.trust_metadata:
         journal = staging.journal(PROBES, journal_header(options))
@@ -260,6 +271,7 @@ def _build(
     build_all(plan, staging, options, progress)
     if not staging.share.is_whole:
         return report_task(records.num_rows, options, remaining_shards(plan, staging))
+    staging.lease.renew()  # the last check before the manifest
     seal(plan, staging, options, progress)
     return replace(report_plan(plan, BUILT), probe_bytes_read=bytes_read, input=found.summary)
 

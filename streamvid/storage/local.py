@@ -14,6 +14,9 @@ from pathlib import Path
 from streamvid.errors import StorageError
 from streamvid.storage.store import FileState, Ranges, Store, check_relative
 
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of file systems without hard links, such as exFAT and some network file systems."""
+
 
 @dataclass(frozen=True)
 class LocalStore(Store):
@@ -92,6 +95,10 @@ class LocalStore(Store):
                 target.hardlink_to(temporary)  # unlike a rename, a link does not replace an existing file
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return _create_exclusively(target, data)
             finally:
                 temporary.unlink(missing_ok=True)
             _sync_folder(target.parent)
@@ -108,6 +115,18 @@ class LocalStore(Store):
             yield
         except OSError as error:
             raise StorageError(f"{self.url}: cannot {verb} {path}: {write_reason(error)}") from error
+
+
+def _create_exclusively(target: Path, data: bytes) -> bool:
+    """Write a new file on a file system without hard links, where others may see it incomplete for a moment."""
+    try:
+        with target.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True
 
 
 def write_reason(error: OSError) -> str:

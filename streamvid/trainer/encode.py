@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 
 import torch
 
+from streamvid.cluster.options import ClusterOptions
+from streamvid.cluster.ray import TaskNeeds, run_on_ray
+from streamvid.cluster.share import Share
+from streamvid.errors import StreamvidError
 from streamvid.loader.by_shard import ByShard
 from streamvid.loader.mix import open_configs
 from streamvid.loader.stores import Stores
 from streamvid.modules.build import build_module
-from streamvid.modules.encode_dataset import EncodeJob, EncodeResult, encode_dataset
+from streamvid.modules.encode_dataset import EncodeJob, EncodeResult, encode_dataset, num_finished
 from streamvid.modules.encoding import Encoder, facts
 from streamvid.plan.position import World
 from streamvid.trainer.config import TrainConfig
@@ -46,6 +53,45 @@ def encode(
         wait_for_all = here.wait_for_everyone if world is None else None
         world = world or World(here.process_index, here.num_processes)
         return encode_dataset(job, world, wait_for_all, lambda: stop.signal_number, progress)
+
+
+def encode_on_ray(
+    config: TrainConfig, cluster: ClusterOptions, progress: Callable[[str, int, int], object]
+) -> EncodeResult:
+    """Encode with tasks on a Ray cluster, and return once the features are sealed.
+
+    Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. It has `config.data.num_workers`
+    CPUs; None selects a machine's CPUs per GPU, or all CPUs of a machine.
+    progress: called with "encode", the number of samples in finished shards, and their total.
+    Raises the errors of `encode`, ConfigError for an unsuitable cluster, and StreamvidError if tasks are lost again and
+    again; finished shards are kept.
+    """
+    shards, data = source_of(config).dataset.shards, config.data
+    total = sum(shard.num_samples for shard in shards)
+
+    def report() -> None:
+        progress("encode", num_finished(shards, str(data.features.url), data.storage), total)
+
+    num_cpus = None if data.num_workers is None else max(1, data.num_workers)
+    needs = TaskNeeds(num_cpus, "data.num_workers", uses_gpu=not config.accelerate.cpu, max_tasks=len(shards))
+    results = run_on_ray(partial(_encode_share, config), attrgetter("is_sealed"), needs, cluster, report)
+    if not any(result.is_sealed for result in results):
+        raise StreamvidError(
+            "the features are not complete, because the Ray cluster lost tasks too often; finished shards are kept: "
+            "run the same command again to resume"
+        )
+    return EncodeResult(
+        num_shards=sum(result.num_shards for result in results),
+        num_samples=sum(result.num_samples for result in results),
+        num_missing=sum(result.num_missing for result in results),
+        is_sealed=True,
+    )
+
+
+def _encode_share(config: TrainConfig, share: Share, num_cpus: int) -> EncodeResult:
+    num_workers = num_cpus if config.data.num_workers is None else config.data.num_workers
+    config = replace(config, data=replace(config.data, num_workers=num_workers))
+    return encode(config, World(share.number, share.num_shares))
 
 
 def source_of(config: TrainConfig) -> ByShard:

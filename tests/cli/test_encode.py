@@ -76,7 +76,7 @@ def test_encoding_in_tasks_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
 def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path: Path) -> None:
     given = arguments(tiny, tmp_path)
     for more, said in (
-        (["--task", "2/2"], "task='2/2': must be I/N"),
+        (["--task", "2/2"], "--task '2/2': must be I/N"),
         (
             ["--set", "model.weights.paths={autoencoder: nowhere.safetensors}", "--dry-run"],
             "nowhere.safetensors does not exist",

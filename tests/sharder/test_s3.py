@@ -232,17 +232,31 @@ def test_foreign_objects_are_refused(built: Built, bucket: str, moto_server: S3S
 def test_an_unfinished_build_of_something_else_leaves_nothing(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
-    """SHARD-2: on the same machine other options take its place; on another one they are refused until it is given up.
-
-    Another machine is another working folder.
-    """
+    """SHARD-2: other options take its place, on another machine too, which is another working folder."""
     dest = f"s3://{bucket}/ds"
     with pytest.raises(Stop):
         shard(built.source, dest, options(buckets=BUCKETS[:1], seed=9), stop_at("seal", 4))
-    with pytest.raises(DatasetError, match="is building a different dataset.*--abandon"):
-        shard(built.source, dest, options(work_dir=tmp_path / "other"))
-    shard(built.source, dest, options())
+    shard(built.source, dest, options(work_dir=tmp_path / "other"))
     assert moto_server.tree(bucket, "ds") == built.tree
+
+
+def test_of_two_at_once_one_is_refused_without_a_common_disk(
+    built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
+) -> None:
+    """SHARD-2: the lease in the bucket excludes the second, equal or not, and `abandon`; the first is undisturbed."""
+    dest, refusals = f"s3://{bucket}/ds", []
+
+    def second(phase: str, done: int, total: int) -> None:
+        if phase == "build" and done == 1:
+            for changes in ({}, {"seed": 9}, {"task": "0/2"}):
+                with pytest.raises(DatasetError, match="another run, process .*, is working on s3://") as caught:
+                    shard(built.source, dest, options(**changes, work_dir=tmp_path / "other"))
+                refusals.append(caught)
+            with pytest.raises(DatasetError, match="is working on s3://"):
+                abandon(dest, options(work_dir=tmp_path / "other"))
+
+    shard(built.source, dest, options(), second)
+    assert len(refusals) == 3 and moto_server.tree(bucket, "ds") == built.tree
 
 
 @pytest.mark.slow

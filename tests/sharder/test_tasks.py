@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from streamvid.cluster.share import Share
 from streamvid.errors import ConfigError, DatasetError
-from streamvid.host.share import Share
 from streamvid.sharder.report import TASK_ENDED
 from streamvid.sharder.sharder import abandon, dry_run, shard, status
 from tests.clips import ROOT
@@ -152,11 +152,11 @@ def test_only_one_run_does_a_task_and_none_runs_beside_the_last(built: Built, tm
 
     def others(phase: str, done: int, total: int) -> None:
         if phase == "probe" and done == 0:
-            with pytest.raises(DatasetError, match="task 0/2, or a run without tasks, is working on .*; wait until it"):
+            with pytest.raises(DatasetError, match="task 0/2, process .*, is working on .*; wait until it ends"):
                 do_task(built, dest, "0/2")
-            with pytest.raises(DatasetError, match="task 0-of-2 is working on .*; wait until all tasks have ended"):
+            with pytest.raises(DatasetError, match="task 0/2, process .*, is working on"):
                 do_task(built, dest, None)
-            with pytest.raises(DatasetError, match="task 0-of-2 is working on"):
+            with pytest.raises(DatasetError, match="task 0/2, process .*, is working on"):
                 abandon(dest, shard_options(**OPTIONS))
             assert do_task(built, dest, "1/2").remaining.phase == "probe"
 
@@ -164,7 +164,7 @@ def test_only_one_run_does_a_task_and_none_runs_beside_the_last(built: Built, tm
 
     def task(phase: str, done: int, total: int) -> None:
         if phase == "build" and done == 0:
-            with pytest.raises(DatasetError, match="is working on"):
+            with pytest.raises(DatasetError, match="another run, process .*, is working on"):
                 do_task(built, dest, "1/2")
 
     assert shard(built.source, dest, shard_options(**OPTIONS), task) == built.report
@@ -175,7 +175,7 @@ def test_tasks_of_different_datasets_exclude_each_other(built: Built, tmp_path: 
     """Neither a task of other options nor what an earlier run left is overwritten, and the message says what to do."""
     dest = tmp_path / "dataset"
     do_task(built, dest, "0/2")
-    with pytest.raises(DatasetError, match="is building a different dataset at .*--abandon"):
+    with pytest.raises(DatasetError, match="unfinished work on a different dataset at .*--abandon"):
         do_task(built, dest, "1/2", seed=77)
     assert abandon(dest, shard_options(**OPTIONS))
     with pytest.raises(Stop):
@@ -187,15 +187,6 @@ def test_tasks_of_different_datasets_exclude_each_other(built: Built, tmp_path: 
     assert do_task(built, dest, None) == built.report and tree_of(dest) == built.tree
 
 
-def test_a_note_that_another_task_is_writing_is_not_read(built: Built, tmp_path: Path) -> None:
-    """A task lists the notes while others replace theirs, so it sees their half-written temporary files."""
-    owners = tmp_path / "dataset" / ".staging" / "owners"
-    assert do_task(built, tmp_path / "dataset", "0/2").state == TASK_ENDED
-    (note,) = owners.iterdir()
-    (owners / f".{note.name}.tmp").write_bytes(note.read_bytes()[:20])
-    assert do_task(built, tmp_path / "dataset", "1/2").state == TASK_ENDED
-
-
 @pytest.mark.parametrize("task", ["2/2", "1", "a/b", "-1/4", "0/0", "1/100001"])
 def test_a_task_that_cannot_be_is_an_error(task: str) -> None:
     with pytest.raises(ConfigError, match=r"task='.*': must be I/N with N from 1 to 100000 and I from 0 to N-1"):
@@ -203,7 +194,9 @@ def test_a_task_that_cannot_be_is_an_error(task: str) -> None:
 
 
 def test_options_that_do_not_go_with_a_task(built: Built, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be combined with task or engine='ray', because tasks remove"):
+    with pytest.raises(
+        ConfigError, match="cannot be combined with task, or with an engine other than 'local', because tasks remove"
+    ):
         shard_options(task="0/2", overwrite=True)
     with pytest.raises(ConfigError, match="cannot be combined with a dry run"):
         dry_run(built.source, tmp_path / "dataset", shard_options(**OPTIONS, task="0/2"))

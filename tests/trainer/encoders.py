@@ -14,8 +14,8 @@ from tests.trainer.modules import UserTraining
 
 
 class Encoding(UserTraining):
-    """draws: its latents are drawn, as from a posterior. log: where it writes down what it encodes, a file a process;
-    pause: how long that takes; neither is part of what a sidecar is made with."""
+    """draws: its latents are drawn, as from a posterior. log: where it writes down what it encodes, a file a process
+    that names its GPUs; pause: how long that takes; neither is part of what a sidecar is made with."""
 
     encoder_args = ("draws",)
 
@@ -25,7 +25,9 @@ class Encoding(UserTraining):
 
     def encode(self, batch: Any) -> dict[str, Any]:
         if self.log:
-            with (Path(self.log) / f"encoded-{os.getpid()}").open("a") as file:
+            with (Path(self.log) / f"encoded-{os.getpid()}-{os.environ.get('CUDA_VISIBLE_DEVICES', '')}").open(
+                "a"
+            ) as file:
                 file.write("".join(f"{key}\n" for key in batch.sample_keys))
         time.sleep(self.pause)
         found = super().encode(batch)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.cli.console import print_json, size
-from streamvid.cli.flags import LOCATION
+from streamvid.cli.flags import LOCATION, option_flags
 from streamvid.cli.training import is_launched, run_encoding
+from streamvid.cluster.options import ClusterOptions
 
 if TYPE_CHECKING:
     from streamvid.trainer.config import TrainConfig
@@ -19,30 +20,32 @@ Examples:
   streamvid encode --config mine.yaml --set data.features.url=features/
   streamvid encode --config mine.yaml --set data.features.num_visits=4 --dry-run
   accelerate launch --num_processes 8 -m streamvid encode --config mine.yaml
+  streamvid encode --config mine.yaml --engine ray --ray-address head:6379
+  streamvid encode --config mine.yaml --engine slurm --num-tasks 16 --sbatch-option=--partition=gpu
   streamvid encode --config mine.yaml --task 3/16       one of 16 independent jobs
   streamvid train --config mine.yaml --set task=sft:train          train on the features
 
-Each sample of every split is encoded `num_visits` times. If the command is stopped or killed, run it
-again: it resumes and writes the same bytes as an uninterrupted run."""
+Each sample of every split is encoded `num_visits` times. The last task to finish seals the features. If
+the command is stopped or killed, run it again: it resumes and writes the same bytes as an uninterrupted
+run."""
+
+_SLURM_CPUS = 12
+"""CPUs per task on Slurm if data.num_workers is not set."""
 
 
 @click.command(epilog=_EPILOG)
 @click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
-@click.option(
-    "--task",
-    metavar="I/N",
-    help="Encode only share I of N, with I from 0 to N-1; the last task to finish seals the features.",
-)
+@option_flags(ClusterOptions, "cluster")
 @click.option(
     "--dry-run", is_flag=True, help="Show what remains to be done, without loading a model or writing anything."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(config: str | None, overrides: tuple[str, ...], task: str | None, dry_run: bool, as_json: bool) -> int:
+def command(
+    config: str | None, overrides: tuple[str, ...], cluster: ClusterOptions, dry_run: bool, as_json: bool
+) -> int:
     """Encode the dataset of a config with the config's model and store the features in data.features.url."""
     from streamvid.config import load_config
-    from streamvid.host.share import parse_share
-    from streamvid.plan.position import World
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig
 
@@ -51,12 +54,25 @@ def command(config: str | None, overrides: tuple[str, ...], task: str | None, dr
     if dry_run:
         _survey(run).print(as_json)
         return 0
-    if task is None:
-        return run_encoding(run, None, as_json=as_json)
-    if is_launched():
-        raise click.UsageError("--task cannot be used in a process that a launcher started; omit --task")
-    share = parse_share(task, "task")
-    return run_encoding(run, World(share.number, share.num_shares), as_json=as_json)
+    if is_launched() and not cluster.is_local:
+        raise click.UsageError(
+            "--task and --engine cannot be used in a process that a launcher started; omit them, or the launcher"
+        )
+    if cluster.engine == "slurm":
+        return _submit(run, cluster, as_json=as_json)
+    return run_encoding(run, cluster, as_json=as_json)
+
+
+def _submit(run: TrainConfig, cluster: ClusterOptions, *, as_json: bool) -> int:
+    """Submit one array, whose last task to finish seals the features."""
+    from streamvid.cli.slurm import submit_command
+    from streamvid.cluster.slurm import SlurmJobs
+    from streamvid.storage import open_store
+
+    url = open_store(str(run.data.features.url), run.data.storage).url
+    num_cpus = _SLURM_CPUS if run.data.num_workers is None else max(1, run.data.num_workers)
+    jobs = SlurmJobs("encode", url, num_cpus, uses_gpu=not run.accelerate.cpu)
+    return submit_command(jobs, cluster, "progress: the same command with --dry-run", as_json=as_json)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ Examples:
   streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
   streamvid shard --status ds/
-  streamvid shard /data/videos /data/ds --task $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
+  streamvid shard /data/videos /data/ds --engine slurm --num-tasks 64 --workers 32
+  streamvid shard /data/videos /data/ds --task $JOB_COMPLETION_INDEX/16
 
 SOURCE is a folder of videos, a metadata file (CSV, JSONL, JSON or Parquet), a folder of Parquet
 files, a folder of tars (webdataset, video2dataset, cosmos-curate), or a sealed dataset. Captions of
@@ -49,6 +50,8 @@ _KEYS = Flag(
     metavar="LIST",
     help="Columns with media paths, beginning with the clip's column, such as 'video,control_video'.",
 )
+_SLURM_CPUS = 8
+"""CPUs per task on Slurm, because the CPUs of a login node say nothing about the nodes."""
 _GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Curation", "Verification", "Work", "Storage")
 _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.index(flag.group or ""))
 
@@ -70,12 +73,15 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
     if shows_status:
         _show_status(dest, _options(given), as_json)
         return 0
+    num_workers = given.get("work__workers")
     if not source:
         raise click.UsageError("SOURCE or DEST is missing; pass both: `streamvid shard SOURCE DEST`")
     options = _options(given)
     if abandons:
         _abandon(dest, options)
         return 0
+    if options.work.cluster.engine == "slurm" and not plans:
+        return _submit(dest, options, num_workers or _SLURM_CPUS, as_json=as_json)
     build_or_plan = dry_run if plans else shard
     # Rows are created and freed without reference cycles, and searching them for cycles took 15 % of the CPU time.
     gc.freeze()
@@ -92,6 +98,22 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
     report = run_and_print(work, as_json, lambda done: print_report(done, dest))
     # A dry run that accepts no row fails, just as the build would.
     return 0 if report.num_samples or report.state == TASK_ENDED else 1
+
+
+def _submit(dest: str, options: ShardOptions, num_cpus: int, *, as_json: bool) -> int:
+    """Submit an array per phase, and a job that seals the dataset."""
+    from streamvid.cli.slurm import submit_command
+    from streamvid.cluster.slurm import SlurmJobs
+    from streamvid.sharder.work.destination import find_destination
+    from streamvid.sharder.work.staging import check_unused
+
+    place = find_destination(dest, options)
+    place.check_free()
+    check_unused(place)
+    workers = ["--workers", str(num_cpus)]
+    num_phases = 2 + options.curation.is_on + options.makes_clips  # probe and build, curate, encode or cut
+    jobs = SlurmJobs("shard", place.url, num_cpus, arguments=workers, num_arrays=num_phases, has_last=True)
+    return submit_command(jobs, options.work.cluster, f"progress: streamvid shard --status {dest}", as_json=as_json)
 
 
 def _abandon(dest: str, options: ShardOptions) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from streamvid.cluster.share import Share
 from streamvid.host.journal import Journal, Key
-from streamvid.host.share import Share
 from streamvid.sharder.work.destination import STAGING
 from streamvid.sharder.work.tasks import TASKS, task_folder
 from streamvid.storage import LocalStore, Store

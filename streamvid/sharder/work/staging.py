@@ -1,30 +1,29 @@
 """Staging folder of an unfinished dataset. It contains its lock, findings, shard markers and the names of files.
 
-The folder is on this machine. For a dataset in an object store, `.staging/` in the store also holds what other machines
-and later runs need: the owners of the build, the names of each plan's files, and the markers of finished shards.
+The folder is on this machine. `.staging/` in the store holds what other machines and later runs need: the leases of
+running processes, the build, the names of each plan's files, and the markers of finished shards. For a dataset in a
+folder, it is the same folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import re
 import shutil
-import socket
-import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamvid.cluster.lease import Lease, acquire, wait_until_free
+from streamvid.cluster.share import WHOLE, Share
 from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST
 from streamvid.errors import DatasetError, StorageError
 from streamvid.host.lock import FileLock, try_lock, wait_for_lock
-from streamvid.host.share import WHOLE, Share
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.work.clips import ClipFolder
 from streamvid.sharder.work.destination import STAGING, Destination
@@ -40,7 +39,10 @@ LOCK = "lock"
 JOURNALS = PROBES, FIGURES, ENCODES = ("probes.jsonl", "figures.jsonl", "encodes.jsonl")
 """Journals of the findings of probing, curation and encoding."""
 _TASKS_LOCK = "tasks.lock"
-_OWNERS = "owners"
+_LEASES = f"{STAGING}/leases"
+_RUN = "run"
+"""Name of the lease of a run without a task."""
+_BUILD = f"{STAGING}/build.json"
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
 #: Notes may be forged. Therefore, only folders and files whose names a sharder could have chosen are removed (SAFE-1).
@@ -64,11 +66,13 @@ class Staging:
     """Unfinished work on the dataset in `store`.
 
     folder: staging folder on this machine, which tasks share. lock_fd: descriptor of the lock on `own`.
+    lease: lease of this run or task among all machines.
     """
 
     store: Store
     folder: Path
     lock_fd: int
+    lease: Lease
     share: Share = WHOLE
 
     @property
@@ -89,64 +93,41 @@ class Staging:
         """Return the folder of one plan's markers and temporary files."""
         return self.folder / plan_sha256[:32]
 
-    def announce(self, build: Mapping[str, object], plan_sha256: str = "") -> None:
-        """Announce this build to other machines and tasks, then check their builds.
+    def announce(self, build: Mapping[str, object]) -> None:
+        """Record the build. Raises DatasetError if this is a task, and there is unfinished work on another dataset.
 
-        A build in a local folder without tasks needs no announcement. Machines and tasks with the same build write the
-        same bytes and need no lock between them. Raises DatasetError if another machine or task has an unfinished
-        build of a different dataset, because a machine that has failed cannot be distinguished from a slow one. Each
-        machine writes before it reads, so at least one of two machines that start together is refused.
+        A run without tasks works alone and replaces unfinished work.
         """
-        if self.store.is_local and self.share.is_whole:
-            return
-        own = self._owner_path(build)
-        mine = {"build": json.dumps(build, sort_keys=True), "plan_sha256": plan_sha256, "host": socket.gethostname()}
-        self.store.put(own, json.dumps(mine).encode())
-        paths = [state.path for state in self.store.files(f"{STAGING}/{_OWNERS}")]
-        for path in paths:
-            # All other names are of temporary files that tasks are writing.
-            other = _owner(self.store, path) if path.endswith(".json") and path != own else {}
-            plans = {plan_sha256, other.get("plan_sha256", "")} - {""}
-            if other and (other.get("build") != mine["build"] or len(plans) > 1):
-                self.store.remove(own)
-                raise DatasetError(
-                    f"a sharder on {other.get('host')!r} is building a different dataset at {self.store.url}, or left "
-                    "it unfinished. Wait until it ends, or run its command again. If no sharder is running, --abandon "
-                    "(streamvid.sharder.sharder.abandon) removes the unfinished work"
-                )
+        data = json.dumps(build, sort_keys=True).encode()
+        if self.share.is_whole:
+            self.store.put(_BUILD, data)
+        elif not self.store.create(_BUILD, data) and self.store.read(_BUILD) != data:
+            raise self._other_work()
 
-    def _owner_path(self, build: Mapping[str, object]) -> str:
-        """Return the path of the owner note of this folder, or of this task and build. Resuming keeps the path."""
-        if not self.share.is_whole:
-            digest = hashlib.sha256(json.dumps(build, sort_keys=True).encode()).hexdigest()
-            return f"{STAGING}/{_OWNERS}/{Path(task_folder(self.share)).name}-{digest[:16]}.json"
-        file = self.folder / "owner"
-        if not file.exists():
-            LocalStore(self.folder).put(file.name, uuid.uuid4().hex.encode())
-        return f"{STAGING}/{_OWNERS}/{file.read_text()}.json"
+    def _other_work(self) -> DatasetError:
+        return DatasetError(
+            f"there is unfinished work on a different dataset at {self.store.url}; run the command with --abandon "
+            "(streamvid.sharder.sharder.abandon) to remove it, then run the tasks again"
+        )
 
     def open_plan(self, plan_sha256: str, paths: Iterable[str]) -> Path:
         """Remove the files of other plans, then record the names of this plan's files. Return the plan's folder."""
         folder = self.plan_folder(plan_sha256)
-        others = self._plan_names() - {folder.name}
         if not self.share.is_whole:
-            self._join_plan(folder, paths, others)
+            self._join_plan(folder, paths)
             return folder
-        for name in others:
+        for name in self._plan_names() - {folder.name}:
             self._discard(name)
         for torn in folder.glob("*.tmp"):
             torn.unlink()
         self.name_files(folder, paths)
         return folder
 
-    def _join_plan(self, folder: Path, paths: Iterable[str], others: Collection[str]) -> None:
+    def _join_plan(self, folder: Path, paths: Iterable[str]) -> None:
         """Record the names of the plan's files, unless another task has done so. Tasks remove no files."""
-        if others:
-            raise DatasetError(
-                f"there is unfinished work on a different dataset at {self.store.url}; run the command with --abandon "
-                "(streamvid.sharder.sharder.abandon) to remove it, then run the tasks again"
-            )
         with self.exclusive():
+            if self._plan_names() - {folder.name}:
+                raise self._other_work()
             if not (folder / _NAMES).exists():
                 self.name_files(folder, paths)
 
@@ -229,55 +210,89 @@ class Staging:
 
     def remove(self) -> None:
         """Remove the staging folder, on this machine and in the store."""
+        self.lease.stop()  # a renewal would create the folder again
         if not self.store.is_local:
             for folder in (*LARGE_FOLDERS, STAGING):
                 self.store.abort_uploads(folder)
-            # The owners are removed last, because they show that remaining files belong to a dataset.
-            _remove_all(self.store, sorted(self._notes(), key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))
+            # The lease is removed last, because it shows that remaining files belong to a dataset.
+            _remove_all(self.store, sorted(self._notes(), key=lambda path: path == self.lease.path))
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.folder)
 
 
 @contextmanager
-def locked_staging(dest: Destination, share: Share = WHOLE) -> Iterator[Staging]:
+def leased(dest: Destination, share: Share = WHOLE, *, admits_tasks: bool = False) -> Iterator[Lease]:
+    """Hold the lease of a run or task at `dest`, which excludes other machines too.
+
+    A run without tasks excludes all other runs. A task excludes only other runs of the same task.
+    admits_tasks: True for a run that first lets other machines do tasks.
+    Raises DatasetError if another process works at `dest`.
+    """
+    is_new = isinstance(dest.store, LocalStore) and not dest.store.root.exists()
+    if dest.store.is_local:
+        with _writing_to(dest):
+            dest.folder.mkdir(parents=True, exist_ok=True)
+    if share.is_whole:
+        lease = acquire(dest.store, _LEASES, _RUN, lambda _: not admits_tasks, admits_tasks)
+    else:
+        name = Path(task_folder(share)).name
+        lease = acquire(dest.store, _LEASES, name, lambda other: other.name == _RUN and not other.note.admits_tasks)
+    try:
+        yield lease
+    finally:
+        lease.release()
+        if isinstance(dest.store, LocalStore):
+            with contextlib.suppress(OSError):  # missing, or not empty
+                for folder in (dest.folder / "leases", dest.folder, *([dest.store.root] if is_new else [])):
+                    folder.rmdir()
+
+
+def check_unused(dest: Destination) -> None:
+    """Raise DatasetError if a run or a task is working at `dest`."""
+    wait_until_free(dest.store, _LEASES, lambda _: True)
+
+
+def end_tasks(dest: Destination, lease: Lease) -> None:
+    """Admit no more tasks. Wait for the leases of lost tasks; raise DatasetError if a task is running."""
+    lease.close_to_tasks()
+    wait_until_free(dest.store, _LEASES, lambda other: other.name != _RUN)
+
+
+@contextmanager
+def locked_staging(dest: Destination, lease: Lease, share: Share = WHOLE) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
 
-    A run without tasks excludes all other runs. A task excludes only other runs of the same task. Workers hold the lock
-    too, so this function waits briefly for the workers of a sharder that was just killed.
+    The workers of a sharder hold the lock too, so this function waits briefly for those of a sharder that was killed.
     """
     try:
-        lock = _lock(dest.folder, LOCK_WAIT_SECONDS)
-        with contextlib.ExitStack() as held:
-            held.enter_context(lock)
+        with _writing_to(dest), contextlib.ExitStack() as held:
+            lock = held.enter_context(_lock(dest.folder, LOCK_WAIT_SECONDS))
             if share.is_whole:
-                _check_tasks_ended(dest)
+                for path in sorted(dest.folder.glob(f"{TASKS}/*/{LOCK}")):
+                    wait_for_lock(path, LOCK_WAIT_SECONDS).release()
                 held.pop_all()
             else:
                 lock = _lock(dest.folder / task_folder(share), LOCK_WAIT_SECONDS)
     except TimeoutError:
-        what = "another sharder" if share.is_whole else f"task {share}, or a run without tasks,"
         raise DatasetError(
-            f"{what} is working on {dest.url}; wait until it ends, or choose another destination"
+            f"another sharder, or a worker process of one that ended, is working in {dest.folder}; wait until it ends, "
+            "or choose another destination"
         ) from None
+    with lock:
+        yield Staging(dest.store, dest.folder, lock.descriptor, lease, share)
+
+
+@contextmanager
+def _writing_to(dest: Destination) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise
     except OSError as error:
         raise StorageError(
             f"cannot write to {dest.folder.parent}: {error.strerror}; choose a destination (or a work_dir) that "
             "you can write to"
         ) from error
-    with lock:
-        yield Staging(dest.store, dest.folder, lock.descriptor, share)
-
-
-def _check_tasks_ended(dest: Destination) -> None:
-    """Raise DatasetError if a task of this machine is running at `dest`."""
-    for path in sorted(dest.folder.glob(f"{TASKS}/*/{LOCK}")):
-        lock = try_lock(path)
-        if lock is None:
-            raise DatasetError(
-                f"task {path.parent.name} is working on {dest.url}; wait until all tasks have ended, then run the "
-                "command without --task again"
-            )
-        lock.release()
 
 
 def _lock(folder: Path, wait_seconds: float) -> FileLock:
@@ -294,19 +309,6 @@ def _read_names(store: Store, path: str) -> bytes:
         if store.is_local:
             return b""
         raise
-
-
-def _owner(store: Store, path: str) -> Mapping[str, Any]:
-    """Return the owner note of another machine; an empty mapping if that machine has just finished."""
-    try:
-        value = json.loads(store.read(path))
-    except ValueError:
-        value = None
-    except StorageError:
-        if store.size(path) is None:
-            return {}
-        raise
-    return value if isinstance(value, dict) else {"build": "", "host": "unknown"}
 
 
 def _remove_all(store: Store, paths: Sequence[str]) -> None:

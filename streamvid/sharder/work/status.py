@@ -93,7 +93,7 @@ class StatusFile:
     """Progress callback that also writes the progress to a file in the staging folder, at most once per second."""
 
     def __init__(self, staging: Staging, progress: Callable[[str, int, int], None]) -> None:
-        self._folder, self._progress = staging.own, progress
+        self._folder, self._lease, self._progress = staging.own, staging.lease, progress
         is_published = not staging.store.is_local and not staging.share.is_whole
         self._published = (staging.store, f"{STAGING}/{task_folder(staging.share)}/{_FILE}") if is_published else None
         self._phases: dict[str, Phase] = {}
@@ -101,6 +101,7 @@ class StatusFile:
         self._current = ""
 
     def __call__(self, name: str, done: int, total: int) -> None:
+        self._lease.check()
         now, is_new = time.monotonic(), name != self._current
         if is_new:
             self._current, self._since = name, now

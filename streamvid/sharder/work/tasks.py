@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamvid.host.share import Share
+from streamvid.cluster.share import Share
 
 TASKS = "tasks"
 """Folder of the tasks in a staging folder."""

@@ -1,0 +1,272 @@
+"""Leases: the right of one process to work on a destination. A lease expires if its holder disappears.
+
+A lease is a small file in the store that all machines see. It is created with a conditional request, so of several
+processes exactly one gets it, and its holder renews it every few seconds. A process that lost its lease stops at its
+next check. On the machine of the holder, other processes look at the holder itself and need not wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from streamvid.errors import DatasetError, StorageError
+from streamvid.storage import Store
+
+RENEW_SECONDS, EXPIRE_SECONDS = 10.0, 120.0
+_WATCH_SECONDS = 1.5 * RENEW_SECONDS
+_PAUSE_SECONDS = 0.5
+_logger = logging.getLogger(__name__)
+_MAX_NOTE_BYTES = 4096
+#: A lease that expired is never removed by others, because its holder may still renew it. Its successor has the next
+#: number instead, which only one process can create.
+_FILE = re.compile(r"(.+)-(\d{6,60})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseNote:
+    """Content of a lease. process: this process among all processes of all machines. renewed: Unix time.
+
+    admits_tasks: True if other leases may be held at the same time.
+    """
+
+    host: str
+    pid: int
+    process: str
+    renewed: float
+    admits_tasks: bool
+
+    @property
+    def is_here(self) -> bool:
+        """True if the holder is a process of this machine, alive or dead."""
+        return self.process.rpartition("/")[0] == _machine()
+
+    @property
+    def is_dead(self) -> bool:
+        """True if the holder was a process of this machine and has ended."""
+        return self.is_here and self.process != _process(self.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLease:
+    """Lease in a store. data: its bytes, which change with each renewal."""
+
+    path: str
+    name: str
+    number: int
+    data: bytes
+    note: LeaseNote
+
+
+class Lease:
+    """Lease of this process. It is renewed by a thread until `stop` or `release`."""
+
+    def __init__(self, store: Store, path: str, admits_tasks: bool) -> None:
+        self._store, self.path = store, path
+        self._admits_tasks, self._is_lost = admits_tasks, False
+        self._stopped, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._renew_often, name="streamvid-lease", daemon=True)
+
+    def start(self) -> None:
+        """Start to renew the lease."""
+        self._thread.start()
+
+    def _renew_often(self) -> None:
+        while not self._stopped.wait(RENEW_SECONDS):
+            with contextlib.suppress(StorageError, DatasetError):  # the next renewal, or `check`, may succeed
+                self.renew()
+
+    def renew(self) -> None:
+        """Renew the lease now. Raises DatasetError if it was lost, and StorageError if the store fails."""
+        with self._lock:
+            if not self._is_lost and not self._stopped.is_set():
+                self._is_lost = self._is_taken()
+                if not self._is_lost:
+                    self._store.put(self.path, note_bytes(self._admits_tasks))
+        self.check()
+
+    def _is_taken(self) -> bool:
+        folder, _, file = self.path.rpartition("/")
+        own = _FILE.fullmatch(file)
+        assert own is not None
+        latest = {lease.name: lease for lease in find_leases(self._store, folder)}.get(own[1])
+        return latest is None or latest.path != self.path
+
+    def check(self) -> None:
+        """Raise DatasetError if another process has taken over, because this one did not renew its lease in time."""
+        if self._is_lost:
+            raise DatasetError(
+                f"{self._store.url}: this process could not renew its lease for {EXPIRE_SECONDS:.0f} s, and another "
+                "one has taken over; wait until it ends, then run the same command again"
+            )
+
+    def close_to_tasks(self) -> None:
+        """Stop admitting tasks: from now on this process works alone."""
+        self._admits_tasks = False
+        self.renew()
+
+    def stop(self) -> None:
+        """Stop renewing the lease, but keep it until it expires."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def release(self) -> None:
+        """Give the lease back. If the store fails, the lease expires."""
+        self.stop()
+        if not self._is_lost:
+            with contextlib.suppress(StorageError):
+                self._store.remove(self.path)
+
+
+def acquire(
+    store: Store, folder: str, name: str, conflicts: Callable[[FoundLease], bool], admits_tasks: bool = False
+) -> Lease:
+    """Acquire the lease `name` in a folder of the store.
+
+    conflicts: function that returns True for a lease of another name that must not be held at the same time.
+    The lease of a process that has ended on this machine is taken over at once. That of another machine is taken over
+    once it has expired, for which this function waits.
+    Raises DatasetError if another process holds the lease or a conflicting one, and StorageError if the store fails.
+    """
+    watch = _Watch(store, folder)
+    while True:
+        earlier = watch.wait(lambda lease: lease.name == name)
+        number = 1 + max((lease.number for lease in earlier if lease.name == name), default=0)
+        path = f"{folder}/{name}-{number:06d}.json"
+        if _create(store, path, admits_tasks):
+            break
+    lease = Lease(store, path, admits_tasks)
+    try:
+        for old in earlier:
+            if old.name == name:
+                store.remove(old.path)
+        # Each process creates its lease before it looks at the others, so at least one of two is refused.
+        watch.wait(lambda other: other.path != path and conflicts(other))
+        lease.start()
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def _create(store: Store, path: str, admits_tasks: bool) -> bool:
+    data = note_bytes(admits_tasks)
+    try:
+        return store.create(path, data)
+    except StorageError:
+        if not store.is_local:
+            raise
+        return store.create(path, data)  # a process that just ended may have removed the folder
+
+
+def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease], bool]) -> None:
+    """Wait until conflicting leases have ended or expired. Raises DatasetError if one is alive."""
+    _Watch(store, folder).wait(conflicts)
+
+
+class _Watch:
+    """Observation of leases. Clocks of machines may differ, so that only a change shows that a holder is alive."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self._store, self._folder = store, folder
+        self._first: dict[str, bytes] = {}
+        self._since = time.monotonic()
+
+    def wait(self, conflicts: Callable[[FoundLease], bool]) -> list[FoundLease]:
+        """Wait until no lease conflicts; return all leases. Raises DatasetError if the holder of one is alive."""
+        has_told = False
+        while True:
+            leases = find_leases(self._store, self._folder)
+            for lease in leases:
+                self._first.setdefault(lease.path, lease.data)
+            held = [lease for lease in leases if conflicts(lease) and self._is_held(lease)]
+            if not held:
+                return leases
+            if not has_told:
+                _logger.warning(
+                    "%s was used by a process on %s; waiting up to %.0f s to see whether it is still running",
+                    *(self._store.url, held[0].note.host, EXPIRE_SECONDS),
+                )
+                has_told = True
+            time.sleep(_PAUSE_SECONDS)
+
+    def _is_held(self, lease: FoundLease) -> bool:
+        """Return False if the lease has ended or expired. Raises DatasetError if its holder is alive."""
+        if lease.note.is_dead:
+            return False
+        watched, age = time.monotonic() - self._since, time.time() - lease.note.renewed
+        is_renewed = lease.data != self._first[lease.path]
+        if lease.note.is_here or (is_renewed and watched >= _WATCH_SECONDS):
+            raise DatasetError(
+                f"{_title(lease.name)}, process {lease.note.pid} on {lease.note.host}, is working on "
+                f"{self._store.url}; wait until it ends, or choose another destination"
+            )
+        return is_renewed or watched < (_WATCH_SECONDS if age > EXPIRE_SECONDS else EXPIRE_SECONDS)
+
+
+def find_leases(store: Store, folder: str) -> list[FoundLease]:
+    """Return the latest lease of each name. Other files, and leases that cannot be parsed, have no known holder."""
+    latest: dict[str, tuple[int, str, int]] = {}
+    for state in store.files(folder):
+        match = _FILE.fullmatch(state.path.rpartition("/")[2])
+        if match is not None and state.path.count("/") == folder.count("/") + 1:
+            latest[match[1]] = max(latest.get(match[1], (0, "", 0)), (int(match[2]), state.path, state.num_bytes))
+    return list(_read(store, latest))
+
+
+def _read(store: Store, latest: dict[str, tuple[int, str, int]]) -> Iterator[FoundLease]:
+    for name, (number, path, num_bytes) in latest.items():
+        try:
+            data = store.read(path) if num_bytes <= _MAX_NOTE_BYTES else b""
+        except StorageError:
+            if store.size(path) is None:  # released meanwhile
+                continue
+            raise
+        yield FoundLease(path, name, number, data, _parse(data))
+
+
+def _parse(data: bytes) -> LeaseNote:
+    """Parse a lease. One that no process of this package wrote (SAFE-1) has expired."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        note = LeaseNote(**json.loads(data))
+        kinds = {"host": str, "pid": int, "process": str, "renewed": int | float, "admits_tasks": bool}
+        if all(isinstance(getattr(note, name), kind) for name, kind in kinds.items()):
+            return note
+    return LeaseNote("an unknown machine", 0, "", 0.0, False)
+
+
+def note_bytes(admits_tasks: bool) -> bytes:
+    """Return the content of a lease of this process, renewed now."""
+    pid = os.getpid()
+    return json.dumps(asdict(LeaseNote(socket.gethostname(), pid, _process(pid), time.time(), admits_tasks))).encode()
+
+
+def _machine() -> str:
+    """Return the identity of this machine since its start, or of this container."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return f"{socket.gethostname()}/"
+
+
+def _process(pid: int) -> str:
+    """Return the identity of a process of this machine, which no later process has; "" if it has ended."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if state in "ZX" else f"{_machine()}/{pid}-{fields[18]}"
+
+
+def _title(name: str) -> str:
+    return f"task {name.replace('-of-', '/')}" if "-of-" in name else "another run"
