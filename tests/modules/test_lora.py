@@ -358,7 +358,9 @@ def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -
         match=r"missing adapters: none; unexpected adapters: blocks.0.attention.v.lora_A",
     ):
         adapted(target_modules="q", checkpoint=path)
-    with pytest.raises(ConfigError, match=r"lora_A.weight has shape \(4, 16\), not \(8, 16\); rank is 8"):
+    with pytest.raises(
+        ConfigError, match=r"lora_A.weight has shape \(4, 16\), but \(8, 16\) is required with model.lora.rank=8"
+    ):
         adapted(target_modules="q,v", rank=8, alpha=4, checkpoint=path)
     with pytest.raises(ConfigError, match=r"alpha is 8, but .* have alpha 4.0; set model.lora.alpha=4.0"):
         adapted(target_modules="q,v", alpha=8, checkpoint=path)

@@ -222,7 +222,7 @@ def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path:
     assert not differing(module.student.state_dict(), source.teacher.state_dict())
     save_file({f"teacher.{n}": t for n, t in source.student.state_dict().items()}, tmp_path / "b.safetensors")
     assert set(load(module, paths=(str(tmp_path / "b.safetensors"),)).values()) == {"teacher"}
-    with pytest.raises(ConfigError, match="is for 'tutor', which the module does not have; allowed: student, teach"):
+    with pytest.raises(ConfigError, match="to 'tutor', which the training module lacks; allowed: student, teach"):
         load(module, paths={"tutor": path})
 
 

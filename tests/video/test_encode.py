@@ -339,7 +339,7 @@ def test_hdr_is_refused(tmp_path: Path) -> None:
         ({"codec": "vp9"}, "codec is 'vp9'; it must be one of h264, av1, mjpeg, ffv1"),
         ({"crf": 0}, "crf is 0; for h264 it must be a number from 1 to 51"),
         ({"codec": "av1", "crf": 20.5}, "crf is 20.5; for av1 it must be a whole number from 1 to 63"),
-        ({"codec": "ffv1", "crf": 3}, "crf is 3, but ffv1 is lossless: omit crf"),
+        ({"codec": "ffv1", "crf": 3}, "crf is 3, but ffv1 is lossless; omit crf"),
         ({"codec": "mjpeg", "gop": 4}, r"gop is 4; for mjpeg it must be 1 \(every frame is a key frame\)"),
         ({"gop": 601}, "gop is 601; for h264 it must be from 1 to 600"),
         ({"gop": True}, "gop is True"),

@@ -42,10 +42,14 @@ _RATE = 25
 class EncodedClip:
     """An encoded clip and its properties.
 
-    - data: contents of the file.   extension: "mp4", or "jpg" or "png" for images.   codec: FFmpeg's name of the codec.
-    - fps: average frame rate.   duration_seconds: time until the end of the last frame.   Both are 0.0 for an image.
+    - data: contents of the file.
+    - extension: "mp4", or "jpg" or "png" for images.
+    - codec: FFmpeg's name of the codec.
+    - fps: average frame rate; 0.0 for an image.
+    - duration_seconds: time until the end of the last frame; 0.0 for an image.
     - psnr_y: PSNR of all luma relative to the encoder's input (the direct resize of the source), in decibels; 100.0 if
-      lossless.   encode_seconds: CPU time for decoding, encoding and verification.
+      lossless.
+    - encode_seconds: CPU time for decoding, encoding and verification.
     """
 
     data: bytes
@@ -179,7 +183,8 @@ def _encode_from(
         cover, writer = made[0]
         if place != written:
             raise DecodeError(
-                f"frame {numbers[place]} decodes before frame {numbers[written]}: the timestamps are wrong"
+                f"frame {numbers[place]} decodes before frame {numbers[written]}: the timestamps of the source are "
+                "wrong; re-encode the source (ffmpeg -i IN OUT.mp4)"
             )
         while written < len(numbers) and numbers[written] == numbers[place]:
             writer.write(cover.picture(frame), written)
