@@ -164,7 +164,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         again = fit_costs([(np.str_(name), integer(size), real(value)) for name, size, value in runs], BUCKETS)
         assert again == table and json.dumps(again.to_json()) == json.dumps(table.to_json())
     assert fit_costs([(name, size, Fraction(value)) for name, size, value in runs], BUCKETS) == table
-    with pytest.raises(ConfigError, match="seconds must be above 0"):
+    with pytest.raises(ConfigError, match="seconds must be a number above 0"):
         fit_costs([(IDS[0], 1, np.float32("nan"))], BUCKETS)
 
 
@@ -187,14 +187,14 @@ NO_MEASUREMENTS: dict[str, Any] = {
     r"batch size of .*='2'": [(IDS[0], "2", 1.0)],
     r"batch size of .*=2.0": [(IDS[0], 2.0, 1.0)],
     "batch size of .*=0": [(IDS[0], 0, 1.0)],
-    r"'1.0'\): seconds must be above 0": [(IDS[0], 1, "1.0")],
-    r"-1.0\): seconds must be above 0": [(IDS[0], 1, -1.0)],
-    r"0\): seconds must be above 0 and at most": [(IDS[0], 1, 10**400)],
-    "seconds must be above 0.*": [(IDS[0], 1, 0.0)],
-    "nan.*seconds must be above 0": [(IDS[0], 1, float("nan"))],
-    "inf.*seconds must be above 0": [(IDS[0], 1, float("inf"))],
+    r"'1.0'\): seconds must be a number above 0": [(IDS[0], 1, "1.0")],
+    r"-1.0\): seconds must be a number above 0": [(IDS[0], 1, -1.0)],
+    r"0\): seconds must be a number above 0 and at most": [(IDS[0], 1, 10**400)],
+    "seconds must be a number above 0.*": [(IDS[0], 1, 0.0)],
+    "nan.*seconds must be a number above 0": [(IDS[0], 1, float("nan"))],
+    "inf.*seconds must be a number above 0": [(IDS[0], 1, float("inf"))],
     "at most 1000000": [(IDS[0], 1, 2e6)],
-    "True.*seconds must be above 0": [(IDS[0], 1, True)],
+    "True.*seconds must be a number above 0": [(IDS[0], 1, True)],
 }
 NO_BUCKETS: dict[str, Any] = {
     r"buckets\[0\]='a': expected .*loader\.buckets": ["a"],

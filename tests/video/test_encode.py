@@ -341,7 +341,7 @@ def test_hdr_is_refused(tmp_path: Path) -> None:
         ({"codec": "av1", "crf": 20.5}, "crf is 20.5; for av1 it must be a whole number from 1 to 63"),
         ({"codec": "ffv1", "crf": 3}, "crf is 3, but ffv1 is lossless; omit crf"),
         ({"codec": "mjpeg", "gop": 4}, r"gop is 4; for mjpeg it must be 1 \(every frame is a key frame\)"),
-        ({"gop": 601}, "gop is 601; for h264 it must be from 1 to 600"),
+        ({"gop": 601}, "gop is 601; for h264 it must be a whole number from 1 to 600"),
         ({"gop": True}, "gop is True"),
         ({"crf": float("nan")}, "crf is nan"),
     ],
