@@ -128,7 +128,10 @@ def _without_memory() -> Iterator[None]:
 
 
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
-    """Return the names of the module's encoders. Raises ConfigError if the task needs an encoder that is missing."""
+    """Return the names of the module's encoders.
+
+    Raises ConfigError if they are not names, or if the task needs an encoder that is missing.
+    """
     named = getattr(module, "encoders", ())
     kind = type(module).__name__
     is_valid = isinstance(named, Collection) and not isinstance(named, nn.Module | str)

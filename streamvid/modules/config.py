@@ -106,7 +106,7 @@ class ModelConfig(Options):
     )
     weights: WeightsConfig = option(default_factory=WeightsConfig, help="Weight files.")
     init: Literal["cpu", "meta"] = option(
-        "cpu", help="'meta' allocates no memory for parameters, so the weight files must contain all of them."
+        "cpu", help="Device of new parameters; 'meta' allocates no memory, so the weight files must contain them all."
     )
     trainable: tuple[str, ...] | None = option(
         None,

@@ -57,8 +57,8 @@ class Encoder:
     def __post_init__(self) -> None:
         if not callable(getattr(self.module, "encode", None)):
             raise ConfigError(
-                f"{type(self.module).__name__}, which model.factory built, has no method `encode`, which task "
-                "sft:data_process requires; add encode(batch), and return a mapping from names to tensors"
+                f"{type(self.module).__name__}, built by model.factory, has no method `encode`, which task "
+                "sft:data_process requires; add encode(batch), returning a mapping from names to tensors"
             )
 
     def shard(

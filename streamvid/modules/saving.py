@@ -108,8 +108,8 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
     if len(set(renamed.values())) < len(renamed):
         twice = sorted(name for name, new in renamed.items() if new != name and new in state)
         raise ConfigError(
-            f"remove_prefix is {prefix!r}, but without this prefix {twice[0]} would have the name of another tensor; "
-            "use another prefix, or none"
+            f"checkpoints.remove_prefix is {prefix!r}, but without this prefix {twice[0]} would have the name of "
+            "another tensor; use another prefix, or none"
         )
     return {new: state[name] for name, new in renamed.items()}
 

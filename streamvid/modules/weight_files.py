@@ -232,7 +232,7 @@ def _reading(file: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise ConfigError(
-            f"cannot read {file} ({error.strerror or _one_line(error)}); check its permissions"
+            f"cannot read {file} ({error.strerror or _one_line(error)}); check the file and its permissions"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         kind = "safetensors file" if file.suffix == SAFETENSORS else "weight file"
@@ -254,9 +254,9 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         reason = _one_line(error)
         raise ConfigError(
-            f"{file} is refused, because it is damaged, or a pickle that contains more than tensors and could run code "
-            f"({reason[max(0, reason.find('Unsupported')) :][:160]}); download it again or, if you trust it, save its "
-            "tensors as safetensors"
+            f"{file} is refused, because it is damaged, or is a pickle that contains more than tensors and could run "
+            f"code ({reason[max(0, reason.find('Unsupported')) :][:160]}); download it again or, if you trust it, save "
+            "its tensors as safetensors"
         ) from None
     return _only_tensors(file, loaded)
 

@@ -162,7 +162,7 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return `BucketStream.ordinals` for each (stream, positions). A single permutation call makes this faster."""
+    """Return the result of `ordinals` for each (stream, positions). A single permutation call makes this faster."""
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
     moved = iter(_permuted(shuffled) if shuffled else [])

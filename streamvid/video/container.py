@@ -81,7 +81,7 @@ class VideoFile:
         self._is_still = False
         self.num_bytes = reader.seek(0, os.SEEK_END)
         if not self.num_bytes:
-            raise ProbeError("the file is empty (0 bytes)", kind="empty-file")
+            raise ProbeError("the file is empty (0 bytes); copy or download it again", kind="empty-file")
         if self.num_bytes > limits.max_bytes:
             raise ProbeError(
                 f"the file has {self.num_bytes} bytes, above the limit max_bytes={limits.max_bytes}", kind="limit"
@@ -196,7 +196,9 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
             except OSError as error:
                 reason = error.strerror or type(error).__name__
                 # The original error shows the path, which may be a mistyped URL with credentials (SAFE-1).
-                raise ProbeError(f"the file cannot be opened: {reason}", kind="unreadable-file") from None
+                raise ProbeError(
+                    f"the file cannot be opened: {reason}; check its path and permissions", kind="unreadable-file"
+                ) from None
         video = VideoFile(_Nameless(source), limits, source if isinstance(source, FarFile) else None)
         opened.callback(video.close)
         yield video

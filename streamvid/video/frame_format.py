@@ -1,6 +1,6 @@
 """Format of a decoded frame: size, pixel aspect ratio, orientation and color.
 
-Numbers of color matrices and ranges are FFmpeg's (AVColorSpace, AVColorRange). Those of matrices equal ITU-T H.273's.
+Numbers of color matrices and ranges are FFmpeg's (AVColorSpace, AVColorRange). ITU-T H.273 has the same matrix numbers.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def _make_format(
 
 
 def _even(margins: Margins, width: int, height: int) -> Margins:
-    """Return margins for even offsets and sizes, rounded down as in the ffmpeg program, or none if impossible."""
+    """Return the margins after offsets and sizes are rounded down to even numbers, as in the ffmpeg program for 4:2:0.
+
+    The result is NO_MARGINS if the margins are impossible.
+    """
     left, top, right, bottom = margins
     wide, high = (width - left - right) // 2 * 2, (height - top - bottom) // 2 * 2
     if not any(margins) or min(wide, high) < 2:

@@ -276,7 +276,7 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "plain.bin").write_bytes(pickle.dumps({"x": Hostile(proof)}))
     for name in ("new.pth", "old.pt", "plain.bin"):
         with pytest.raises(
-            ConfigError, match=f"{name} is refused, because it is damaged, or a pickle that contains more than"
+            ConfigError, match=f"{name} is refused, because it is damaged, or is a pickle that contains more than"
         ):
             load(made(0), paths=(str(tmp_path / name),))
     assert not proof.exists()
