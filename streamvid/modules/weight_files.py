@@ -80,7 +80,8 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
         sources.append(WeightSource(tuple(_of_origin(spec, config, problems)), None, (spec,)))
     problems += [problem for source in sources for file in source.files if (problem := _problem_of(file))]
     if problems:
-        raise ConfigError("weight files: " + "; ".join(dict.fromkeys(problems)))
+        lines = list(dict.fromkeys(problems))
+        raise ConfigError(f"weight files: {lines[0]}" if len(lines) == 1 else "\n  - ".join(["weight files:", *lines]))
     return _without_repeats(sources)
 
 
@@ -252,11 +253,12 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # torch warns about pickles that it did not write; errors are enough
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
-        reason = _one_line(error)
+        # The cause is between torch's advice to load the file without weights_only, and a link.
+        cause = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
         raise ConfigError(
             f"{file} is refused, because it is damaged, or is a pickle that contains more than tensors and could run "
-            f"code ({reason[max(0, reason.find('Unsupported')) :][:160]}); download it again or, if you trust it, save "
-            "its tensors as safetensors"
+            f"code ({' '.join(cause.split())[:160]}); download it again or, if you trust it, save its tensors as "
+            "safetensors"
         ) from None
     return _only_tensors(file, loaded)
 

@@ -105,8 +105,8 @@ def choose(
     matches = [match for name in candidates for match in _matches(module, name, state, twins)]
     if not matches:
         raise ConfigError(
-            f"{source.name}: {_WHOLE if child is None else repr(child)} has no tensors to load; remove the file from "
-            "model.weights, or assign it to a child that has weights"
+            f"{source.name}: {_WHOLE if child is None else repr(child)} has no tensors to fill; remove the file from "
+            "model.weights, or assign it to a child with tensors"
         )
     fitting = [match for match in matches if match.is_allowed(config)]
     if not fitting:
