@@ -55,7 +55,7 @@ class EncodeJob:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Open the features for writing. Raise ConfigError if the destination contains different features."""
+        """Open the features for writing. Raises ConfigError if the destination contains different features."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 

@@ -206,11 +206,11 @@ BAD: dict[str, Callable[[], Any]] = {
     r"measured=\[\]: expected a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
     r"tokens\['a'\]=0": lambda: CostTable({"a": 0}),
     "per_token=-1": lambda: CostTable({"a": 1}, per_token=-1),
-    "at least one must be more than 0": lambda: CostTable({"a": 1}, 0, 0, 0),
+    "at least one must be above 0": lambda: CostTable({"a": 1}, 0, 0, 0),
     r"measured\['a', 1\]=0": lambda: CostTable({"a": 1}, measured={("a", 1): 0}),
     "'b' is not in": lambda: CostTable({"a": 1}).costs({"b": 1}),
     "version=2": lambda: CostTable.from_json({"version": 2}),
-    "version=7": lambda: CostTable.from_json(7),  # type: ignore[arg-type]
+    "has type int": lambda: CostTable.from_json(7),  # type: ignore[arg-type]
     "damaged": lambda: CostTable.from_json({"version": 1, "tokens": {"a": 1}}),
     "tolerance=-0.1": lambda: cost_classes({"a": 1}, -0.1),
     r"costs\['a'\]=0": lambda: cost_classes({"a": 0}),
