@@ -1,7 +1,7 @@
 """Activation checkpointing: a block stores only its inputs and recomputes its activations in the backward pass.
 
-The user names the blocks by class or by name; torch implements the checkpointing, or DeepSpeed if its
-configuration requests that. A wrapped block keeps its class name and parameter names; only its forward changes.
+The user names the blocks by class or by dotted name. torch implements the checkpointing, or DeepSpeed if its
+configuration requests this. A wrapped block keeps its class name and parameter names; only its forward method changes.
 """
 
 from __future__ import annotations

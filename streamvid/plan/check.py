@@ -1,4 +1,4 @@
-"""Validation of a plan's inputs. Every error names a remedy."""
+"""Validation of a plan's inputs."""
 
 from __future__ import annotations
 

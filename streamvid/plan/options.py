@@ -27,7 +27,7 @@ class PlanOptions:
         them. "pad" fills the step with repeated samples. "shrink" delivers them in one last step per bucket with
         equal, smaller batches (and fewer than num_ranks repeats). "uneven" delivers them in one last step per bucket
         with unequal batches and no repeats; ranks without remaining samples have no batch in that step.
-    sync: "bucket" gives all ranks the same bucket at each step; "cost" gives them about the same predicted cost.
+    sync: "bucket" gives all ranks the same bucket at each step; "cost" gives them buckets of similar predicted cost.
     order: order of the steps, "mixed" or "largest-first". The latter begins epoch 0 with the first step of each bucket
         (with sync="cost", of each class of buckets), costliest first.
     accumulate: number of steps per optimizer step. The number of steps in an epoch is a multiple of this value.

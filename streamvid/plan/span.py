@@ -1,4 +1,4 @@
-"""Range of samples that an epoch uses from a bucket, computed from positions before the first step.
+"""Range of samples that an epoch uses from a bucket. It is computed from positions, before the first step.
 
 The samples of a bucket form an endless stream of positions, one pass over the bucket after the other.
 

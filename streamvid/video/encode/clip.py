@@ -84,17 +84,17 @@ def encode_clip(
 ) -> EncodedClip:
     """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
 
-    source: as for `decode_into`. Each frame is scaled, cropped and turned upright by `Transform.cover`, and keeps its
-    exact time relative to the first; with `fps`, frames are 1/fps apart, and each is the source frame nearest in time.
+    source: as for `decode_into`.
+    fps: frame rate of the clip; each frame is then the source frame nearest in time. None keeps the exact times of the
+        source frames relative to the first.
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
-
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
     max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
-    codec's highest crf is reached.
+        codec's highest crf is reached.
 
-    Colors keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
-    pictures (codec mjpeg, and still images) are always full-range BT.601. Still images stay images: high-quality JPEG,
-    or PNG if the codec is ffv1.
+    Each frame is scaled, cropped and turned upright by `Transform.cover`. Colors keep the source's matrix and range and
+    are always tagged, in the bitstream and in the container. JPEG pictures (codec mjpeg, and still images) are always
+    full-range BT.601. Still images stay images: high-quality JPEG, or PNG if the codec is ffv1.
 
     The clip is decoded before it is returned: every frame must be present at its time, with the expected key frames.
     The same arguments give the same bytes. Encoding uses one thread and keeps only a few frames in memory.

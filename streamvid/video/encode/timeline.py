@@ -30,7 +30,10 @@ class Timeline:
 
     @property
     def fps(self) -> float:
-        """Average frame rate, as in VideoInfo: (frames - 1) divided by the time from the first frame to the last."""
+        """Average frame rate, as in VideoInfo: (frames - 1) divided by the time from the first frame to the last.
+
+        For a single frame, it is the inverse of the frame's duration.
+        """
         span = self.ticks[-1] * self.time_base
         return float((len(self.ticks) - 1) / span) if span else float(1 / (self.last_ticks * self.time_base))
 
