@@ -98,7 +98,12 @@ class Encoder:
         if not hasattr(self.module, "encode_null"):
             return None
         with self._run():
-            found: Mapping[str, Tensor] = self.module.encode_null()  # type: ignore[operator]  # the contract says so
+            found: object = self.module.encode_null()  # type: ignore[operator]  # the contract says so
+        if not isinstance(found, Mapping):
+            kind = type(found).__name__
+            raise ConfigError(
+                f"encode_null returned an object of type {kind}; it must return a mapping from names to tensors"
+            )
         return {name: _raw(name, tensor, self.dtype, method="encode_null") for name, tensor in found.items()}
 
     @contextmanager
@@ -111,10 +116,12 @@ class Encoder:
 def _check_rows(name: str, tensors: object, count: int) -> None:
     is_right = isinstance(tensors, Tensor | list | tuple) and (not isinstance(tensors, Tensor) or tensors.ndim > 0)
     if not is_right or len(tensors) != count:  # type: ignore[arg-type]  # has a length if it is right
-        found = f"an object of type {type(tensors).__name__}"
-        if isinstance(tensors, Tensor | list | tuple):
-            is_tensor = isinstance(tensors, Tensor)
-            found = f"a tensor of shape {tuple(tensors.shape)}" if is_tensor else f"a list of length {len(tensors)}"
+        if isinstance(tensors, Tensor):
+            found = f"a tensor of shape {tuple(tensors.shape)}"
+        elif isinstance(tensors, list | tuple):
+            found = f"a list of length {len(tensors)}"
+        else:
+            found = f"an object of type {type(tensors).__name__}"
         raise ConfigError(
             f"encode returned {found} as {name!r} for a batch of {count} samples; allowed: a tensor of shape "
             f"({count}, …), or a list of {count} tensors"

@@ -147,14 +147,16 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
                 f"{config.preset_model} or lacks its counterpart; allowed: pairs NAME.lora_A.weight and "
                 "NAME.lora_B.weight of linear and convolution layers"
             )
-        delta = pair["lora_B"].float().flatten(1) @ pair["lora_A"].float().flatten(1)
-        if delta.numel() != layer.weight.numel() or delta.shape[0] != layer.weight.shape[0]:
+        down, up = (pair[part].float().flatten(1) for part in ("lora_A", "lora_B"))
+        if up.shape[1] != down.shape[0] or (up.shape[0], down.shape[1]) != layer.weight.flatten(1).shape:
             raise ConfigError(
-                f"model.lora.preset_path {path}: the product B @ A for {name} has shape {tuple(delta.shape)}, but the "
-                f"layer's weight has {tuple(layer.weight.shape)}; use adapters for this model"
+                f"model.lora.preset_path {path}: the adapters of {name} have shapes {tuple(pair['lora_A'].shape)} and "
+                f"{tuple(pair['lora_B'].shape)}, which do not fit the layer's weight of shape "
+                f"{tuple(layer.weight.shape)}; use adapters for this model"
             )
+        delta = (up @ down).reshape(layer.weight.shape)
         with torch.no_grad():
-            layer.weight.copy_(layer.weight.float() + found.scales[name] * delta.reshape(layer.weight.shape))
+            layer.weight.copy_(layer.weight.float() + found.scales[name] * delta)
     _log.info("fused the adapters of %s into %d layers of %s", path, len(pairs), config.preset_model)
     return len(pairs)
 
