@@ -1,4 +1,4 @@
-"""Operations on a trainable `nn.Module`: weights, LoRA, fp8, activation checkpointing, optimizer, encoding.
+"""Operations on a trainable `nn.Module`: weights, LoRA, FP8, activation checkpointing, optimizer, encoding.
 
 The package imports nothing above the loader and does not use accelerate. Its libraries are torch, safetensors, rich
 (to format sizes) and, on demand, peft.

@@ -1,7 +1,7 @@
 """Activation checkpointing: a block stores only its inputs and recomputes its activations in the backward pass.
 
-The user names the blocks by class or by name; torch implements the checkpointing, or DeepSpeed if its
-configuration requests that. A wrapped block keeps its class name and parameter names; only its forward changes.
+The user names the blocks by class or by dotted name. torch implements the checkpointing, or DeepSpeed if its
+configuration requests this. A wrapped block keeps its class name and parameter names; only its forward method changes.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _DEEPSPEED_OPTIONS = (
 def wrap(
     module: nn.Module, config: ActivationCheckpointingConfig, function: Checkpoint | None = None
 ) -> tuple[str, ...]:
-    """Checkpoint the blocks of `module` that `config.blocks` names; return their dotted names.
+    """Checkpoint the blocks of `module` that `config.blocks` selects; return their dotted names.
 
-    function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. Such a
-        function configures offloading itself, so it cannot be combined with `config.offload`.
-    A block inside another named block is skipped. Recomputing a block draws the same random numbers again.
-    Raises ConfigError if a name matches nothing.
+    function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It cannot be
+        combined with `config.offload`, because the library that provides it configures offloading.
+    A block inside another selected block is skipped. Recomputing a block draws the same random numbers again.
+    Raises ConfigError if a name matches no block, or if `function` is combined with `config.offload`.
     """
     if function is not None and config.offload:
         raise ConfigError(
-            "offload is true, but another library checkpoints the activations; set activation_checkpointing.offload to "
-            "false and enable offloading there (DeepSpeed: activation_checkpointing.cpu_checkpointing)"
+            "model.activation_checkpointing.offload is true, but another library checkpoints the activations; set it "
+            "to false, and enable offloading in that library (DeepSpeed: activation_checkpointing.cpu_checkpointing)"
         )
     named = _named_blocks(module, config.blocks)
     outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
@@ -130,7 +130,10 @@ def _named_blocks(module: nn.Module, blocks: Collection[str]) -> list[str]:
         matching = [name for name, part in module.named_modules() if name and _matches(wanted, name, part)]
         matching = [inner for name in matching for inner in _elements(name, module.get_submodule(name))]
         if not matching:
-            raise ConfigError(f"blocks contains {wanted!r}, which matches no part of the models; {_candidates(module)}")
+            raise ConfigError(
+                f"model.activation_checkpointing.blocks contains {wanted!r}, which matches no block; "
+                f"{_candidates(module)}"
+            )
         found.update(dict.fromkeys(matching))
     return list(found)
 
@@ -158,6 +161,6 @@ def _candidates(module: nn.Module) -> str:
             lists.append(f"{name}.*")
             kinds.update(type(block).__name__ for block in part)
     if not kinds:
-        return "allowed: the class or the dotted name of a part of the models; this module has no ModuleList of blocks"
+        return "allowed: the class or dotted name of a part (no ModuleList of this module has more than one element)"
     classes = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(8))
     return f"allowed: a class, such as {classes}, or dotted names, such as {', '.join(lists[:8])}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+import reprlib
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -41,7 +42,8 @@ def build_module(
     "sft:data_process" freezes everything.
     dtype_of_frozen: dtype of frozen linear layers, convolutions and embeddings; None: unchanged.
     checkpoint_function: passed to `activation_checkpointing.wrap`.
-    Raises ConfigError for a bad weight file before anything is built, and for an invalid factory, key or name.
+    Raises ConfigError before anything is built if a weight file or adapter file is missing. Also raises ConfigError if
+    the factory, a weight file or a name in `model` is invalid.
     """
     sources = resolve(model.weights)
     lora.require_files(model.lora)
@@ -64,7 +66,7 @@ def build_module(
     if task != ENCODE_ONLY:
         activation_checkpointing.wrap(module, model.activation_checkpointing, checkpoint_function)
     skipped = {path for source in sources for path in source.written} - went.keys()
-    named = [went.get(name, name) for name in model.fp8 if name not in skipped]
+    named = [went.get(name) or name for name in model.fp8 if name not in skipped]
     fp8.store(module, [name for name in named if not _is_absent(module, name, may_lack)])
     return train_mode(module)
 
@@ -100,7 +102,10 @@ def _make(model: ModelConfig, task: str) -> nn.Module:
     with _without_memory() if model.init == "meta" else contextlib.nullcontext():
         module = call_factory(model.factory, model.args, optional={"task": task})
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"factory {model.factory} returns a {type(module).__name__}; it must return an nn.Module")
+        raise ConfigError(
+            f"model.factory {model.factory!r} returned an object of type {type(module).__name__}; it must return a "
+            "torch.nn.Module"
+        )
     return module
 
 
@@ -123,17 +128,24 @@ def _without_memory() -> Iterator[None]:
 
 
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
-    """Return the names of the module's encoders. Raises ConfigError if the task needs an encoder that is missing."""
+    """Return the names of the module's encoders.
+
+    Raises ConfigError if they are not names, or if the task needs an encoder that is missing.
+    """
     named = getattr(module, "encoders", ())
-    if isinstance(named, nn.Module | str) or not all(isinstance(name, str) for name in named):
+    kind = type(module).__name__
+    is_valid = isinstance(named, Collection) and not isinstance(named, nn.Module | str)
+    if not is_valid or not all(isinstance(name, str) for name in named):
+        shown = " ".join(reprlib.repr(named).split())
         raise ConfigError(
-            f"{type(module).__name__}.encoders is a {type(named).__name__}; allowed: the names of children that "
-            "only `encode` uses, such as encoders = ('autoencoder', 'text_encoder')"
+            f"{kind}.encoders={shown}: must be a tuple of text, the names of the children that only `encode` uses, "
+            "such as ('autoencoder', 'text_encoder')"
         )
     for name in named if task != ENCODED else ():
-        if not hasattr(module, name.partition(".")[0]):
+        child = name.partition(".")[0]
+        if not hasattr(module, child):
             raise ConfigError(
-                f"{type(module).__name__}.encoders names {name!r}, which is not a child; allowed: {child_names(module)}"
+                f"{kind}.encoders contains {name!r}, but {kind} has no child {child!r}; allowed: {child_names(module)}"
             )
     return tuple(named)
 
@@ -155,8 +167,8 @@ def _choose_trainable(module: nn.Module, model: ModelConfig, encoders: tuple[str
 def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> list[nn.Parameter]:
     if any(f"{name}.".startswith(f"{encoder}.") for encoder in encoders):
         raise ConfigError(
-            f"trainable contains {name!r}, which is part of an encoder and therefore runs without gradients; "
-            "remove this name from trainable, or the encoder from the module's `encoders`"
+            f"model.trainable contains {name!r}, which belongs to an encoder and therefore runs without gradients; "
+            "remove it from model.trainable, or remove the encoder from the module's `encoders`"
         )
     part = part_of(module, name) if name else None
     if part is not None:
@@ -165,9 +177,10 @@ def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> l
         found = [parameter for own, parameter in module.named_parameters(remove_duplicate=False) if own == name]
     if not found:
         names = [own for own, _ in module.named_modules() if own] + [own for own, _ in module.named_parameters()]
-        near = difflib.get_close_matches(name, names, n=3)
+        near = difflib.get_close_matches(name, [own for own in names if own != name], n=3)
         raise ConfigError(
-            f"trainable: no parameter matches {name!r}; nearest: {', '.join(near) or child_names(module)}"
+            f"model.trainable contains {name!r}, which matches no floating-point parameter; use the dotted name of a "
+            f"part or parameter, such as {', '.join(near) or child_names(module)}"
         )
     return found
 
@@ -177,12 +190,16 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
     if base is None:
         return
     if base.partition(".")[0] in encoders:
-        raise ConfigError(f"base_model is {base!r}, an encoder, which runs without gradients; choose another child")
+        raise ConfigError(
+            f"model.lora.base_model is {base!r}, which belongs to an encoder and therefore runs without gradients; "
+            "choose a child that is not in the module's `encoders`"
+        )
     covering = [name for name in model.trainable or () if f"{base}.".startswith(f"{name}.")]
     if covering:
         raise ConfigError(
-            f"trainable contains {covering[0]!r} and lora.base_model is {base!r}, but adapters need frozen weights; "
-            f"remove {covering[0]!r} from trainable, or replace it with submodules that get no adapters"
+            f"model.trainable contains {covering[0]!r} and model.lora.base_model is {base!r}, but adapters require "
+            f"frozen weights; remove {covering[0]!r} from model.trainable, replace it with submodules that get no "
+            "adapters, or set model.lora.base_model to null"
         )
     inside = [name for name in model.trainable or () if name.startswith(f"{base}.")]
     kept = [parameter for name in inside for parameter in _parameters_of(module, name, encoders)]
@@ -191,7 +208,8 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
     both += [name for name in inside if any(name.startswith(f"{target}.") for target in targets)]
     if both:
         raise ConfigError(
-            f"{some(both)} would be trained directly and through adapters; narrow target_modules or trainable"
+            f"{some(both)} would be trained both directly and through adapters; change model.lora.target_modules or "
+            "model.trainable so that they do not overlap"
         )
     for parameter in kept:
         parameter.requires_grad_(True)

@@ -10,14 +10,14 @@ from streamvid.config import Options, option, require
 from streamvid.errors import refuse_credentials
 
 Paths = dict[str, str | tuple[str, ...]] | tuple[str | tuple[str, ...], ...]
-"""Weight files as a mapping from children, or as a list. A nested list holds the shards of one model."""
+"""Weight files as a mapping from names of children, or as a list. A nested list contains the shards of one model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig(Options):
     """Weight files of the training module. Each file is loaded into the child with matching keys and shapes."""
 
-    paths: Paths = option((), help="Weight files; the shards of one model form a nested list.")
+    paths: Paths = option((), help="Weight files, as a list or by child; the shards of one model form a nested list.")
     id_with_origin_paths: str = option("", help="Additional weight files below `root`, as 'ID:GLOB,ID:GLOB'.")
     root: Path | None = option(
         None,
@@ -25,8 +25,8 @@ class WeightsConfig(Options):
         shown_default="$STREAMVID_MODEL_ROOT, $DIFFSYNTH_MODEL_BASE_PATH or ./models",
     )
     download: bool = option(False, help="Download files of id_with_origin_paths from the Hugging Face Hub.")
-    allow_missing: bool = option(False, help="Allow keys of the module that no file contains.")
-    allow_unexpected: bool = option(False, help="Allow keys in files that the module does not have.")
+    allow_missing: bool = option(False, help="Keep the factory's values for keys that no file contains.")
+    allow_unexpected: bool = option(False, help="Ignore keys that files contain but the module lacks.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,9 +53,9 @@ class LoraConfig(Options):
         None, above=0, help="LoRA alpha: adapters are scaled by alpha / rank.", shown_default="the rank"
     )
     dropout: float = option(0.0, minimum=0, help="Dropout probability of the adapters' inputs.")
-    checkpoint: Path | None = option(None, help="Adapter file to start from.")
+    checkpoint: Path | None = option(None, help="Adapter file with the initial weights of the adapters.")
     format: LoraFormat = option(
-        "diffusers", help="Format of saved adapters: diffusers, peft (a folder) or DiffSynth-Studio."
+        "diffusers", help="Format of saved adapters: diffusers, peft (a folder) or diffsynth (DiffSynth-Studio)."
     )
     preset_path: Path | None = option(None, help="Adapter file to fuse into `preset_model` before training.")
     preset_model: str | None = option(None, help="Child module that receives the preset adapters.")
@@ -71,7 +71,7 @@ class LoraConfig(Options):
             "values for both, or for neither",
         )
         has_model = self.checkpoint is None or self.base_model is not None
-        require(has_model, "checkpoint", self.checkpoint, "null, unless base_model is the child with these adapters")
+        require(has_model, "checkpoint", self.checkpoint, "null, unless base_model names the child that gets adapters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +79,14 @@ class ActivationCheckpointingConfig(Options):
     """Blocks whose activations are recomputed in the backward pass instead of being stored."""
 
     blocks: tuple[str, ...] = option(
-        (), help="Classes or dotted names (with wildcards) of blocks; 'auto': elements of every ModuleList."
+        (), help="Classes or dotted names (with wildcards) of blocks, or 'auto' for the elements of ModuleLists."
     )
-    offload: bool = option(False, help="Store the inputs of these blocks in host memory.")
+    offload: bool = option(False, help="Store the inputs of the blocks in host memory.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         is_used = bool(self.blocks) or not self.offload
-        require(is_used, "offload", self.offload, "false, unless blocks are named too, such as blocks: [Block]")
+        require(is_used, "offload", self.offload, "false, unless blocks is set too, such as blocks: [auto]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +102,18 @@ class ModelConfig(Options):
         help="Import path of the function that builds the training module.",
     )
     args: dict[str, Any] = option(
-        default_factory=dict, help="Arguments of the factory; task= is added if the factory accepts it."
+        default_factory=dict, help="Keyword arguments for the factory; `task` is added if it accepts this argument."
     )
     weights: WeightsConfig = option(default_factory=WeightsConfig, help="Weight files.")
     init: Literal["cpu", "meta"] = option(
-        "cpu", help="'meta' allocates no memory for parameters, so each must come from a file."
+        "cpu", help="Device of new parameters; 'meta' allocates no memory, so the weight files must contain them all."
     )
     trainable: tuple[str, ...] | None = option(
         None,
         help="Dotted names of trainable parts; an empty list trains only adapters.",
-        shown_default="parameters that the factory left with requires_grad",
+        shown_default="parameters for which the factory left requires_grad=True",
     )
-    fp8: tuple[str, ...] = option((), help="Frozen models to store in 8 bits: dotted names, or paths of weight files.")
+    fp8: tuple[str, ...] = option((), help="Frozen models to store in FP8: dotted names, or paths to weight files.")
     lora: LoraConfig = option(default_factory=LoraConfig, help="Low-rank adapters.")
     activation_checkpointing: ActivationCheckpointingConfig = option(
         default_factory=ActivationCheckpointingConfig, help="Blocks whose activations are checkpointed."

@@ -32,7 +32,8 @@ class EncodeResult:
     """Result of encoding in this process.
 
     num_missing: number of visits without tensors because the sample is bad; readers substitute another sample.
-    is_sealed: True if the features are complete.   stopped_by: signal that ended the work early, if any.
+    is_sealed: True if the features are complete.
+    stopped_by: signal that ended the work early, or None.
     """
 
     num_shards: int = 0
@@ -54,7 +55,7 @@ class EncodeJob:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Open the features for writing. Raise ConfigError if the destination contains different features."""
+        """Open the features for writing. Raises ConfigError if the destination contains different features."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 
@@ -75,7 +76,7 @@ def encode_dataset(
     wait_for_all: barrier over all ranks of a launch; None for independent processes, such as those of a job array, the
         last of which seals the features.
     signal_number: called between batches; returns the number of a signal that ends the work, or None.
-    progress: called with "encode", the number of samples encoded so far, and the total of this process.
+    progress: called with "encode", the number of samples that this process has encoded, and its total.
     Raises errors from the encoder, the loader and the writer.
     """
     result, writer = EncodeResult(), job.writer()
@@ -96,7 +97,7 @@ def encode_dataset(
             with closing(job.encoder.shard(job.source, shard, job.num_visits, on_batch)) as samples:
                 writer.write_shard(shard, samples)
             result.num_shards += 1
-            _log.info("encoded %s, %d of %d", shard.path, result.num_shards, len(mine))
+            _log.info("encoded shard %s (%d of %d)", shard.path, result.num_shards, len(mine))
         result.is_sealed = _finish(job, None if wait_for_all is None else world.rank, lambda: on_batch(0, 0))
     return result
 
@@ -119,7 +120,7 @@ def _own_shards(
 
 
 def _finish(job: EncodeJob, rank: int | None, check_stop: Callable[[], None]) -> bool:
-    """Wait for the other ranks of the launch, if any, and seal the features; return whether they are sealed.
+    """Wait for the other ranks of the launch, if any, and seal the features. Return whether the features are sealed.
 
     rank: rank in the launch; None for an independent process, which does not wait.
     Ranks poll the store instead of using a collective operation, because they may finish hours apart and a signal must

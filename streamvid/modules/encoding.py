@@ -57,16 +57,16 @@ class Encoder:
     def __post_init__(self) -> None:
         if not callable(getattr(self.module, "encode", None)):
             raise ConfigError(
-                f"factory: {type(self.module).__name__} has no method `encode`, which task sft:data_process needs; "
-                "add encode(batch), which returns a mapping of names to tensors"
+                f"{type(self.module).__name__}, built by model.factory, has no method `encode`, which task "
+                "sft:data_process requires; add encode(batch), returning a mapping from names to tensors"
             )
 
     def shard(
         self, source: ByShard, shard: ShardInfo, num_visits: int, on_batch: Callable[[int, int], object]
     ) -> Generator[tuple[str, list[FeatureRow | None]]]:
-        """Yield the key of each sample of a shard, in order, with a row of tensors per visit, or None for a bad visit.
+        """Yield the key of each sample of a shard, in order, with one row of tensors per visit (None for a bad sample).
 
-        on_batch: called after each batch with the number of its samples and the number of bad visits.
+        on_batch: called after each batch with the number of its samples and the number of visits of bad samples.
         """
         for keys, batches in source.batches(shard, num_visits):
             made = [self.rows(one, visit) if one else [None] * len(keys) for visit, one in enumerate(batches)]
@@ -74,14 +74,18 @@ class Encoder:
             on_batch(len(keys), sum(rows.count(None) for rows in made))
 
     def rows(self, batch: Batch, visit: int) -> list[FeatureRow | None]:
-        """Encode a batch into one row per sample, or None for a sample that replaces a bad one.
+        """Encode a batch. Return one row per sample, or None in place of a sample that substitutes for a bad one.
 
-        Tensors in a list may differ in their first dimension. Raises ConfigError for tensors that cannot be stored.
+        Tensors in a list may differ in the size of their first dimension. Raises ConfigError for tensors that cannot be
+        stored.
         """
         with self._run(hash_text(batch.sample_keys[0]), visit):
             encoded: object = self.module.encode(batch.to(self.device))  # type: ignore[operator]  # checked above
         if not isinstance(encoded, Mapping) or not encoded:
-            raise ConfigError(f"encode returned {type(encoded).__name__}; it must return a mapping of names to tensors")
+            found = (
+                "an empty mapping" if isinstance(encoded, Mapping) else f"an object of type {type(encoded).__name__}"
+            )
+            raise ConfigError(f"encode returned {found}; it must return a mapping from names to tensors")
         rows: list[dict[str, RawTensor]] = [{} for _ in batch.sample_keys]
         for name, tensors in encoded.items():
             _check_rows(name, tensors, len(rows))
@@ -94,8 +98,13 @@ class Encoder:
         if not hasattr(self.module, "encode_null"):
             return None
         with self._run():
-            found: Mapping[str, Tensor] = self.module.encode_null()  # type: ignore[operator]  # the contract says so
-        return {name: _raw(name, tensor, self.dtype) for name, tensor in found.items()}
+            found: object = self.module.encode_null()  # type: ignore[operator]  # the contract says so
+        if not isinstance(found, Mapping):
+            kind = type(found).__name__
+            raise ConfigError(
+                f"encode_null returned an object of type {kind}; it must return a mapping from names to tensors"
+            )
+        return {name: _raw(name, tensor, self.dtype, method="encode_null") for name, tensor in found.items()}
 
     @contextmanager
     def _run(self, *place: int) -> Iterator[None]:
@@ -107,28 +116,35 @@ class Encoder:
 def _check_rows(name: str, tensors: object, count: int) -> None:
     is_right = isinstance(tensors, Tensor | list | tuple) and (not isinstance(tensors, Tensor) or tensors.ndim > 0)
     if not is_right or len(tensors) != count:  # type: ignore[arg-type]  # has a length if it is right
-        found = tuple(tensors.shape) if isinstance(tensors, Tensor) else type(tensors).__name__
+        if isinstance(tensors, Tensor):
+            found = f"a tensor of shape {tuple(tensors.shape)}"
+        elif isinstance(tensors, list | tuple):
+            found = f"a list of length {len(tensors)}"
+        else:
+            found = f"an object of type {type(tensors).__name__}"
         raise ConfigError(
-            f"encode returned {name!r} as {found} for a batch of {count} samples; allowed: a tensor ({count}, …), or "
-            f"a list of {count} tensors"
+            f"encode returned {found} as {name!r} for a batch of {count} samples; allowed: a tensor of shape "
+            f"({count}, …), or a list of {count} tensors"
         )
 
 
-def _raw(name: str, tensor: object, dtype: torch.dtype | None, *, is_ragged: bool = False) -> RawTensor:
+def _raw(
+    name: str, tensor: object, dtype: torch.dtype | None, *, is_ragged: bool = False, method: str = "encode"
+) -> RawTensor:
     if not isinstance(tensor, Tensor):
-        raise ConfigError(f"encode returned {name!r} as {type(tensor).__name__}; allowed: tensors")
+        raise ConfigError(f"{method} returned an object of type {type(tensor).__name__} in {name!r}; allowed: tensors")
     try:
         return raw_tensor(
             tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype), is_ragged=is_ragged
         )
     except ConfigError as error:
-        raise ConfigError(f"encode returned {name!r}: {error}") from error
+        raise ConfigError(f"{method} returned {name!r}: {error}") from error
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
     """Return a batch with the output of `encode` added. Lists of tensors are padded and get a mask, as in features."""
     if taken := encoded.keys() & set(batch):
-        raise ConfigError(f"encode returns {min(taken)!r}, which is already a field of every batch; use another name")
+        raise ConfigError(f"encode returned {min(taken)!r}, which is already a field of the batch; use another name")
     ragged = {name: tensors for name, tensors in encoded.items() if not isinstance(tensors, Tensor)}
     whole = {name: tensor for name, tensor in encoded.items() if name not in ragged}
     return batch.with_fields({**whole, **collate(ragged, set(ragged))})

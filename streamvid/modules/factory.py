@@ -38,13 +38,13 @@ def import_object(path: str) -> Any:
         public = [key for key in vars(found) if not key.startswith("_")]
         near = difflib.get_close_matches(name, public, n=3) or public[:8]
         where = getattr(found, "__file__", None) or module_name
-        raise ConfigError(f"{path}: {where} has no {name!r}; nearest: {', '.join(near) or 'nothing'}") from None
+        raise ConfigError(f"{path}: {where} does not define {name!r}; available: {', '.join(near) or 'none'}") from None
 
 
 def call_factory(path: str, arguments: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Any:
-    """Import a factory and call it. Raises ConfigError if the import fails or the factory rejects the arguments.
+    """Import a factory and call it. Raises ConfigError if the import fails or the arguments do not fit its signature.
 
-    optional: additional arguments, each passed only if the factory has a parameter with its name.
+    optional: additional arguments, each of which is passed only if the factory has a parameter with this name.
     """
     factory = import_object(path)
     if not callable(factory):
@@ -59,7 +59,7 @@ def call_factory(path: str, arguments: Mapping[str, Any], optional: Mapping[str,
     try:
         bound = signature.bind(**{**taken, **arguments})
     except TypeError as error:
-        raise ConfigError(f"{path}{signature} does not accept these arguments: {error}") from None
+        raise ConfigError(f"cannot call {path} with these arguments: {error}; its signature is {signature}") from None
     return factory(*bound.args, **bound.kwargs)
 
 
@@ -68,6 +68,6 @@ def _import_problem(path: str, module_name: str, error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError) and (module_name == missing or module_name.startswith(f"{missing}.")):
         return (
             f"{path}: the module {missing!r} is neither installed nor in the working directory {Path.cwd()}; "
-            "run from the folder that contains it, or install its package"
+            "run the command from the folder that contains it, or install its package"
         )
     return f"{path}: importing {module_name} fails with {type(error).__name__}: {error}"

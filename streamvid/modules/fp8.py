@@ -1,4 +1,4 @@
-"""Frozen weights in 8 bits: half the size of bfloat16, cast to the dtype of the activations on use.
+"""Frozen weights in FP8: half the size of bfloat16, cast to the dtype of the activations on use.
 
     weight (out, …)  ─►  weight_fp8 (out, …)  float8_e4m3fn, kept as uint8      weight / scale, magnitudes up to 448
                          weight_scale (out, 1, …)  float32, a power of two      one per output channel
@@ -36,10 +36,12 @@ STORED, SCALE = "weight_fp8", "weight_scale"
 
 
 def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
-    """Convert all linear and convolution layers below the dotted `names` to 8 bits; return the layers' names.
+    """Convert the weights of linear and convolution layers to FP8; return the dotted names of these layers.
 
-    The layers must be frozen, but adapters on them remain trainable. Shared weights, embeddings, norms and biases do
-    not change. Raises ConfigError if a name matches no part of the module or a part with trainable parameters.
+    names: dotted names of parts whose layers are converted. They must be frozen, but adapters on them remain trainable.
+        Shared weights, embeddings, norms and biases do not change.
+    Raises ConfigError if a name matches no part of the module, or a part that has trainable parameters, non-finite
+    weights or no layer to convert.
     """
     parameters = [id(one) for _, one in module.named_parameters(remove_duplicate=False)]
     shared = {one for one, count in collections.Counter(parameters).items() if count > 1}
@@ -52,7 +54,10 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
             if isinstance(layer, LAYERS) and (path in stored or id(layer.weight) not in shared)
         }
         if not layers:
-            raise ConfigError(f"fp8 contains {name!r}, which has no linear or convolution layer; remove this name")
+            raise ConfigError(
+                f"model.fp8 contains {name!r}, which has no linear or convolution layer with a weight of its own; "
+                "remove this name"
+            )
         for path, layer in layers.items():
             if path not in stored:
                 _store_layer(path, layer)
@@ -79,7 +84,7 @@ def dequantize(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Fp8Layer(nn.Module):
-    """Base class placed before a layer's own class; `weight` is restored from 8 bits on every access."""
+    """Base class placed before a layer's own class; `weight` is restored from FP8 on every access."""
 
     weight_fp8: nn.Parameter
     weight_scale: nn.Parameter
@@ -139,11 +144,11 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _store_layer(path: str, layer: nn.Module) -> None:
-    weight = layer._parameters.pop("weight")
+    weight = layer._parameters.pop("weight", None)
     if weight is None:
-        raise ConfigError(f"fp8 includes {path}, which has no weight; omit it")
+        raise ConfigError(f"model.fp8 includes {path}, whose weight is not a parameter; name parts without this layer")
     if not bool(weight.isfinite().all()):
-        raise ConfigError(f"fp8 includes {path}, whose weights are not all finite; check its weight file")
+        raise ConfigError(f"model.fp8 includes {path}, whose weights are not all finite; check its weight file")
     stored, scale = quantize(weight)
     layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]  # a class can be hashed
     layer.register_parameter(STORED, nn.Parameter(stored.view(torch.uint8), requires_grad=False))
@@ -152,19 +157,22 @@ def _store_layer(path: str, layer: nn.Module) -> None:
 
 
 def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return a part and its submodules by name, except adapters. Raises ConfigError if any of them is trainable."""
+    """Return a part and its submodules by name, without adapters.
+
+    Raises ConfigError if the part does not exist or has trainable parameters.
+    """
     modules = dict(module.named_modules())
     if not name or name not in modules:
         raise ConfigError(
-            f"fp8 contains {name!r}, which is neither a part of the training module nor one of its weight files; "
-            f"allowed: {child_names(module)}, a dotted name below them, or a path in weights.paths"
+            f"model.fp8 contains {name!r}, which is neither a part of the training module nor a weight file of one "
+            f"child; allowed: {child_names(module)}, a dotted name below them, or a path as written in model.weights"
         )
     found = {path: part for path, part in modules.items() if f"{path}.".startswith(f"{name}.") and not is_adapter(path)}
     for path, part in found.items():
         for own, parameter in part.named_parameters(recurse=False):
             if parameter.requires_grad:
                 raise ConfigError(
-                    f"fp8 contains {name!r}, but {path}.{own} is trainable; only frozen weights can be stored "
-                    "in 8 bits: remove the name from fp8 or from trainable"
+                    f"model.fp8 contains {name!r}, but {path}.{own} is trainable; only frozen weights can be stored in "
+                    "FP8. Remove the name from model.fp8, or set model.trainable to names outside this part"
                 )
     return found

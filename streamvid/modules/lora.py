@@ -7,7 +7,7 @@ diffusers   transformer.blocks.0.q.lora_A.weight, and alpha in the header's `lor
 peft        base_model.model.blocks.0.q.lora_A.weight; alpha is in adapter_config.json in the same folder
 diffsynth   blocks.0.q.lora_A.default.weight; there is no alpha, so B is multiplied by the scale
 
-All of these formats are read, with alpha from wherever the format states it. ComfyUI's `diffusion_model.` prefix,
+All of these formats can be read, including the place where each stores alpha. ComfyUI's `diffusion_model.` prefix,
 `lora_down` and `lora_up`, and `alpha` tensors are also accepted, as are files of kohya's trainers and musubi-tuner,
 which name this layer `lora_unet_blocks_0_q` and state alpha as `ss_network_alpha` in the header.
 """
@@ -60,7 +60,10 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError("lora.base_model requires the package peft; run pip install 'peft>=0.14'") from error
+        raise ConfigError(
+            f"model.lora.base_model requires the package peft, but importing it failed ({error}); run "
+            "pip install 'peft>=0.14'"
+        ) from error
 
     settings = PeftConfig(
         r=config.rank,
@@ -80,7 +83,9 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
         config.rank,
         len(targets),
         config.base_model,
-        "chosen by size, because target_modules is empty" if config.target_modules in ("", ()) else "target_modules",
+        "chosen automatically, because target_modules is empty"
+        if config.target_modules in ("", ())
+        else "target_modules",
         ", ".join(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in targets)),
     )
     return tuple(f"{config.base_model}.{name}" for name in targets)
@@ -89,11 +94,13 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
 def require_files(config: LoraConfig) -> None:
     """Raise ConfigError if a configured adapter file does not exist. Called before models are built."""
     named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
-    lacking = [f"{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()]
+    lacking = [
+        f"model.lora.{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()
+    ]
     if lacking:
         raise ConfigError(
-            f"{' and '.join(lacking)}: no such file; use a LoRA adapter file, such as adapter_model.safetensors in a "
-            "peft folder"
+            f"{' and '.join(lacking)}: not an existing file; use a LoRA adapter file, such as "
+            "adapter_model.safetensors in a peft folder"
         )
 
 
@@ -103,19 +110,20 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, the linear
         layers inside lists of blocks: those with at least 512 inputs and outputs or, if there are none, all of them.
     """
-    names = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else list(wanted)
+    names = [part for part in (wanted.split(",") if isinstance(wanted, str) else wanted) if part.strip()]
+    names = [part.strip() for part in names]
     modules = {name: part for name, part in base.named_modules() if name}
     if isinstance(wanted, str) and wanted.startswith(REGEX):
         chosen = _by_regex(modules, wanted.removeprefix(REGEX))
-    elif not any(names):
+    elif not names:
         chosen = _automatic(modules)
     else:
         chosen = _by_ends(modules, names)
     refused = [f"{name} ({type(modules[name]).__name__})" for name in chosen if not _can_have(modules, name)]
     if refused:
         raise ConfigError(
-            f"target_modules matches {some(refused)}; adapters support linear and convolution layers, except inside "
-            "an nn.MultiheadAttention, which bypasses their forward; list only supported layers"
+            f"model.lora.target_modules matches {some(refused)}; adapters support linear and convolution layers, "
+            "except those of an nn.MultiheadAttention, which bypasses their forward method; list only supported layers"
         )
     return tuple(chosen)
 
@@ -126,7 +134,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     W += alpha / rank · B @ A, computed in float32. If the file does not state alpha, the scale is 1.
     """
     base, path = _child(module, "preset_model", config.preset_model), config.preset_path
-    found = _read(path, "preset_path", base, config.preset_model)
+    found = _read(path, "model.lora.preset_path", base, config.preset_model)
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, tensor in found.tensors.items():
         name, _, part = key.removesuffix(".weight").rpartition(".")
@@ -135,18 +143,20 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         layer = part_of(base, name)
         if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, LAYERS):
             raise ConfigError(
-                f"preset_path {path} has {name}.{min(pair)}, which matches no layer of {config.preset_model} or "
-                "lacks its counterpart; allowed: NAME.lora_A.weight and NAME.lora_B.weight of linear and convolution "
-                "layers"
+                f"model.lora.preset_path {path} contains {name}.{min(pair)}, which matches no layer of "
+                f"{config.preset_model} or lacks its counterpart; allowed: pairs NAME.lora_A.weight and "
+                "NAME.lora_B.weight of linear and convolution layers"
             )
-        delta = pair["lora_B"].float().flatten(1) @ pair["lora_A"].float().flatten(1)
-        if delta.numel() != layer.weight.numel() or delta.shape[0] != layer.weight.shape[0]:
+        down, up = (pair[part].float().flatten(1) for part in ("lora_A", "lora_B"))
+        if up.shape[1] != down.shape[0] or (up.shape[0], down.shape[1]) != layer.weight.flatten(1).shape:
             raise ConfigError(
-                f"preset_path {path}: the adapters of {name} have shape {tuple(delta.shape)}, but the layer has "
+                f"model.lora.preset_path {path}: the adapters of {name} have shapes {tuple(pair['lora_A'].shape)} and "
+                f"{tuple(pair['lora_B'].shape)}, which do not fit the layer's weight of shape "
                 f"{tuple(layer.weight.shape)}; use adapters for this model"
             )
+        delta = (up @ down).reshape(layer.weight.shape)
         with torch.no_grad():
-            layer.weight.copy_(layer.weight.float() + found.scales[name] * delta.reshape(layer.weight.shape))
+            layer.weight.copy_(layer.weight.float() + found.scales[name] * delta)
     _log.info("fused the adapters of %s into %d layers of %s", path, len(pairs), config.preset_model)
     return len(pairs)
 
@@ -230,20 +240,22 @@ def _peft_config(part: nn.Module) -> Any:
 
 def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
     path = config.checkpoint
-    found = _read(path, "checkpoint", base, config.base_model)
+    found = _read(path, "model.lora.checkpoint", base, config.base_model)
     state = found.tensors
     here = {plain_name(name): value for name, value in base.named_parameters() if is_adapter(name)}
     missing, unexpected = [n for n in here if n not in state], [n for n in state if n not in here]
     if missing or unexpected:
         raise ConfigError(
-            f"checkpoint {path} does not fit; missing adapters: {some(missing) or 'none'}; unexpected adapters: "
-            f"{some(unexpected) or 'none'}; set lora.target_modules to the layers of the checkpoint"
+            f"model.lora.checkpoint {path} does not match the layers with adapters; missing adapters: "
+            f"{some(missing) or 'none'}; unexpected adapters: {some(unexpected) or 'none'}. Set "
+            "model.lora.target_modules to the layers of the checkpoint"
         )
     for name, parameter in here.items():
         if state[name].shape != parameter.shape:
             raise ConfigError(
-                f"checkpoint {path}: {name} has shape {tuple(state[name].shape)}, not {tuple(parameter.shape)}; "
-                f"rank is {config.rank}: set lora.rank to the rank of the checkpoint"
+                f"model.lora.checkpoint {path}: {name} has shape {tuple(state[name].shape)}, but "
+                f"{tuple(parameter.shape)} is required with model.lora.rank={config.rank}; set it to the rank of the "
+                "checkpoint, or use a checkpoint for this model"
             )
     if set(found.scales.values()) != {_alpha(config) / config.rank}:
         _refuse_alphas(path, config, sorted({scale * config.rank for scale in found.scales.values()}))
@@ -256,11 +268,12 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
 def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float]) -> NoReturn:
     if len(alphas) == 1 and alphas[0] > 0:
         raise ConfigError(
-            f"alpha is {_alpha(config)}, but {path} has {alphas[0]}; set lora.alpha={alphas[0]} to use it"
+            f"model.lora.alpha is {_alpha(config)}, but the adapters in {path} have alpha {alphas[0]}; set "
+            f"model.lora.alpha={alphas[0]} to use them"
         )
     raise ConfigError(
-        f"checkpoint {path} has alphas {some([str(alpha) for alpha in alphas])}, but training uses one positive alpha "
-        "for all layers; fuse it with lora.preset_path and lora.preset_model instead"
+        f"model.lora.checkpoint {path} has alphas {some([str(alpha) for alpha in alphas])}, but training uses one "
+        "positive alpha for all layers; fuse it with model.lora.preset_path and model.lora.preset_model instead"
     )
 
 
@@ -268,8 +281,8 @@ def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float
 class _Adapters:
     """Adapters read from a file.
 
-    tensors: adapter tensors by their names in the model. scales: layer name → factor of its B @ A, which is
-    alpha / rank, or 1 if the file does not state alpha.
+    tensors: adapter tensors by their names in the model.
+    scales: layer name → factor of its B @ A, which is alpha / rank, or 1 if the file does not state alpha.
     """
 
     tensors: dict[str, Tensor]
@@ -281,8 +294,10 @@ def _scales(
 ) -> dict[str, float]:
     """Return the factor of each layer's B @ A.
 
-    facts: result of `_facts`. ranks: layer name → rank. alphas: layer name → alpha, if the file states it separately
-    for each layer. removed: prefix of all of these names in the file.
+    facts: result of `_facts`.
+    ranks: layer name → rank.
+    alphas: layer name → alpha, for layers with a separate alpha in the file.
+    removed: prefix of all of these names in the file.
     """
     components = {layer: f"{removed}{layer}".partition(".")[0] for layer in ranks}
     # Files whose keys lack the component, such as those of peft, have one description for all layers.
@@ -299,14 +314,14 @@ def _scales(
 
 
 def _matching(pattern: object, layer: str) -> Any:
-    """Return the value of the pattern that matches a layer's name, as peft looks it up."""
+    """Return the value of the first key that matches a layer's name, as in peft, or None if no key matches."""
     if not isinstance(pattern, Mapping):
         return None
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", layer)), None)
 
 
 def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _Adapters:
-    """Read an adapter file of streamvid, peft, diffusers or DiffSynth-Studio for the model `base`."""
+    """Read an adapter file for the model `base`. field: option that names the file, for messages."""
     assert path is not None
     state = {_theirs(key): tensor for key, tensor in read_state([path]).items()}
     if not any(map(is_adapter, state)):
@@ -325,7 +340,10 @@ def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _
     try:
         scales = _scales(_facts(path), ranks, alphas, removed)
     except (ValueError, TypeError, AttributeError, ArithmeticError, re.error) as error:
-        raise ConfigError(f"{field} {path}: the file's adapter metadata is damaged ({error}); copy it again") from None
+        raise ConfigError(
+            f"{field} {path}: the adapter metadata (in its header or in {PEFT_CONFIG_FILE} next to it) is damaged "
+            f"({error}); copy the files again"
+        ) from None
     return _Adapters(tensors, scales)
 
 
@@ -376,8 +394,8 @@ def _child(module: nn.Module, field: str, name: str | None) -> nn.Module:
     part = part_of(module, name) if name else None
     if part is None:
         raise ConfigError(
-            f"{field} is {name!r}, which the training module does not have; allowed: {child_names(module)}, or a "
-            "dotted name below them"
+            f"model.lora.{field} is {name!r}, which the training module does not have; allowed: {child_names(module)}, "
+            "or a dotted name below them"
         )
     return part
 
@@ -392,7 +410,8 @@ def _automatic(modules: Mapping[str, nn.Module]) -> list[str]:
     large = [name for name, part in linear.items() if min(part.in_features, part.out_features) >= LARGE]
     if not linear:
         raise ConfigError(
-            "target_modules is empty, and no list of blocks has a linear layer; set target_modules to layer names"
+            "model.lora.target_modules is empty, and no list of blocks has a linear layer that supports adapters; set "
+            "it to layer names"
         )
     return large or list(linear)
 
@@ -401,23 +420,28 @@ def _by_regex(modules: Mapping[str, nn.Module], expression: str) -> list[str]:
     try:
         pattern = re.compile(expression)
     except re.error as error:
-        raise ConfigError(f"target_modules: {expression!r} is not a regular expression: {error}") from None
+        raise ConfigError(
+            f"model.lora.target_modules: {expression!r} is not a valid regular expression ({error}); correct it"
+        ) from None
     chosen = [name for name in modules if pattern.fullmatch(name)]
     if not chosen:
         layers = [name for name, part in modules.items() if isinstance(part, LAYERS)]
-        raise ConfigError(f"target_modules: {expression!r} matches no full name; available layers: {some(layers)}")
+        raise ConfigError(
+            f"model.lora.target_modules: {expression!r} matches no full name; available layers: {some(layers)}"
+        )
     return chosen
 
 
 def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]:
     chosen: dict[str, None] = {}
     for end in ends:
-        found = [name for name in modules if end and (name == end or name.endswith(f".{end}"))]
+        found = [name for name in modules if name == end or name.endswith(f".{end}")]
         if not found:
             layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, LAYERS)})
             raise ConfigError(
-                f"target_modules contains {end!r}, but no layer name ends with it; use suffixes such as {some(layers)} "
-                f"or '{REGEX}EXPRESSION', or leave target_modules empty to choose layers by size"
+                f"model.lora.target_modules contains {end!r}, but no layer has this name or a name that ends with "
+                f"'.{end}'; use suffixes such as {some(layers)} or '{REGEX}EXPRESSION', or leave it empty to choose "
+                "layers automatically"
             )
         chosen.update(dict.fromkeys(found))
     return [name for name in modules if name in chosen]

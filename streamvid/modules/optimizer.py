@@ -18,39 +18,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Options):
-    """Optimizer and its schedule. The factory receives the trainable parameters, lr, betas, weight_decay and args."""
+    """Optimizer and learning rate schedule.
 
-    factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer.")
+    The factory is called with the trainable parameters and the keyword arguments lr, betas, weight_decay and args.
+    betas and weight_decay are omitted if they are null.
+    """
+
+    factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer class.")
     lr: float = option(1e-4, help="Peak learning rate.")
     betas: tuple[float, float] | None = option(
-        (0.9, 0.99), help="Momentum coefficients; null if the optimizer has none."
+        (0.9, 0.99), help="Decay rates of the moment estimates; null if the optimizer has none."
     )
     weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null if the optimizer has none.")
-    args: dict[str, Any] = option(default_factory=dict, help="Additional arguments of the optimizer.")
+    args: dict[str, Any] = option(default_factory=dict, help="Additional keyword arguments for the optimizer.")
     schedule: Literal["constant", "cosine", "linear"] = option(
         "constant", help="Learning rate schedule after the warmup."
     )
-    warmup_steps: int = option(0, minimum=0, help="Steps of linear warmup.")
+    warmup_steps: int = option(0, minimum=0, help="Number of steps of linear warmup.")
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
     grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients; null: no clipping.")
-    ema_decay: float | None = option(None, help="Save a moving average of the trained weights, with this decay.")
+    ema_decay: float | None = option(
+        None, help="Decay of a moving average of the trained weights, which is saved with them; null: no average."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.lr < float("inf"), "lr", self.lr, "a finite number above 0")
         is_valid = all(0 <= beta < 1 for beta in self.betas or ())
         require(is_valid, "betas", self.betas, "two numbers in [0, 1), or null")
-        require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 to lr={self.lr}")
-        require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "above 0 and below 1")
+        require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"from 0 to lr={self.lr}")
+        is_decay = self.ema_decay is None or 0 < self.ema_decay < 1
+        require(is_decay, "ema_decay", self.ema_decay, "a number above 0 and below 1, or null")
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the optimizer."""
+        """Keyword arguments for the optimizer."""
         common = {"betas": self.betas, "weight_decay": self.weight_decay}
         return {"lr": self.lr, **{name: value for name, value in common.items() if value is not None}, **self.args}
 
     def lr_at(self, step: int, num_steps: int) -> float:
-        """Return the learning rate of optimizer step `step`, counted from 1, in a run of `num_steps`."""
+        """Return the learning rate of optimizer step `step`, counted from 1, in a run of `num_steps` steps."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         if self.schedule == "constant":
@@ -61,20 +68,25 @@ class OptimizerConfig(Options):
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer for all trainable parameters. Raises ConfigError if there are none, or for bad arguments."""
+    """Build the optimizer for all trainable parameters.
+
+    Raises ConfigError if no parameter is trainable or the optimizer rejects its arguments.
+    """
     from streamvid.modules.parts import child_names
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ConfigError(
-            f"no parameter is trainable; set model.trainable or lora.base_model to one of: {child_names(model)}"
+            "no parameter is trainable; set model.trainable or model.lora.base_model to children that are not encoders "
+            f"(all children: {child_names(model)})"
         )
+    factory = import_object(config.factory)
     try:
-        made: torch.optim.Optimizer = import_object(config.factory)(parameters, **config.arguments)
-    except TypeError as error:
+        made: torch.optim.Optimizer = factory(parameters, **config.arguments)
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"optimizer.factory {config.factory!r} does not accept {', '.join(config.arguments)}: {error}; "
-            "remove unsupported args, or set betas or weight_decay to null"
+            f"optimizer.factory {config.factory!r} rejects its arguments ({', '.join(config.arguments)}): {error}; "
+            "correct optimizer.args, or set optimizer.betas or optimizer.weight_decay to null if it has none"
         ) from error
     return made
 
@@ -98,8 +110,8 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if state.keys() != self.mean.keys():
             raise StateError(
-                "the moving average in the checkpoint covers other parameters; "
-                "use the config of the run that saved the checkpoint"
+                "the moving average in the checkpoint and the trainable parameters differ, for example in "
+                f"{min(state.keys() ^ self.mean.keys())}; use the configuration of the run that saved the checkpoint"
             )
         for name, tensor in state.items():
             self.mean[name].copy_(tensor)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layer types that hold most weights. They support adapters and 8-bit weights."""
+"""Layer types that hold most weights. They support adapters and FP8 weights."""
 
 NUM_SHOWN = 5
 
@@ -22,7 +22,7 @@ def part_of(module: nn.Module, name: str) -> nn.Module | None:
 
 def child_names(module: nn.Module) -> str:
     """Format the names of a module's children for a message."""
-    return ", ".join(name for name, _ in module.named_children()) or "none (it has no children)"
+    return ", ".join(name for name, _ in module.named_children()) or "none (the module has no children)"
 
 
 def some(names: Collection[str]) -> str:

@@ -24,7 +24,8 @@ PEFT_WEIGHTS_FILE = f"adapter_model{SAFETENSORS}"
 class WeightFile:
     """Content of one saved file.
 
-    name: name of the child, or "lora" for adapters; "" if there is only one file.   metadata: header metadata.
+    name: name of the child, or "lora" for adapters; "" if there is only one file.
+    metadata: header metadata.
     peft_config: configuration of adapters in peft's format, which are saved as a folder; empty for everything else.
     """
 
@@ -107,8 +108,8 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
     if len(set(renamed.values())) < len(renamed):
         twice = sorted(name for name, new in renamed.items() if new != name and new in state)
         raise ConfigError(
-            f"remove_prefix is {prefix!r}, but without this prefix {twice[0]} would have the name of another tensor; "
-            "use another prefix, or none"
+            f"checkpoints.remove_prefix is {prefix!r}, but without this prefix {twice[0]} would have the name of "
+            "another tensor; use another prefix, or none"
         )
     return {new: state[name] for name, new in renamed.items()}
 
@@ -150,6 +151,6 @@ def require_finite(module: nn.Module, tensors: Mapping[str, Tensor], step: int) 
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not tensors[name].isfinite().all():
             raise StreamvidError(
-                f"{name} has non-finite values after step {step}, which was not saved (earlier checkpoints remain); "
-                "lower optimizer.lr or optimizer.grad_clip"
+                f"{name} has non-finite values after step {step}, so this step was not saved; resume from an earlier "
+                "checkpoint with a lower optimizer.lr or optimizer.grad_clip"
             )

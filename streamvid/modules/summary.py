@@ -22,7 +22,7 @@ class ModelSize:
     """Row of the size table. Bytes include buffers.
 
     A shared tensor is counted only in the first model that contains it.
-    num_of_dtype: number of parameters per dtype name.
+    num_of_dtype: number of parameters by name of the dtype.
     """
 
     name: str
@@ -33,7 +33,7 @@ class ModelSize:
     num_of_dtype: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Count one tensor. 8-bit weights count as the parameters that they represent; their scales only add bytes."""
+        """Count one tensor. FP8 weights count as the parameters that they represent; their scales only add bytes."""
         self.num_bytes += tensor.nbytes
         *_, own = name.split(".")
         if isinstance(tensor, nn.Parameter) and own != fp8.SCALE:

@@ -2,7 +2,7 @@
 
 paths: {dit: [a.safetensors, b.safetensors]} ─┐
 paths: [vae.pth, [a.safetensors, …]] ─────────┼─► resolve ─► WeightSource … ─► read_state ─► tensors by key
-id_with_origin_paths: "org/name:dit*.st,…" ───┘
+id_with_origin_paths: "org/name:dit*.pth,…" ──┘
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Fingerprint(TypedDict):
 
 
 def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
-    """Return the weight files that a configuration names, after verifying that each is readable.
+    """Return the weight files that a configuration names, after checking their existence, sizes and headers.
 
-    A path may be a glob: its matches, in sorted order, are the shards of one model. A model that is named more
-    than once is loaded once. Raises ConfigError, listing every problem.
+    A path may be a glob: its matches, in sorted order, are the shards of one model. Files that are named more than once
+    are loaded once, unless they are assigned to different children. Raises one ConfigError that lists all problems.
     """
     items = config.paths.items() if isinstance(config.paths, dict) else ((None, item) for item in config.paths)
     problems: list[str] = []
@@ -74,13 +74,14 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
         written = (item,) if isinstance(item, str) else tuple(item)
         files = tuple(file for path in written for file in _expand(path, problems))
         if not written:
-            problems.append("paths contains an empty list; remove it, or list the shards of one model")
+            problems.append("model.weights.paths contains an empty list; remove it, or list the shards of one model")
         sources.append(WeightSource(files, child, written))
     for spec in filter(None, (part.strip() for part in config.id_with_origin_paths.split(","))):
         sources.append(WeightSource(tuple(_of_origin(spec, config, problems)), None, (spec,)))
     problems += [problem for source in sources for file in source.files if (problem := _problem_of(file))]
     if problems:
-        raise ConfigError("weight files: " + "; ".join(dict.fromkeys(problems)))
+        lines = list(dict.fromkeys(problems))
+        raise ConfigError(f"weight files: {lines[0]}" if len(lines) == 1 else "\n  - ".join(["weight files:", *lines]))
     return _without_repeats(sources)
 
 
@@ -122,7 +123,7 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with reproducible bytes. safetensors leaves the metadata unsorted, so sort it here."""
+    """Write a safetensors file with reproducible bytes: the metadata, which safetensors leaves unsorted, is sorted."""
     path.unlink(missing_ok=True)
     path.touch()
     mode = path.stat().st_mode  # the user's default mode; safetensors would write a file that only the user can read
@@ -148,14 +149,15 @@ def _expand(path: str, problems: list[str]) -> list[Path]:
         return []
     found = sorted(Path(name) for name in glob.glob(str(file)) if Path(name).is_file())  # noqa: PTH207  # absolute ones
     if not found:
-        problems.append(f"{path} does not exist" if not glob.has_magic(path) else f"{path} matches no file")
+        problem = "matches no file" if glob.has_magic(path) else "does not exist"
+        problems.append(f"{path} {problem}; correct it in model.weights.paths")
     return found
 
 
 def _of_origin(spec: str, config: WeightsConfig, problems: list[str]) -> list[Path]:
     name, colon, pattern = spec.rpartition(":")
     if not (colon and name and pattern) or Path(name).is_absolute() or Path(pattern).is_absolute():
-        problems.append(f"id_with_origin_paths contains {spec!r}; allowed: ID:GLOB, both relative")
+        problems.append(f"model.weights.id_with_origin_paths contains {spec!r}; allowed: ID:GLOB, with relative paths")
         return []
     root = config.root or Path(next((os.environ[key] for key in ROOT_VARIABLES if os.environ.get(key)), "models"))
     folder = root.expanduser() / name
@@ -164,8 +166,15 @@ def _of_origin(spec: str, config: WeightsConfig, problems: list[str]) -> list[Pa
         return []
     found = sorted(path for path in folder.glob(pattern) if path.is_file())
     if not found:
-        hint = "" if downloads else "; put the files there, or set weights.download to fetch them"
-        problems.append(f"{spec!r} matches no file below {folder}{hint}")
+        if downloads:
+            hint = "correct the pattern"
+        elif config.download:
+            hint = (
+                "put the files there, or unset HF_HUB_OFFLINE and DIFFSYNTH_SKIP_DOWNLOAD, which prevent the download"
+            )
+        else:
+            hint = "put the files there, or set model.weights.download to true"
+        problems.append(f"{spec!r} matches no file below {folder}; {hint}")
     return found
 
 
@@ -181,7 +190,10 @@ def _download(name: str, pattern: str, folder: Path, problems: list[str]) -> boo
         snapshot_download(repo_id=name, allow_patterns=pattern, local_dir=folder)
     except Exception as error:  # noqa: BLE001  # many libraries raise here, without a common base class
         reason = f"{type(error).__name__}: {_one_line(error)}"
-        problems.append(f"cannot download {name} ({reason}); check the name, or set weights.download to false")
+        problems.append(
+            f"cannot download {name} ({reason}); check the name and the network, or put the files into {folder} and "
+            "set model.weights.download to false"
+        )
         return False
     return True
 
@@ -202,9 +214,9 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
 
 
 def _problem_of(file: Path) -> str | None:
-    """Check the header of an existing file. Return a description of the problem, or None if the header is valid."""
+    """Return a description of the problem with an existing file, or None if its size and its header are valid."""
     if file.stat().st_size == 0:
-        return f"{file} is empty"
+        return f"{file} is empty; download or copy it again"
     try:
         with _reading(file):
             read_metadata(file)
@@ -219,9 +231,15 @@ def _reading(file: Path) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {file} ({error.strerror or _one_line(error)}); check the file and its permissions"
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         kind = "safetensors file" if file.suffix == SAFETENSORS else "weight file"
-        raise ConfigError(f"{file} is not a complete {kind} ({_one_line(error)}); download or copy it again") from error
+        raise ConfigError(
+            f"{file} cannot be read as a {kind} ({_one_line(error)}); if it is incomplete, download or copy it again"
+        ) from error
 
 
 def _one_line(error: Exception) -> str:
@@ -235,10 +253,12 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # torch warns about pickles that it did not write; errors are enough
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
-        reason = _one_line(error)
+        # The cause is between torch's advice to load the file without weights_only, and a link.
+        cause = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
         raise ConfigError(
-            f"{file} is refused, because it is a pickle that holds more than tensors and could run arbitrary code "
-            f"({reason[max(0, reason.find('Unsupported')) :][:160]}); if you trust it, save its tensors as safetensors"
+            f"{file} is refused, because it is damaged, or is a pickle that contains more than tensors and could run "
+            f"code ({' '.join(cause.split())[:160]}); download it again or, if you trust it, save its tensors as "
+            "safetensors"
         ) from None
     return _only_tensors(file, loaded)
 
@@ -247,8 +267,14 @@ def _only_tensors(file: Path, loaded: object) -> dict[str, Tensor]:
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]  # some trainers store it next to their own state
     if not isinstance(loaded, Mapping):
-        raise ConfigError(f"{file} holds a {type(loaded).__name__}; allowed: a state dict of names and tensors")
+        raise ConfigError(
+            f"{file} contains an object of type {type(loaded).__name__}; allowed: a state dict, which maps names to "
+            "tensors"
+        )
     strange = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
     if strange:
-        raise ConfigError(f"{file}: {strange[0]!r} is not a named tensor; allowed: a state dict of names and tensors")
+        raise ConfigError(
+            f"{file}: the entry {strange[0]!r} is not a tensor with a name; allowed: a state dict, which maps names to "
+            "tensors"
+        )
     return dict(loaded)

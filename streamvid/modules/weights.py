@@ -20,10 +20,18 @@ from streamvid.modules.weight_files import WeightSource, read_state
 
 _log = logging.getLogger(__name__)
 
+_WHOLE = "the whole training module"
+
 
 @dataclass(frozen=True)
 class Match:
-    """Comparison of a file with a child. names: key in the file → name in the training module."""
+    """Comparison of a file with a child.
+
+    - names: key in the file → name in the training module, for tensors of the same shape.
+    - missing: names in the training module that the file lacks.
+    - unexpected: keys in the file that the child lacks.
+    - other_shape: descriptions of the tensors whose shapes differ.
+    """
 
     child: str
     names: dict[str, str]
@@ -46,11 +54,11 @@ class Match:
 def load(
     module: nn.Module, sources: Sequence[WeightSource], config: WeightsConfig, *, may_lack: Sequence[str] | None = ()
 ) -> dict[str, str]:
-    """Load weight files into `module`. Return written path → child that it fills ("" for the module itself).
+    """Load weight files into `module`. Return each written path → the child that it fills ("" for the module).
 
-    may_lack: children that the module need not have; None: any child. Files of absent children are skipped.
-    Raises ConfigError before the first tensor changes if a key is missing or unexpected and `config` does not allow
-    this, or if a file fits no child or several. Raises ConfigError at the end if a meta tensor is still empty.
+    may_lack: children that the module may lack; None: any child. Files of absent children are skipped.
+    Raises ConfigError before the first tensor changes if a file fits no child or several, or if a key is missing or
+    unexpected and `config` does not allow this. Raises ConfigError at the end if a parameter is still a meta tensor.
     """
     states = [read_state(source.files) for source in sources]
     went: dict[str, str] = {}
@@ -63,12 +71,12 @@ def load(
         went.update(dict.fromkeys(source.written, match.child))
         if match.child in chosen:
             first = chosen[match.child][0].name
-            _log.warning("%s already has weights from %s; ignored %s", match.child, first, source.name)
+            _log.warning("%s already has weights from %s; ignored %s", match.child or _WHOLE, first, source.name)
             continue
         chosen[match.child] = (source, {name: state[key] for key, name in match.names.items()})
     for child, (source, tensors) in chosen.items():
         _fill(module, tensors)
-        _log.info("%s: %d tensors from %s", child or "all models", len(tensors), source.name)
+        _log.info("%s: %d tensors from %s", child or _WHOLE, len(tensors), source.name)
     _require_memory(module)
     return went
 
@@ -89,12 +97,17 @@ def choose(
     if child is not None and part_of(module, child) is None:
         if may_lack is None or child in may_lack:
             return None
-        raise ConfigError(f"{source.name} is for {child!r}, which the module does not have; {allowed}")
+        raise ConfigError(
+            f"model.weights.paths assigns {source.name} to {child!r}, which the training module lacks; {allowed}"
+        )
     twins = _twins(module)
     candidates = [child] if child is not None else ["", *(name for name, _ in module.named_children())]
     matches = [match for name in candidates for match in _matches(module, name, state, twins)]
     if not matches:
-        raise ConfigError(f"{source.name}: the module has no weights to load into; {allowed}")
+        raise ConfigError(
+            f"{source.name}: {_WHOLE if child is None else repr(child)} has no tensors to fill; remove the file from "
+            "model.weights, or assign it to a child with tensors"
+        )
     fitting = [match for match in matches if match.is_allowed(config)]
     if not fitting:
         # Names matter more than shapes: the same model in another size is nearer than one whose bias happens to fit.
@@ -103,13 +116,14 @@ def choose(
         # Names alone decide here too, because a file for another size of a model that is present is a mistake.
         if child is None and lacks_some and 2 * nearest.num_known < len(state):
             return None
-        raise ConfigError(_misfit(source.name, nearest, config))
+        raise ConfigError(_misfit(source, nearest, config))
     best = max(len(match.names) for match in fitting)
     ways = {frozenset(match.names.values()): match for match in reversed(fitting) if len(match.names) == best}
     if len(ways) > 1:
         children = ", ".join(sorted(match.child for match in ways.values()))
         raise ConfigError(
-            f"{source.name} fits several models ({children}); choose one with paths: {{CHILD: {source.name}}}"
+            f"{source.name} fits several children ({children}); choose one with a mapping in model.weights.paths, such "
+            "as {CHILD: FILE}"
         )
     # A file whose keys start with the child's name also fits the whole module, but it belongs to the child.
     return max((match for match in fitting if len(match.names) == best), key=lambda match: match.child)
@@ -150,14 +164,15 @@ def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
     return {name: frozenset(group) for group in groups.values() if len(group) > 1 for name in group}
 
 
-def _misfit(what: str, match: Match, config: WeightsConfig) -> str:
-    nearest = match.child or "the whole training module"
-    parts = [f"{what} fits no model; the nearest is {nearest}, with {len(match.names)} matching tensors"]
+def _misfit(source: WeightSource, match: Match, config: WeightsConfig) -> str:
+    nearest, count = match.child or _WHOLE, f"{len(match.names)} matching tensors"
+    fits_none = f"{source.name} fits no child; the nearest is {nearest}, with {count}"
+    parts = [fits_none if source.child is None else f"{source.name} does not fit {nearest}: it has {count}"]
     if match.missing and not config.allow_missing:
-        hint = "; if this file is one of several shards, put them in one list" if not match.unexpected else ""
-        parts.append(f"missing: {some(match.missing)} (allow_missing keeps the factory's values{hint})")
+        hint = "; if this file is one of several shards, put them into one list" if not match.unexpected else ""
+        parts.append(f"missing: {some(match.missing)} (model.weights.allow_missing keeps the factory's values{hint})")
     if match.unexpected and not config.allow_unexpected:
-        parts.append(f"unexpected: {some(match.unexpected)} (allow_unexpected ignores them)")
+        parts.append(f"unexpected: {some(match.unexpected)} (model.weights.allow_unexpected ignores them)")
     if match.other_shape:
         parts.append(f"different shapes: {some(match.other_shape)}")
     return "; ".join(parts)
@@ -184,6 +199,6 @@ def _require_memory(module: nn.Module) -> None:
     empty = [name for name, tensor in module.named_parameters() if tensor.is_meta]
     if empty:
         raise ConfigError(
-            f"init is 'meta' and no weight file contains {some(empty)}; add the missing files, or set init to 'cpu' "
-            "so that the factory initializes these parameters"
+            f"no weight file contains {some(empty)}, and the factory did not initialize them (they are meta tensors); "
+            "add the missing files to model.weights, or set model.init to 'cpu' so that the factory initializes them"
         )

@@ -1,4 +1,4 @@
-"""Validation of a plan's inputs. Every error names a remedy."""
+"""Validation of a plan's inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64
     counts = np.asarray(num_samples if len(num_samples) else np.zeros(0, np.int64))
     if counts.ndim != 1 or counts.dtype.kind not in "iu":
         raise ConfigError(
-            f"num_samples[{bucket_id!r}]: must be one integer per shard, but has dtype {counts.dtype} and shape "
+            f"num_samples[{bucket_id!r}]: must contain one integer per shard, but has dtype {counts.dtype} and shape "
             f"{counts.shape}"
         )
     if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
@@ -47,11 +47,11 @@ def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> N
     """Raise ConfigError if a bucket has no batch size, an unknown bucket has one, or a batch size is invalid."""
     for name, size in batch_sizes.items():
         require_integer(f"batch_sizes[{name!r}]", size, 1, 1 << 20)
-    differing = sorted(counts.keys() ^ batch_sizes.keys())
-    if differing:
+    if missing := sorted(counts.keys() - batch_sizes.keys()):
+        raise ConfigError(f"batch_sizes has no entry for bucket(s) {named(missing)} of the dataset; add one for each")
+    if unknown := sorted(batch_sizes.keys() - counts.keys()):
         raise ConfigError(
-            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give one batch size for each "
-            "of the dataset's buckets, and for no others"
+            f"batch_sizes has entries for bucket(s) {named(unknown)}, which the dataset lacks; remove them"
         )
 
 
@@ -60,8 +60,8 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
     missing = sorted(counts.keys() - (costs or {}).keys())
     if missing or costs is None:
         raise ConfigError(
-            f"sync={options.sync!r} with order={options.order!r} needs a cost for each bucket, but none is given for "
-            f"{named(missing)}. Give a cost for each bucket, or use sync='bucket' and order='mixed'"
+            f"sync={options.sync!r} with order={options.order!r} requires a cost for each bucket, but none is given "
+            f"for bucket(s) {named(missing)}; give a cost for each bucket, or use sync='bucket' and order='mixed'"
         )
     for name, cost in costs.items():
         require_integer(f"costs[{name!r}]", cost, 1, (1 << 62) - 1)
@@ -85,18 +85,18 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
     if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
         raise ConfigError(
             f"bucket {span.bucket_id}: a step of {span.global_batch} samples would repeat the epoch's {span.length} "
-            f"samples ({passes} passes over {num_samples}) too often; lower batch_size or num_repeats, or use "
-            "tail='drop' or 'carry'"
+            f"samples ({passes} passes over {num_samples}) too often; lower batch_size, the number of ranks or "
+            "num_repeats, or use tail='drop' or tail='carry'"
         )
     if span.global_batch >= 1 << 30:
         raise ConfigError(
             f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}, but must be less than 2**30; "
-            "lower batch_size"
+            "lower batch_size or the number of ranks"
         )
     if span.length > MAX_BLOCK_SAMPLES and span.length != num_samples:
         raise ConfigError(
-            f"bucket {span.bucket_id}: an epoch takes {span.length} samples from several datasets, but the maximum is "
-            f"{MAX_BLOCK_SAMPLES}; lower num_repeats or samples_per_epoch"
+            f"bucket {span.bucket_id}: an epoch takes {span.length} samples, but the maximum for repeated or mixed "
+            f"datasets is {MAX_BLOCK_SAMPLES}; lower num_repeats or samples_per_epoch"
         )
     reached = max(span.end, span.position) + span.global_batch
     if reached > MAX_POSITION:
@@ -107,7 +107,10 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
 
 
 def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, soonest: int | None) -> PlanError:
-    """Return the error for a run without steps. soonest: number of epochs until a step is full; None for never."""
+    """Return the error for a run without steps.
+
+    soonest: number of epochs until samples fill a step; None if they never do.
+    """
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [
@@ -115,12 +118,13 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
         f"({num_ranks} rank(s) x batch_size {span.batch_size})"
         for span in spans
     ]
-    remedies = "use a smaller batch_size, fewer ranks, tail='pad' or tail='shrink'"
+    remedies = ["a smaller batch_size", "fewer ranks", "tail='pad'", "tail='shrink'"]
     if options.accumulate > 1:
-        remedies = f"use a smaller accumulate than {options.accumulate}, {remedies.removeprefix('use ')}"
+        remedies.insert(0, f"a smaller accumulate than {options.accumulate}")
     if soonest is not None:
-        remedies += f", or more epochs (with tail='carry', the first step needs {soonest} epochs)"
-    return PlanError(f"no bucket can fill one step: {named(rows, '; ')}. Remedies: {remedies}")
+        remedies.append(f"at least {soonest} epochs (tail='carry' carries samples over)")
+    *others, last = remedies
+    return PlanError(f"no bucket can fill one step: {named(rows, '; ')}. Use {', '.join(others)} or {last}")
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:

@@ -50,8 +50,9 @@ _DEPENDENT = Fraction(1, 10**9)  # below this share of their length, columns cou
 class CostTable:
     """Table for predicting the nanoseconds of a training step from its bucket and batch size.
 
-    tokens: bucket id → number of tokens per sample. constant, per_token, per_pair: coefficients of the cost formula
-    (see cost.py), in attoseconds. measured: (bucket id, batch size) → nanoseconds, which replace the prediction.
+    tokens: bucket id → number of tokens per sample.
+    constant, per_token, per_pair: coefficients of the cost formula (see cost.py), in attoseconds.
+    measured: (bucket id, batch size) → nanoseconds, which replace the prediction.
     Raises ConfigError for invalid values.
     """
 
@@ -63,13 +64,15 @@ class CostTable:
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Mapping) or not all(isinstance(name, str) for name in self.tokens):
-            raise ConfigError(f"cost table tokens={self.tokens!r}: expected a mapping from bucket ids to integers")
+            raise ConfigError(
+                f"cost table tokens={reprlib.repr(self.tokens)}: expected a mapping from bucket ids to integers"
+            )
         for name, tokens in self.tokens.items():
             require_integer(f"cost table tokens[{name!r}]", tokens, 1, _MAX_TOKENS)
         for name in ("constant", "per_token", "per_pair"):
             require_integer(f"cost table {name}", getattr(self, name), 0, _MAX_COEFFICIENT)
         if not self.constant + self.per_token + self.per_pair:
-            raise ConfigError("cost table constant=0, per_token=0, per_pair=0: at least one must be more than 0")
+            raise ConfigError("cost table constant=0, per_token=0, per_pair=0: at least one must be above 0")
         if not isinstance(self.measured, Mapping) or not all(_is_row(batch, 2) for batch in self.measured):
             raise ConfigError(
                 f"cost table measured={reprlib.repr(self.measured)}: expected a mapping from (bucket id, batch size) "
@@ -107,8 +110,9 @@ class CostTable:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CostTable:
         """Create a table from the result of `to_json`. Raises ConfigError if the value is invalid."""
-        if not isinstance(value, Mapping) or value.get("version") != COST_VERSION:
-            version = value.get("version") if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"the cost table has type {type(value).__name__}; pass the result of CostTable.to_json()")
+        if (version := value.get("version")) != COST_VERSION:
             raise ConfigError(
                 f"cost table version={version!r}: only version {COST_VERSION} can be read; fit the costs again"
             )
@@ -143,7 +147,7 @@ def fit_costs(
     model: see `default_costs`.
 
     Numbers may be numpy scalars. Raises ConfigError if the list is empty, an entry is malformed, a bucket is unknown or
-    seconds are not above 0 and at most 1,000,000.
+    a number of seconds is not above 0 and at most 1,000,000.
     """
     tokens = _tokens_of(buckets, model)
     groups: dict[tuple[str, int], list[int]] = {}
@@ -161,8 +165,9 @@ def fit_costs(
 def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
     """Return bucket id → class number, from 0 for the cheapest.
 
-    A class holds the buckets that cost at most `tolerance` more than its cheapest bucket.
-    costs: bucket id → cost, an integer of at least 1. tolerance: share, from 0 to 10.
+    A class contains the buckets that cost at most `tolerance` more than its cheapest bucket.
+    costs: bucket id → cost, an integer of at least 1.
+    tolerance: share of the cheapest cost, from 0 to 10.
     Raises ConfigError for other values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
@@ -278,7 +283,7 @@ def _nanoseconds(bucket_id: str, batch_size: int, seconds: object) -> int:
         value = math.inf
     if not 0 < value <= MAX_SECONDS:
         raise ConfigError(
-            f"measurement ({bucket_id!r}, {batch_size!r}, {seconds!r}): seconds must be above 0 and at most "
+            f"measurement ({bucket_id!r}, {batch_size!r}, {seconds!r}): seconds must be a number above 0 and at most "
             f"{MAX_SECONDS}; omit steps that were not timed"
         )
     return max(1, round(Fraction(value) * 10**9))
@@ -286,6 +291,9 @@ def _nanoseconds(bucket_id: str, batch_size: int, seconds: object) -> int:
 
 def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, int]) -> None:
     if not isinstance(bucket_id, str) or bucket_id not in tokens:
-        known = ", ".join(sorted(tokens)[:10])
-        raise ConfigError(f"bucket {bucket_id!r} is not in the cost table, which has {known}; include it in the fit")
+        known = ", ".join(sorted(tokens)[:10]) + ", …" * (len(tokens) > 10)
+        raise ConfigError(
+            f"bucket {bucket_id!r} is not in the cost table, which contains {known or 'no bucket'}; create the table "
+            "for all buckets of the dataset (loader.buckets)"
+        )
     require_integer(f"cost table batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

@@ -38,9 +38,11 @@ _PHASE_BITS = 20
 class DrawSet:
     """Draw set as seen by one of its buckets.
 
-    name: hash of the set's name, the same in all of its buckets. weights: probabilities of the buckets, in units of
-    1 / UNIT. UNIT minus their sum is the probability that a clip is not drawn for any bucket.
-    member: index of this bucket in `weights`. shards: (m,) indices of the set's shards in the bucket, ascending.
+    name: hash of the set's name, the same in all of its buckets.
+    weights: probabilities of the buckets, in units of 1 / UNIT. UNIT minus their sum is the probability, in the same
+        units, that a clip is not drawn for any bucket.
+    member: index of this bucket in `weights`.
+    shards: (m,) indices of the set's shards in the bucket, ascending.
     """
 
     name: int

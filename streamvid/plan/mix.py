@@ -45,8 +45,10 @@ MAX_BLOCK_SAMPLES = 1 << 35
 class PlanSource:
     """One dataset of a plan.
 
-    num_samples: bucket id → number of samples per shard, in manifest order. seed: seed of the dataset's streams.
-    num_repeats: mean number of times that an epoch delivers each sample. draws: bucket id → draw sets.
+    num_samples: bucket id → number of samples per shard, in manifest order.
+    seed: seed of the dataset's streams.
+    num_repeats: mean number of times that an epoch delivers each sample.
+    draws: bucket id → draw sets.
     """
 
     num_samples: Mapping[str, Sequence[int] | Int64Array]
@@ -249,7 +251,7 @@ def _remedy(fraction: Fraction) -> str:
     """Return advice for writing a value such as 1 / 3 or 1 - 0.7, which has many digits in floating point."""
     meant = fraction.limit_denominator(1000)
     if abs(meant - fraction) > fraction * _ROUNDING or not _is_short(meant):
-        return "; round it"
+        return "; use a number with fewer digits"
     return f"; write the text '{meant}' or fractions.Fraction({meant.numerator}, {meant.denominator})"
 
 
@@ -262,8 +264,9 @@ def repeats_of_weights(
 ) -> list[Fraction]:
     """Return each dataset's number of repeats per epoch, so that its share of an epoch is proportional to its weight.
 
-    num_samples, num_tokens: counts of each dataset, without repeats. samples_per_epoch: total number of samples per
-    epoch; None for the sum of `num_samples`. by: unit of the shares.
+    num_samples, num_tokens: counts of each dataset, without repeats.
+    samples_per_epoch: total number of samples per epoch; None for the sum of `num_samples`.
+    by: unit in which shares are measured.
     """
     if by not in get_args(MixBy):
         raise ConfigError(f"mix_by={by!r}: must be {' or '.join(map(repr, get_args(MixBy)))}")

@@ -27,7 +27,7 @@ class PlanOptions:
         them. "pad" fills the step with repeated samples. "shrink" delivers them in one last step per bucket with
         equal, smaller batches (and fewer than num_ranks repeats). "uneven" delivers them in one last step per bucket
         with unequal batches and no repeats; ranks without remaining samples have no batch in that step.
-    sync: "bucket" gives all ranks the same bucket at each step; "cost" gives them about the same predicted cost.
+    sync: "bucket" gives all ranks the same bucket at each step; "cost" gives them buckets of similar predicted cost.
     order: order of the steps, "mixed" or "largest-first". The latter begins epoch 0 with the first step of each bucket
         (with sync="cost", of each class of buckets), costliest first.
     accumulate: number of steps per optimizer step. The number of steps in an epoch is a multiple of this value.
@@ -36,18 +36,23 @@ class PlanOptions:
     """
 
     seed: int = option(0, help="Seed of the sample order.", minimum=0, maximum=(1 << 63) - 1)
-    shuffle: Shuffle = option("window", help="Shuffle shards only, or also samples within windows of shards.")
-    window: int = option(16, help="Shards per shuffle window.", minimum=1, maximum=1 << 20)
+    shuffle: Shuffle = option(
+        "window", help="Shuffle nothing, only shards, or also the samples within windows of shards."
+    )
+    window: int = option(16, help="Number of shards per shuffle window.", minimum=1, maximum=1 << 20)
     tail: Tail = option(
         "carry",
         help="Policy for samples that do not fill a step.",
         shown_default="carry for split train, else uneven",
     )
-    sync: Sync = option("bucket", help="Give all ranks the same bucket at each step, or similar costs.")
+    sync: Sync = option("bucket", help="At each step, give all ranks the same bucket, or buckets of similar cost.")
     order: Order = option("mixed", help="Order of steps in epoch 0.")
-    accumulate: int = option(1, help="Steps per optimizer step.", minimum=1, maximum=1 << 10)
+    accumulate: int = option(1, help="Number of steps per optimizer step.", minimum=1, maximum=1 << 10)
     shard_locality: int = option(
-        64, help="Number of consecutive samples of a step to sort by shard.", minimum=1, maximum=1 << 30
+        64,
+        help="Number of consecutive samples in a step that are sorted together by shard.",
+        minimum=1,
+        maximum=1 << 30,
     )
 
     def __post_init__(self) -> None:
@@ -55,8 +60,8 @@ class PlanOptions:
         if self.accumulate > 1 and not self.tail_rule.is_equal:
             *first, last = map(repr, EQUAL_TAILS)
             raise ConfigError(
-                f"accumulate={self.accumulate} cannot be combined with tail={self.tail!r}, where some ranks have no "
-                f"batch in some steps; use tail={', '.join(first)} or {last}, or accumulate=1"
+                f"accumulate={self.accumulate} cannot be combined with tail={self.tail!r}, because some ranks then "
+                f"have no batch in some steps; use tail={', '.join(first)} or {last}, or accumulate=1"
             )
 
     @property

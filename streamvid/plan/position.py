@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +48,9 @@ class Cursor:
         require_integer("cursor.phase", self.phase, 0, MAX_EPOCH, StateError)
         require_integer("cursor.step", self.step, 0, MAX_POSITION, StateError)
         if not isinstance(self.positions, Mapping) or not all(isinstance(name, str) for name in self.positions):
-            raise StateError(f"cursor.positions={self.positions!r}: must be a mapping from bucket ids to integers")
+            raise StateError(
+                f"cursor.positions={reprlib.repr(self.positions)}: must be a mapping from bucket ids to integers"
+            )
         for name, position in self.positions.items():
             require_integer(f"cursor.positions[{name!r}]", position, 0, MAX_POSITION, StateError)
         object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
@@ -62,7 +65,7 @@ class Cursor:
         """Create a cursor from the result of `to_json`. Raises StateError if the value is invalid."""
         if not isinstance(state, Mapping) or set(state) - {"phase"} != {"epoch", "positions", "step"}:
             raise StateError(
-                f"cursor={state!r}: must have the keys epoch, positions and step, optionally phase, and no others; use "
-                "the result of Cursor.to_json"
+                f"cursor={reprlib.repr(state)}: must have the keys epoch, positions and step, optionally phase, and no "
+                "others; use the result of Cursor.to_json"
             )
         return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"])

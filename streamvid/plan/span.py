@@ -1,4 +1,4 @@
-"""Range of samples that an epoch uses from a bucket, computed from positions before the first step.
+"""Range of samples that an epoch uses from a bucket. It is computed from positions, before the first step.
 
 The samples of a bucket form an endless stream of positions, one pass over the bucket after the other.
 
@@ -46,7 +46,7 @@ class BucketReport:
 
     @property
     def num_epochs_to_step(self) -> int | None:
-        """Number of epochs, including this one, until carried samples fill a step; None if they never do.
+        """Number of epochs, including this one, until carried samples fill a step, or None if they never do.
 
         The number assumes that every epoch delivers all samples of the bucket once and that buckets do not share steps.
         """

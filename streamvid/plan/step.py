@@ -107,6 +107,7 @@ class FinalStep:
 class Draw:
     """Rows of positions in one bucket. Each row is sorted in stretches, and then its part `mine` is selected.
 
+    positions: (rows, samples) positions in the bucket's stream.
     places: indices of the selected samples among all samples of the draft.
     visits_from: start of the range of visits for repeats.
     """
@@ -121,7 +122,10 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps whose samples are not looked up yet. draws: samples to look up. Other fields have one entry per step."""
+    """Steps whose samples are not looked up yet.
+
+    draws: samples to look up. All other fields have one entry per step.
+    """
 
     bucket_ids: Sequence[tuple[str, ...]]
     bounds: Sequence[Int64Array]

@@ -54,8 +54,8 @@ class BucketStream:
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
         """Create the stream.
 
-        shard_sizes: (num_shards,) number of samples in each shard of the bucket, in manifest order. seed: seed of the
-        stream; None for the seed of `options`.
+        shard_sizes: (num_shards,) number of samples in each shard of the bucket, in manifest order.
+        seed: seed of the stream; None for the seed of `options`.
         """
         self._bucket_hash = hash_text(bucket_id)
         self._seed = options.seed if seed is None else seed
@@ -82,7 +82,7 @@ class BucketStream:
 
     @property
     def slack(self) -> Fraction:
-        """Maximum difference between `begin` and samples_per_pass * passes."""
+        """Maximum difference between `begin(passes)` and `samples_per_pass * passes`."""
         return Fraction(1, 2)
 
     def begin(self, passes: Fraction | int) -> int:
@@ -162,7 +162,7 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return `BucketStream.ordinals` for each (stream, positions). A single permutation call makes this faster."""
+    """Return the result of `ordinals` for each (stream, positions). A single permutation call makes this faster."""
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
     moved = iter(_permuted(shuffled) if shuffled else [])

@@ -45,8 +45,8 @@ Int64s = npt.NDArray[np.int64]
 class PacketWindow:
     """The packets needed to decode a window of frames, and the byte range of the clip that contains them.
 
-    - first_byte, num_bytes: the byte range. pieces: (start, end, checksum) of each segment, with start and end
-      relative to `first_byte`.
+    - first_byte, num_bytes: the byte range.
+    - pieces: (start, end, checksum) of each segment, with start and end relative to `first_byte`.
     - packets: (n, 4) table of timestamp, offset from `first_byte`, size in bytes, and output slot (-1 for none).
     - key_time: timestamp of the first packet.
     """
@@ -62,7 +62,8 @@ class PacketWindow:
 class Facts:
     """Facts derived from a clip's packets.
 
-    - segments: index of each packet's segment. num_bytes: end offset of the last packet.
+    - segments: index of each packet's segment.
+    - num_bytes: end offset of the last packet.
     - lows, highs: byte range (start, end) of each segment.
     - is_sequential: True if every packet is a displayed frame, in ascending order of time.
     """
@@ -109,9 +110,11 @@ def facts_of(
 class ClipIndex:
     """Index of all packets of a clip in decode order.
 
-    times, offsets, sizes, flags: timestamp, offset and size in bytes, and flags (KEY, SHOWN) of each packet.
-    checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
-    facts: the result of `facts_of` for these packets, which is computed if omitted.
+    - info: description of the stream.
+    - times, offsets, sizes, flags: timestamp, offset and size in bytes, and flags (KEY, SHOWN) of each packet.
+    - checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
+    - facts: the result of `facts_of` for these packets, which is computed if omitted.
+
     Raises DecodeError if the packets are invalid or the number of checksums is wrong.
     """
 
@@ -159,7 +162,7 @@ class ClipIndex:
         return self.times if self.facts.is_sequential else self.times[self._order]
 
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
-        """Return the packets needed to decode `num_frames` frames from frame `start`, `stride` frames apart.
+        """Return the packets needed to decode `num_frames` frames, `stride` frames apart, from frame `start` on.
 
         Raises the same errors as `window_of`, and DecodeError if `num_frames` or `stride` is below 1.
         """
@@ -200,7 +203,9 @@ class ClipIndex:
         wanted = self._order[numbers]
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
-            raise DecodeError(f"the index has no key frame for time {self.times[wanted[0]]}; copy the dataset again")
+            raise DecodeError(
+                f"the packet index has no key frame for timestamp {self.times[wanted[0]]}; copy the dataset again"
+            )
         first, last = int(usable[-1]), int(wanted.max())
         if len({*self.times[first : last + 1].tolist()}) < last + 1 - first:
             # The loop in window.py identifies frames by their times alone.
@@ -232,7 +237,7 @@ def checksum(data: bytes | memoryview) -> bytes:
 
 
 def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
-    """Return the packet index of a clip that `probe` accepts; None if it must be decoded through its container.
+    """Return the packet index of a clip that `probe` accepts, or None if it must be decoded through its container.
 
     The container is required for images, for packets that are not stored whole and unchanged in the file (transport
     streams, stripped headers) or may contain another packet's picture (AVI), and for decoders that need more data (such

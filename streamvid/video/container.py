@@ -64,8 +64,13 @@ class VideoFile:
 
     Created by `open_video`.
 
-    Attributes: container, stream (both PyAV objects), container_name, codec_name, is_image, has_audio, num_bytes, head
-    (the first bytes), is_exact (True if the container's packets are reliable and seekable).
+    - container, stream: PyAV objects.
+    - container_name, codec_name: FFmpeg's names.
+    - is_image: True for a still image.
+    - has_audio: True if the file has an audio stream.
+    - num_bytes: size of the file.
+    - head: first bytes of the file.
+    - is_exact: True if the container's packets are reliable and seekable.
     """
 
     container: InputContainer
@@ -76,7 +81,7 @@ class VideoFile:
         self._is_still = False
         self.num_bytes = reader.seek(0, os.SEEK_END)
         if not self.num_bytes:
-            raise ProbeError("the file is empty (0 bytes)", kind="empty-file")
+            raise ProbeError("the file is empty (0 bytes); copy or download it again", kind="empty-file")
         if self.num_bytes > limits.max_bytes:
             raise ProbeError(
                 f"the file has {self.num_bytes} bytes, above the limit max_bytes={limits.max_bytes}", kind="limit"
@@ -129,7 +134,7 @@ class VideoFile:
             self.reader.seek(before)
 
     def _has_one_packet(self) -> bool:
-        """Return whether a GIF contains a single picture. The file must be reopened afterwards."""
+        """Return whether a GIF contains a single picture. Afterwards, the file must be reopened."""
         with ffmpeg_errors("the file is damaged: its first packets cannot be read"):
             packets = (packet for packet in self.container.demux(self.stream) if packet.size)
             return sum(not is_hidden("gif", memoryview(packet)) for packet in islice(packets, 2)) < 2
@@ -191,7 +196,9 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
             except OSError as error:
                 reason = error.strerror or type(error).__name__
                 # The original error shows the path, which may be a mistyped URL with credentials (SAFE-1).
-                raise ProbeError(f"the file cannot be opened: {reason}", kind="unreadable-file") from None
+                raise ProbeError(
+                    f"the file cannot be opened: {reason}; check its path and permissions", kind="unreadable-file"
+                ) from None
         video = VideoFile(_Nameless(source), limits, source if isinstance(source, FarFile) else None)
         opened.callback(video.close)
         yield video
@@ -228,13 +235,13 @@ def _refuse_by_name(head: bytes) -> None:
         names.append("an animated WebP")
     if names:
         raise ProbeError(
-            f"the file is {names[0]}, which is not allowed; use a video (mp4, mkv, ...) or a still image",
+            f"the file is {names[0]}, which is not allowed; use a video, such as MP4 or Matroska, or a still image",
             kind="not-media",
         )
 
 
 def _is_heif_still(head: bytes) -> bool:
-    """Return whether a file of the MP4 family is a still HEIF or AVIF picture. head: its first bytes."""
+    """Return whether a file of the MP4 family is a still HEIF or AVIF image. head: its first bytes."""
     size = int.from_bytes(head[:4], "big") if head[4:8] == b"ftyp" else 0
     brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(size, len(head)), 4))}
     return head[8:12] in STILL_BRANDS and not brands & SEQUENCE_BRANDS
@@ -266,14 +273,11 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
                 f"than max_streams={limits.max_streams}",
                 kind="limit",
             ) from error
-        allowed = ", ".join(limits.containers)
         problem = f"the file is not a video or image that FFmpeg can read ({error.strerror})"
         if error.errno == errno.EINVAL:  # FFmpeg's answer to a format that it recognized, but that is not listed
-            problem = "the file's format is not allowed; remux or re-encode it, for instance to mp4"
-        raise ProbeError(
-            f"{problem}; allowed containers: {allowed}",
-            kind="not-media",
-        ) from error
+            problem = "the file's format is not allowed; remux or re-encode it, for example to MP4"
+        allowed = ", ".join(limits.containers)
+        raise ProbeError(f"{problem}; allowed containers: {allowed}", kind="not-media") from error
 
 
 def _metadata_errors() -> dict[str, Any]:
@@ -304,7 +308,7 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
             continue
         if stream.codec_context is None:
             raise ProbeError(
-                "the file's video codec is unknown to FFmpeg; re-encode the file, for instance to H.264", kind="codec"
+                "the file's video codec is unknown to FFmpeg; re-encode the file, for example to H.264", kind="codec"
             )
         codec = stream.codec_context.codec.canonical_name
         if codec not in limits.codecs:

@@ -15,8 +15,8 @@ Filters: TypeAlias = list[tuple[str, str]]
 class FilterChain:
     """Chain of FFmpeg filters that returns one frame for each input frame.
 
-    frame: a frame with the size and pixel format of all inputs. matrix, color_range: color matrix and range of all
-    inputs, as FFmpeg numbers.
+    frame: a frame with the size and pixel format of all inputs.
+    matrix, color_range: color matrix and range of all inputs, as FFmpeg numbers.
     """
 
     def __init__(self, frame: VideoFrame, filters: Filters, *, matrix: int, color_range: int) -> None:

@@ -1,6 +1,6 @@
 """Format of a decoded frame: size, pixel aspect ratio, orientation and color.
 
-Color matrices and ranges are FFmpeg numbers (AVColorSpace, AVColorRange), as defined by ITU-T H.273.
+Numbers of color matrices and ranges are FFmpeg's (AVColorSpace, AVColorRange). ITU-T H.273 has the same matrix numbers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class FrameFormat:
         if found != (self.coded_width, self.coded_height, self.pixel_format):
             raise DecodeError(
                 f"the video changes from {self.coded_width}x{self.coded_height} {self.pixel_format} to "
-                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}; re-encode it to a single size and format"
+                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}; re-encode it to a single size and pixel "
+                "format"
             )
 
     def without(self, bars: Margins) -> FrameFormat:
@@ -104,7 +105,10 @@ class FrameFormat:
 
 
 def read_frame_format(video: VideoFile, frame: VideoFrame) -> FrameFormat:
-    """Return the format of `frame`, decoded from `video`. Raises ProbeError for unsupported colors or orientation."""
+    """Return the format of `frame`, decoded from `video`.
+
+    Raises ProbeError for unsupported colors, an unsupported orientation or an extreme pixel aspect ratio.
+    """
     _check_transfer(frame, video.limits)
     flip, rotation = _orientation(frame)
     return _make_format(frame, video.codec_name, _pixel_aspect(video), rotation, flip, video.margins)
@@ -140,7 +144,10 @@ def _make_format(
 
 
 def _even(margins: Margins, width: int, height: int) -> Margins:
-    """Round offsets and sizes down to even numbers, as the ffmpeg program does for 4:2:0; ignore impossible margins."""
+    """Return the margins after offsets and sizes are rounded down to even numbers, as in the ffmpeg program for 4:2:0.
+
+    The result is NO_MARGINS if the margins are impossible.
+    """
     left, top, right, bottom = margins
     wide, high = (width - left - right) // 2 * 2, (height - top - bottom) // 2 * 2
     if not any(margins) or min(wide, high) < 2:
@@ -152,9 +159,8 @@ def _even(margins: Margins, width: int, height: int) -> Margins:
 def _check_transfer(frame: VideoFrame, limits: Limits) -> None:
     if frame.color_trc in _HDR_TRANSFERS and not limits.allow_hdr:
         raise ProbeError(
-            f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}): tone-map it to SDR first, for instance with "
-            "FFmpeg's zscale and tonemap filters, or accept it unchanged (--hdr allow); its frames then look pale, "
-            "because they are not tone-mapped",
+            f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}); tone-map it to SDR first, for example with "
+            "FFmpeg's zscale and tonemap filters, or accept it with --hdr allow (its frames then look pale)",
             kind="hdr",
         )
 
@@ -170,8 +176,8 @@ def _color_space(codec: str, frame: VideoFrame) -> tuple[str, bool]:
         return ("bt709" if longer >= 1280 or shorter >= 720 else "bt601"), True
     if matrix not in _MATRICES:
         raise ProbeError(
-            f"the video's color matrix (number {matrix} of ITU-T H.273) is not supported: convert the video to BT.709, "
-            "for instance with FFmpeg's zscale filter",
+            f"the video's color matrix (ITU-T H.273 MatrixCoefficients {matrix}) is not supported; convert the video "
+            "to BT.709, for example with FFmpeg's zscale filter",
             kind="color",
         )
     return _MATRICES[matrix], False
@@ -187,7 +193,8 @@ def _pixel_aspect(video: VideoFile) -> tuple[int, int]:
         return (1, 1)
     if not 1 / _MAX_PIXEL_ASPECT <= ratio <= _MAX_PIXEL_ASPECT:
         raise ProbeError(
-            f"the video's pixel aspect ratio is {ratio}; it must be from 1/{_MAX_PIXEL_ASPECT} to {_MAX_PIXEL_ASPECT}",
+            f"the video's pixel aspect ratio is {ratio}; it must be from 1/{_MAX_PIXEL_ASPECT} to {_MAX_PIXEL_ASPECT}; "
+            "re-encode the video with square pixels",
             kind="picture",
         )
     return ratio.numerator, ratio.denominator
@@ -206,7 +213,8 @@ def _orientation(frame: VideoFrame) -> tuple[bool, int]:
     ):
         degrees = round(math.degrees(math.atan2(b, a)))
         raise ProbeError(
-            f"the video must be rotated by {degrees} degrees for display; only multiples of 90 are supported",
+            f"the video's display matrix rotates it by {degrees} degrees or distorts it; only rotations by multiples "
+            "of 90 degrees and flips are supported; re-encode the video upright",
             kind="picture",
         )
     return _ORIENTATIONS[signs]

@@ -22,20 +22,21 @@ class VideoInfo:
     - sample_aspect_ratio: (width, height) of one pixel; (1, 1) if the file does not declare it.
     - flip, rotation: to display a decoded frame, mirror it left to right if `flip`, then rotate it clockwise by
       `rotation` (0, 90, 180 or 270 degrees). Together they express all eight EXIF orientations.
-    - fps: average frame rate: (num_frames - 1) divided by the time between the first and the last timestamp; 0.0 for an
-      image.
+    - fps: average frame rate: (num_frames - 1) divided by the time between the first and the last timestamp; the
+      declared rate for a video with one frame; 0.0 for an image.
     - duration_seconds: time from the first timestamp to the end of the last frame; 0.0 for an image.
     - last_duration: duration of the last displayed frame, in ticks; 0 if the file does not declare it.
     - time_base: seconds per tick of `timestamps`.
     - color_space: matrix that converts decoded frames to RGB: "bt601", "bt709", "bt2020", "smpte240m", "fcc",
-      or "rgb" (no conversion). color_range: "limited" or "full".
+      or "rgb" (no conversion).
+    - color_range: "limited" or "full".
     - is_color_guessed: True if the file declares no matrix. JPEG, WebP and VP8 are then BT.601 by definition; for other
       codecs, frames with a longer side of at least 1280 or a shorter side of at least 720 (as coded) count as BT.709,
       and smaller ones as BT.601. An undeclared range is "limited", except for formats that are full by definition.
     - has_centered_chroma: True if the codec sites 4:2:0 chroma samples at the center of their 2 x 2 pixels; False if
       they are at the left, midway between the rows.
-    - keyframes: frame numbers of the key frames. max_keyframe_distance: maximum number of frames from one key frame to
-      the next, or to the end.
+    - keyframes: frame numbers of the key frames.
+    - max_keyframe_distance: maximum number of frames from one key frame to the next, or to the end.
     - is_interlaced: True if the decoder reports the first frame as interlaced. Frames are never deinterlaced.
     """
 

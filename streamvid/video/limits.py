@@ -17,7 +17,7 @@ EXACT_CONTAINERS = frozenset({"mov", "matroska"})
 #: Still images: FFmpeg's "pipe" demuxers, which look at the content and never open another file.
 IMAGE_CONTAINERS = frozenset({"jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe"})
 
-#: Brands of still pictures in containers of the MP4 family (HEIF, ISO/IEC 23008-12, and AVIF), and of sequences there.
+#: Brands of still images in containers of the MP4 family (HEIF, ISO/IEC 23008-12, and AVIF), and of sequences there.
 STILL_BRANDS = frozenset({b"avif", b"heic", b"heix", b"heim", b"heis", b"mif1"})
 SEQUENCE_BRANDS = frozenset({b"avis", b"hevc", b"hevx", b"hevm", b"hevs", b"msf1"})
 
@@ -37,7 +37,7 @@ CODECS = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for `probe` and `decode_into`. A file that exceeds a limit raises ProbeError or DecodeError."""
+    """Limits on files. If a file exceeds one, `probe` raises ProbeError, and `decode_into` raises DecodeError."""
 
     max_bytes: int = 16 << 30
     max_pixels: int = 8192 * 4320  #: per frame, counted as in FFmpeg: some decoders pad rows to 64 pixels
@@ -56,7 +56,10 @@ class Limits:
             if isinstance(field.default, tuple) and (
                 not value or not all(re.fullmatch(r"[a-z0-9_]+", name) for name in value)
             ):
-                raise ConfigError(f"limits: {field.name} is {value!r}; it must be a non-empty tuple of FFmpeg names")
+                raise ConfigError(
+                    f"limits: {field.name} is {value!r}; it must be a non-empty tuple of FFmpeg names, such as 'h264' "
+                    "or 'mov'"
+                )
 
 
 LIMITS = Limits()

@@ -79,7 +79,9 @@ class PacketTable:
 
 
 def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | None = None) -> PacketTable:
-    """Read all packets once. Raises ProbeError if the file ends early, or if timestamps do not identify each frame.
+    """Read all packets once.
+
+    Raises ProbeError if the file ends early or exceeds a limit, or if timestamps do not identify each frame.
 
     see: function that is called with each packet; unread bytes in packets of remote files are 0.
     """
@@ -121,8 +123,8 @@ def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | 
 def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
     """Yield the remaining packets of the demuxer, except empty ones, which would flush a decoder.
 
-    Packets of a container that stores decode times receive presentation times (see reorder.py). Packets that contain
-    one field each are joined into frames (see fields.py).
+    Packets of a container that stores only decode times receive presentation times (see reorder.py). Packets that
+    contain one field each are joined into frames (see fields.py).
     """
     with (
         ffmpeg_errors("the file ends early or is damaged: not all of its packets can be read"),
@@ -140,8 +142,8 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
             elif video.codec_name == "tiff" and tiff_compression(memoryview(packet)) in _TIFF_JPEG:
                 # FFmpeg decodes it only for camera raw files (DNG), and otherwise returns black without an error.
                 raise ProbeError(
-                    "the TIFF is compressed with JPEG, which cannot be read: save it as JPEG or PNG, or as TIFF with "
-                    "LZW or deflate",
+                    "the TIFF is compressed with JPEG, which is not supported; save it as JPEG or PNG, or as TIFF with "
+                    "LZW or Deflate compression",
                     kind="picture",
                 )
             yield packet
@@ -153,7 +155,7 @@ def packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator
     If seeking is reliable and leads to the expected packet, seek; otherwise, read the file from its start.
     """
     if video.is_exact:
-        with ffmpeg_errors("the file is not seekable"):
+        with ffmpeg_errors("seeking in the file fails"):
             video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)
         packets = each_packet(video)
         first = next(packets, None)
@@ -168,7 +170,7 @@ def _recognised(
 ) -> Iterator[tuple[int, Packet[VideoStream]]]:
     for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
         if _row(packet) != row:
-            raise DecodeError(f"packet {number} of the video changed while it was read; do not modify the file")
+            raise DecodeError(f"packet {number} of the video changed while the file was read; do not modify the file")
         yield number, packet
 
 
@@ -192,8 +194,8 @@ def _refuse_png_bomb(packet: memoryview) -> None:
             continue
         if left < 0:
             raise ProbeError(
-                f"the PNG's {kind.decode()} chunks decompress to more than {_MAX_UNPACKED_MIB} MiB; save the image "
-                "again without metadata",
+                f"the PNG's {' and '.join(name.decode() for name in _PNG_PACKED)} chunks decompress to more than "
+                f"{_MAX_UNPACKED_MIB} MiB in total; save the image again without metadata",
                 kind="limit",
             )
 
@@ -212,7 +214,7 @@ def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = N
 
 def remedy() -> str:
     """Return the remedy for a file with unreliable timestamps."""
-    return "re-encode it (ffmpeg -i IN OUT.mp4)"
+    return "re-encode the file (ffmpeg -i IN OUT.mp4)"
 
 
 def _make_table(
@@ -222,13 +224,16 @@ def _make_table(
     shown: list[tuple[int, int, int]],
 ) -> PacketTable:
     if not rows:
-        raise ProbeError("the video has a header but no packets; the file may be truncated", kind="damaged")
+        raise ProbeError("the video has a header but no packets; copy or download the file again", kind="damaged")
     if not keys:
         raise ProbeError("the video has no key frame to start decoding from; re-encode it", kind="damaged")
     first_time, first_ordinal = keys[0]
     frames = sorted(frame for frame in shown if frame[0] >= first_time and frame[1] >= first_ordinal)
     if not frames:
-        raise ProbeError("the video shows no frame: an edit list hides all of them", kind="damaged")
+        raise ProbeError(
+            "no frame is displayed from the first key frame on (an edit list may hide all of them); re-encode the file",
+            kind="damaged",
+        )
     timestamps = tuple(frame[0] for frame in frames)
     for earlier, later in pairwise(timestamps):
         if earlier == later:
@@ -258,7 +263,9 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
     if video.container_name == "gif" and not _has_end_mark(video):
         raise ProbeError("the file ends early: the GIF has no trailer byte; copy or download it again", kind="damaged")
     if video.container_name == "ogg" and not _ends_with_page(video):
-        raise ProbeError("the file ends early: its last Ogg page is incomplete; copy the file again", kind="damaged")
+        raise ProbeError(
+            "the file ends early: its last Ogg page is incomplete; copy or download it again", kind="damaged"
+        )
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
@@ -268,7 +275,8 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes}; copy it again",
+            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes}; copy or "
+            "download it again",
             kind="damaged",
         )
 
@@ -299,12 +307,14 @@ def _ends_with_page(video: VideoFile) -> bool:
 def _broken_off(video: VideoFile, num_found: int) -> str:
     promised = max(video.stream.frames, len(video.stream.index_entries) if video.container_name == "mov" else 0)
     if promised > num_found:
-        return f"the file ends early: it declares {promised} frames, but only {num_found} are complete (truncated?)"
-    return f"the file ends early or is damaged: packet {num_found} of the video is incomplete (truncated file?)"
+        problem = f"the file ends early: it declares {promised} frames, but only {num_found} are complete"
+    else:
+        problem = f"the file ends early or is damaged: packet {num_found} of the video is incomplete"
+    return f"{problem}; copy or download it again"
 
 
 def _matroska_end(video: VideoFile) -> int:
-    """Return the byte offset at which the Segment ends according to its header; 0 if unknown (a live recording)."""
+    """Return the byte offset of the Segment's end according to its header, or 0 if unknown (as in a live recording)."""
     head = video.head
     if not head.startswith(_EBML):
         return 0
@@ -317,7 +327,7 @@ def _matroska_end(video: VideoFile) -> int:
 
 
 def _asf_end(head: bytes) -> int:
-    """Return the size of the file in bytes according to its header; 0 if unknown (a live recording)."""
+    """Return the size of the file in bytes according to its header, or 0 if unknown (as in a live recording)."""
     at = head.find(_ASF_FILE)
     if not 0 <= at <= len(head) - 92:
         return 0

@@ -19,7 +19,7 @@ class PictureFormat:
     pixels: "rgb24" for (H, W, 3) uint8; "yuv420p" for consecutive uint8 planes Y (H, W), U and V (H/2, W/2); "mask" for
         (H, W) uint8 values (see MaskReader).
     accuracy: accuracy of RGB. "fast" is swscale's default, 1 to 3 levels too dark on average; "exact" has a bias below
-        0.05 levels, and respects the source's chroma siting.
+        0.05 levels and respects the source's chroma siting.
 
     Raises ConfigError for invalid values.
     """
@@ -37,7 +37,7 @@ class PictureFormat:
             ("accuracy", self.accuracy, get_args(Accuracy)),
         ):
             if value not in known:
-                raise ConfigError(f"{name}={value!r}: must be {' or '.join(known)}")
+                raise ConfigError(f"{name}={value!r}: must be one of {', '.join(map(repr, known))}")
         if self.pixels == "yuv420p" and (self.height % 2 or self.width % 2):
             raise ConfigError(
                 f"pixels='yuv420p' with a size of {self.width}x{self.height}: both sides must be even, because one "

@@ -27,7 +27,8 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
 
     Only the containers and codecs of `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with one
     frame (other pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a
-    video; an animated WebP is rejected. verify: decode every frame.
+    video; an animated WebP is rejected.
+    verify: decode every frame, and compare the frames with the packets.
 
     Raises ProbeError, whose message contains no path, if the file is not a video, is truncated, exceeds a limit, is
     HDR, has timestamps that do not identify each frame or, with `verify`, has damaged frames or several frame sizes.
@@ -85,7 +86,8 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
     if len(formats) > 1:
         found = ", ".join(f"{width}x{height} {pixels}" for width, height, pixels in sorted(formats))
         raise ProbeError(
-            f"the video changes size or pixel format ({found}); re-encode it to a single format", kind="changes-size"
+            f"the video changes size or pixel format ({found}); re-encode it to a single size and pixel format",
+            kind="changes-size",
         )
 
 

@@ -46,7 +46,7 @@ def display_times(
         if num_bytes > _MAX_GROUP_BYTES:
             raise ProbeError(
                 f"a group of pictures has more than {_MAX_GROUP_BYTES} bytes, the limit in AVI files; "
-                "re-encode it (ffmpeg -i IN OUT.mp4)",
+                "re-encode the file (ffmpeg -i IN OUT.mp4)",
                 kind="limit",
             )
     yield from _timed(group, order(group, stream))

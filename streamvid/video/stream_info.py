@@ -29,9 +29,10 @@ _INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
 class StreamInfo:
     """Description of a video stream. Streams with equal descriptions can share a decoder.
 
-    - codec: FFmpeg's name. extradata: the codec header as stored in the container.
+    - codec: FFmpeg's name of the codec.
+    - extradata: the codec header as stored in the container.
     - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format, margins: as in VideoInfo.
-    - color: matrix, range, primaries and transfer as declared by the container, in FFmpeg's numbers (ITU-T H.273).
+    - color: matrix, range, primaries and transfer as declared by the container, as FFmpeg numbers.
     - reorder_depth, x264_core: as in PacketTable.
 
     Raises DecodeError for impossible values.
@@ -63,7 +64,7 @@ class StreamInfo:
             or not isinstance(self.flip, bool)
             or len(self.extradata) > MAX_EXTRADATA_BYTES
         ):
-            raise DecodeError(f"the index does not describe a video: {str(self)[:200]}; copy the dataset again")
+            raise DecodeError(f"the index describes an impossible video: {str(self)[:200]}; copy the dataset again")
 
     def to_json(self) -> str:
         """Return the description as one line of JSON."""
@@ -80,7 +81,9 @@ class StreamInfo:
             value["extradata"] = bytes.fromhex(value["extradata"])
             return StreamInfo(**value)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise DecodeError(f"the index does not describe a video: {text[:200]!r}; copy the dataset again") from error
+            raise DecodeError(
+                f"the index has an invalid stream description: {text[:200]!r}; copy the dataset again"
+            ) from error
 
 
 # The clips of a dataset have few distinct streams, and each delivery converts in both directions.
@@ -147,9 +150,9 @@ def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
 
 
 def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
-    """Set the number of frames that a decoder holds back for reordering.
+    """Set the number of frames that an H.264 decoder holds back for reordering. Other decoders are not changed.
 
-    Without this setting, a decoder that starts mid-video loses frames.
+    Without this setting, an H.264 decoder that starts in the middle of a video loses frames.
     """
     if codec == "h264":
         decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

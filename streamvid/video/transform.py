@@ -32,8 +32,8 @@ class Crop:
     """Part of a frame to keep. It has the aspect ratio of the target.
 
     left, top: offset of the part in the displayed frame, as a share of the available margin in units of 2**-32 (0 to
-    2**32 - 1). A crop therefore selects the same part of videos with different rotations. scale: side lengths relative
-    to those of the largest possible part, in units of 2**-16 (1 to 2**16).
+        2**32 - 1). A crop therefore selects the same part of videos with different rotations.
+    scale: side lengths relative to those of the largest possible part, in units of 2**-16 (1 to 2**16).
     """
 
     left: int
@@ -42,16 +42,20 @@ class Crop:
 
     def __post_init__(self) -> None:
         if not (0 <= self.left < 1 << 32 and 0 <= self.top < 1 << 32 and 0 < self.scale <= 1 << 16):
-            raise ConfigError(f"invalid crop {self}: left and top must be from 0 to 2**32 - 1, scale from 1 to 2**16")
+            raise ConfigError(
+                f"invalid crop {self}: left and top must be from 0 to 2**32 - 1, and scale from 1 to 2**16"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
     """Conversion of decoded frames of one size and color format to RGB pictures. Created by `cover`.
 
-    - source_width, source_height: size of the decoded frame. crop_left, crop_top, crop_width, crop_height: crop box.
+    - source_width, source_height: size of the decoded frame.
+    - crop_left, crop_top, crop_width, crop_height: crop box.
     - scale_width, scale_height: size of the scaled box before the rotation. For a quarter turn, these are the picture's
-      height and width. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
+      height and width.
+    - flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
     - limited_format: pixel format of the limited-range frames to which the exact conversion first converts full-range
       frames with more than 8 bits, because swscale divides their values by 2 ** bits instead of the largest value; ""
       for other frames.
@@ -78,7 +82,7 @@ class Transform:
             and 0 <= self.crop_top <= self.source_height - self.crop_height
         )
         if not inside or min(self.crop_width, self.crop_height, self.scale_width, self.scale_height) < 1:
-            raise ConfigError(f"invalid transform {self}: the crop box must be inside the frame, and sizes at least 1")
+            raise ConfigError(f"invalid transform {self}: the crop box must be inside the frame and at least 1x1")
         if self.rotation not in _TURNS:
             raise ConfigError(f"transform: rotation is {self.rotation}; it must be one of {sorted(_TURNS)}")
 

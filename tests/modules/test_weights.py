@@ -120,7 +120,7 @@ def test_all_that_is_wrong_with_paths_is_told_before_anything_loads(tmp_path: Pa
     assert "does not exist" in said
     assert "matches no file" in said
     assert "folder/*.safetensors" in said
-    assert "is not a complete safetensors file" in said
+    assert "cannot be read as a safetensors file" in said
     assert "an empty list" in said
     assert f"'org/model:*.bin' matches no file below {tmp_path / 'root' / 'org/model'}" in said
     assert "id_with_origin_paths contains 'no-colon'; allowed: ID:GLOB" in said
@@ -190,7 +190,7 @@ def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(t
 
 def test_shards_that_are_listed_as_models_are_told_to_belong_together(tmp_path: Path) -> None:
     paths = shards(made(1).dit.state_dict(), tmp_path, 2)
-    with pytest.raises(ConfigError, match="if this file is one of several shards, put them in one list"):
+    with pytest.raises(ConfigError, match="if this file is one of several shards, put them into one list"):
         load(made(2), paths=tuple(paths))
     with pytest.raises(ConfigError, match="both contain the key"):
         load(made(2), paths=((paths[0], paths[1], str(shards(made(1).dit.state_dict(), tmp_path / "b", 1)[0])),))
@@ -204,7 +204,7 @@ def test_a_model_of_another_size_is_refused_with_its_shapes(tmp_path: Path) -> N
             ConfigError, match=r"different shapes: .*dit.blocks.0.attention.k.bias 16 here and 24 in the file"
         ):
             load(module, may_lack, paths=(str(tmp_path / "a.safetensors"),))
-    with pytest.raises(ConfigError, match="fits no model; the nearest is refiner"):
+    with pytest.raises(ConfigError, match="does not fit refiner: it has"):
         load(made(2), paths={"refiner": str(tmp_path / "a.safetensors")})
 
 
@@ -213,7 +213,7 @@ def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path:
     source, module = modules.Pair(), modules.Pair()
     save_file(source.teacher.state_dict(), tmp_path / "a.safetensors")
     path = str(tmp_path / "a.safetensors")
-    with pytest.raises(ConfigError, match=r"fits several models \(student, teacher\); choose one"):
+    with pytest.raises(ConfigError, match=r"fits several children \(student, teacher\); choose one"):
         load(module, paths=(path,))
     load(module, paths={"teacher": path})
     assert not differing(module.teacher.state_dict(), source.teacher.state_dict())
@@ -222,7 +222,7 @@ def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path:
     assert not differing(module.student.state_dict(), source.teacher.state_dict())
     save_file({f"teacher.{n}": t for n, t in source.student.state_dict().items()}, tmp_path / "b.safetensors")
     assert set(load(module, paths=(str(tmp_path / "b.safetensors"),)).values()) == {"teacher"}
-    with pytest.raises(ConfigError, match="is for 'tutor', which the module does not have; allowed: student, teach"):
+    with pytest.raises(ConfigError, match="to 'tutor', which the training module lacks; allowed: student, teach"):
         load(module, paths={"tutor": path})
 
 
@@ -253,9 +253,9 @@ def test_files_of_encoders_that_a_task_does_without_are_skipped(tmp_path: Path) 
     assert load(module, ("autoencoder",), paths=(dit, vae)) == {dit: "dit"}
     assert load(module, ("autoencoder",), paths={"dit": dit, "autoencoder": vae}) == {dit: "dit"}
     assert not differing(module.dit.state_dict(), source.dit.state_dict())
-    with pytest.raises(ConfigError, match="fits no model"):
+    with pytest.raises(ConfigError, match="fits no child"):
         load(module, (), paths=(dit, vae))
-    with pytest.raises(ConfigError, match="is for 'autoencoder', which the module does not have"):
+    with pytest.raises(ConfigError, match="to 'autoencoder', which the training module lacks"):
         load(module, (), paths={"autoencoder": vae})
 
 
@@ -276,7 +276,7 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "plain.bin").write_bytes(pickle.dumps({"x": Hostile(proof)}))
     for name in ("new.pth", "old.pt", "plain.bin"):
         with pytest.raises(
-            ConfigError, match=f"{name} is refused, because it is a pickle that holds more than tensors"
+            ConfigError, match=f"{name} is refused, because it is damaged, or is a pickle that contains more than"
         ):
             load(made(0), paths=(str(tmp_path / name),))
     assert not proof.exists()
@@ -286,7 +286,11 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     torch.save({"weight": torch.zeros(1), "step": 3}, tmp_path / "mixed.pth")
     (tmp_path / "noise.pth").write_bytes(bytes(range(256)) * 4)
-    for name, said in {"list": "holds a list", "mixed": "'step' is not a named tensor", "noise": "noise.pth"}.items():
+    for name, said in {
+        "list": "contains an object of type list",
+        "mixed": "'step' is not a tensor with a name",
+        "noise": "noise.pth",
+    }.items():
         with pytest.raises(ConfigError, match=said):
             load(made(0), paths=(str(tmp_path / f"{name}.pth"),))
 

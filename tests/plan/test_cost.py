@@ -164,7 +164,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         again = fit_costs([(np.str_(name), integer(size), real(value)) for name, size, value in runs], BUCKETS)
         assert again == table and json.dumps(again.to_json()) == json.dumps(table.to_json())
     assert fit_costs([(name, size, Fraction(value)) for name, size, value in runs], BUCKETS) == table
-    with pytest.raises(ConfigError, match="seconds must be above 0"):
+    with pytest.raises(ConfigError, match="seconds must be a number above 0"):
         fit_costs([(IDS[0], 1, np.float32("nan"))], BUCKETS)
 
 
@@ -187,14 +187,14 @@ NO_MEASUREMENTS: dict[str, Any] = {
     r"batch size of .*='2'": [(IDS[0], "2", 1.0)],
     r"batch size of .*=2.0": [(IDS[0], 2.0, 1.0)],
     "batch size of .*=0": [(IDS[0], 0, 1.0)],
-    r"'1.0'\): seconds must be above 0": [(IDS[0], 1, "1.0")],
-    r"-1.0\): seconds must be above 0": [(IDS[0], 1, -1.0)],
-    r"0\): seconds must be above 0 and at most": [(IDS[0], 1, 10**400)],
-    "seconds must be above 0.*": [(IDS[0], 1, 0.0)],
-    "nan.*seconds must be above 0": [(IDS[0], 1, float("nan"))],
-    "inf.*seconds must be above 0": [(IDS[0], 1, float("inf"))],
+    r"'1.0'\): seconds must be a number above 0": [(IDS[0], 1, "1.0")],
+    r"-1.0\): seconds must be a number above 0": [(IDS[0], 1, -1.0)],
+    r"0\): seconds must be a number above 0 and at most": [(IDS[0], 1, 10**400)],
+    "seconds must be a number above 0.*": [(IDS[0], 1, 0.0)],
+    "nan.*seconds must be a number above 0": [(IDS[0], 1, float("nan"))],
+    "inf.*seconds must be a number above 0": [(IDS[0], 1, float("inf"))],
     "at most 1000000": [(IDS[0], 1, 2e6)],
-    "True.*seconds must be above 0": [(IDS[0], 1, True)],
+    "True.*seconds must be a number above 0": [(IDS[0], 1, True)],
 }
 NO_BUCKETS: dict[str, Any] = {
     r"buckets\[0\]='a': expected .*loader\.buckets": ["a"],
@@ -206,11 +206,11 @@ BAD: dict[str, Callable[[], Any]] = {
     r"measured=\[\]: expected a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
     r"tokens\['a'\]=0": lambda: CostTable({"a": 0}),
     "per_token=-1": lambda: CostTable({"a": 1}, per_token=-1),
-    "at least one must be more than 0": lambda: CostTable({"a": 1}, 0, 0, 0),
+    "at least one must be above 0": lambda: CostTable({"a": 1}, 0, 0, 0),
     r"measured\['a', 1\]=0": lambda: CostTable({"a": 1}, measured={("a", 1): 0}),
     "'b' is not in": lambda: CostTable({"a": 1}).costs({"b": 1}),
     "version=2": lambda: CostTable.from_json({"version": 2}),
-    "version=7": lambda: CostTable.from_json(7),  # type: ignore[arg-type]
+    "has type int": lambda: CostTable.from_json(7),  # type: ignore[arg-type]
     "damaged": lambda: CostTable.from_json({"version": 1, "tokens": {"a": 1}}),
     "tolerance=-0.1": lambda: cost_classes({"a": 1}, -0.1),
     r"costs\['a'\]=0": lambda: cost_classes({"a": 0}),

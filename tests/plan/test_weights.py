@@ -37,9 +37,9 @@ def test_a_quotient_in_floating_point_is_taken_or_told_how_to_be_written(numerat
     [
         (1 / 3, r"weight=0\.33+: .* write the text '1/3' or fractions\.Fraction\(1, 3\)"),
         (1 - 0.7, r"weight=0\.30+4: .* write the text '3/10' or fractions\.Fraction\(3, 10\)"),
-        (2**0.5, r"at most 12 digits, such as 2, 0\.5 or '1/3'; round it$"),
-        (1e-300, r"at most 12 digits, such as 2, 0\.5 or '1/3'; round it$"),
-        (1e300, r"at most 12 digits, such as 2, 0\.5 or '1/3'; round it$"),
+        (2**0.5, r"at most 12 digits, such as 2, 0\.5 or '1/3'; use a number with fewer digits$"),
+        (1e-300, r"at most 12 digits, such as 2, 0\.5 or '1/3'; use a number with fewer digits$"),
+        (1e300, r"at most 12 digits, such as 2, 0\.5 or '1/3'; use a number with fewer digits$"),
         (0, r"weight=0: must be a number above 0"),
         (-1 / 3, r"weight=-0\.3+: must be a number above 0"),
         (True, "must be a number above 0, such as 2, 0.5 or '3/2'"),

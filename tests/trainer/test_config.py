@@ -37,8 +37,8 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
             ["model.activation_checkpointing.offload=true"],
             "model.activation_checkpointing: offload is True; allowed: false, unless blocks",
         ),
-        (["optimizer.min_lr=1"], "optimizer: min_lr is 1.0; allowed: 0 to lr=0.0001"),
-        (["optimizer.ema_decay=1"], "optimizer: ema_decay is 1.0; allowed: above 0 and below 1"),
+        (["optimizer.min_lr=1"], "optimizer: min_lr is 1.0; allowed: from 0 to lr=0.0001"),
+        (["optimizer.ema_decay=1"], "optimizer: ema_decay is 1.0; allowed: a number above 0 and below 1"),
         (
             ["task=sft:train"],
             "data.features.url is null; allowed: a folder or URL, such as data.features.url=latents/, for task 'sft:train'",

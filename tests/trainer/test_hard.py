@@ -209,8 +209,8 @@ def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Pat
     names = vars(sys.modules[__name__])
     names["Typo"], names["Taken"] = Typo, Taken
     for name, message in (
-        ("Typo", r"Typo.encoders names 'vea', which is not a child; allowed: dit, vae"),
-        ("Taken", "encode returns 'text'"),
+        ("Typo", r"Typo.encoders contains 'vea', but Typo has no child 'vea'; allowed: dit, vae"),
+        ("Taken", "encode returned 'text'"),
     ):
         model = ModelConfig(factory=f"{__name__}:{name}")
         with pytest.raises(ConfigError, match=message):

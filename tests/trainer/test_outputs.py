@@ -226,7 +226,7 @@ def test_recomputing_changes_nothing_but_memory(dataset: Path, tmp_path: Path) -
 def test_any_optimizer(dataset: Path, tmp_path: Path, name: str) -> None:
     optimizer = OptimizerConfig(factory=name, lr=0.01, betas=None)
     trained(dataset, tmp_path / "run", {"max_steps": 1, "optimizer": optimizer})
-    with pytest.raises(ConfigError, match=r"optimizer.factory 'torch.optim:SGD' does not accept .*betas"):
+    with pytest.raises(ConfigError, match=r"optimizer.factory 'torch.optim:SGD' rejects .*betas"):
         trained(dataset, tmp_path / "bad", {"optimizer": OptimizerConfig(factory="torch.optim:SGD")})
 
 

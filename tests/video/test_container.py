@@ -117,7 +117,7 @@ def test_metadata_of_a_png_is_not_unpacked_without_a_limit(tmp_path: Path, kind:
     small.write_bytes(png_bytes(64, 64, (kind, 200 << 20), (kind, 200 << 20)))
     run_ffmpeg("-i", small, "-c", "copy", path) if container == "mov" else path.write_bytes(small.read_bytes())
     said = _probed_within_120_mib(path)
-    assert f"{kind.decode()} chunks decompress to more than 16 MiB" in said or (kind == b"iTXt" and not said)
+    assert "zTXt and iCCP chunks decompress to more than 16 MiB" in said or (kind == b"iTXt" and not said)
     fine = png_bytes(64, 64, (b"zTXt", 5 << 20), (b"zTXt", 5 << 20), (b"iCCP", 5 << 20))
     assert probe(fine).width == 64
 

@@ -24,7 +24,8 @@ _UNDECLARED = frozenset({"qtrle", "gif"})
 def is_entry(codec: str, packet: memoryview, header: bytes, *, is_first: bool) -> bool:
     """Return whether decoding can start at a packet that the container flags as a key frame.
 
-    header: the decoder's extradata. is_first: True for the first packet of the stream.
+    header: the decoder's extradata.
+    is_first: True for the first packet of the stream.
     The flag is trusted for codecs that this module does not parse: AV1, and codecs without inter-picture references.
     """
     if codec in _UNDECLARED:

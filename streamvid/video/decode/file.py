@@ -44,7 +44,8 @@ def decode_into(
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file. An image is a video of one frame.
     out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1. It receives upright RGB frames, scaled to cover (H, W)
-    and center-cropped (`Transform.cover`). accuracy: as in PictureFormat.
+    and center-cropped (`Transform.cover`).
+    accuracy: as in PictureFormat.
     num_frames: expected number of frames in the video; None to skip the check.
 
     Raises DecodeError if the source does not have the expected frames or a frame does not decode (the contents of
@@ -70,10 +71,11 @@ def decode_pictures(
     choose: Choose | None = None,
     crop: Crop | None = None,
 ) -> PictureColor:
-    """Decode as `decode_into` does, in any picture format, into `out` (T, picture.num_bytes); return their color.
+    """Decode like `decode_into`, in any picture format, into `out` (T, picture.num_bytes). Return the pictures' color.
 
     choose: function that selects frames from the packet table, in place of `start` and `stride`. It returns len(out)
-    ascending frame numbers, which may repeat. crop: part of each frame to keep; None for the largest centered one.
+        ascending frame numbers, which may repeat.
+    crop: part of each frame to keep; None for the largest centered one.
     """
     try:
         with open_video(source, limits) as video:
@@ -93,7 +95,7 @@ def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
     if start < 0:
         raise ConfigError(f"start is {start}; it must be 0 or more")
     if stride < 1:
-        raise ConfigError(f"stride is {stride}; it must be 1 or more, because every stride-th frame is decoded")
+        raise ConfigError(f"stride is {stride}; it must be 1 or more")
 
 
 def _check_length(table: PacketTable, num_frames: int | None) -> None:
@@ -142,7 +144,7 @@ def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[
                 return decode(key)
             except (DecodeError, ProbeError) as error:
                 problem = problem or error
-        raise problem or DecodeError(f"no key frame precedes frame {numbers[0]}: it cannot be decoded")
+        raise problem or DecodeError(f"no key frame precedes frame {numbers[0]}; re-encode the video")
     finally:
         # An error and the variable that holds it reference each other, which keeps the decoder and its pictures alive.
         del problem

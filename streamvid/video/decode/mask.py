@@ -1,4 +1,4 @@
-"""Values of masks: class ids, or 0 and 255. Resampling picks the nearest pixel, so that no new value appears."""
+"""Values of masks: class IDs, or 0 and 255. Resampling picks the nearest pixel, so that no new value appears."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check_mask_format(pixel_format: str) -> None:
     bits = max(part.bits for part in VideoFormat(pixel_format).components)
     if bits > 8:
         raise ProbeError(
-            f"the mask has {bits} bits per value ({pixel_format}), but masks are delivered with 8 bits: store values "
-            "from 0 to 255",
+            f"the mask has {bits} bits per value ({pixel_format}), but at most 8 are supported; store values from 0 to "
+            "255 with 8 bits each",
             kind="picture",
         )
 

@@ -34,7 +34,7 @@ _KEPT_DECODERS = 32
 
 
 class StoredDecoder:
-    """Decoder for windows of indexed clips that keeps the most recently used codecs open. Not thread-safe."""
+    """Decoder for windows of indexed clips. It keeps the most recently used codecs open and is not thread-safe."""
 
     def __init__(self, limits: Limits = STORED_LIMITS) -> None:
         self._limits = limits
@@ -53,11 +53,13 @@ class StoredDecoder:
         crop: Crop | None = None,
         num_threads: int = 1,
     ) -> PictureColor:
-        """Decode a PacketWindow's frames, one per row of `out` (T, picture.num_bytes); return the pictures' color.
+        """Decode a PacketWindow's frames, one per row of `out` (T, picture.num_bytes). Return the pictures' color.
 
-        packets, key_time: fields of the window. data: the bytes of its range. A row without a packet repeats the
-        previous frame. numbers: frame numbers in the clip, for messages. crop: part of each frame to keep; None for the
-        largest centered one.
+        A row without a packet repeats the previous frame.
+        packets, key_time: fields of the window.
+        data: the bytes of its range.
+        numbers: frame numbers in the clip, for messages.
+        crop: part of each frame to keep; None for the largest centered one.
         Raises DecodeError if a frame does not decode.
         """
         decoder = self._open.pop((info, num_threads), None)

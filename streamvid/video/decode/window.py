@@ -48,9 +48,10 @@ def decode_window(
 ) -> None:
     """Decode packets until all wanted frames are found, and call `take` with each.
 
-    packets: pairs of a packet and a bool, True if the picture is wanted. wanted: timestamp → slot. key_time: timestamp
-    of the key frame at which decoding starts. numbers: frame number of each slot in the clip, for messages; None if
-    unknown.
+    packets: pairs of a packet and a bool, which is True if the picture is wanted.
+    wanted: timestamp → slot.
+    key_time: timestamp of the key frame at which decoding starts.
+    numbers: frame number of each slot in the clip, for messages; None if unknown.
     Raises DecodeError if a wanted frame does not decode or is damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)
@@ -68,8 +69,8 @@ def decode_window(
     if missing:
         slots = sorted(missing.values())
         names = _brief(slots if numbers is None else [numbers[slot] for slot in slots])
-        which = f"frames {names}" if numbers is not None else f"the requested frames at positions {names}"
-        raise DecodeError(f"{which} do not decode: the data is damaged, or the timestamps are wrong")
+        which = f"frame(s) {names}" if numbers is not None else f"the requested frame(s) at position(s) {names}"
+        raise DecodeError(f"the data is damaged or has wrong timestamps: {which} cannot be decoded")
 
 
 def repeat_frames(out: NDArray[np.uint8], slots: Sequence[int]) -> None:

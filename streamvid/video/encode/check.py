@@ -77,7 +77,9 @@ class QualityMeter:
         for frame in frames:
             wanted = self._pending.pop(len(self.checksums), None)
             if frame.is_corrupt or frame.pts != len(self.checksums) or wanted is None:
-                raise DecodeError(f"frame {len(self.checksums)} of the encoded clip does not decode")
+                raise DecodeError(
+                    f"frame {len(self.checksums)} of the encoded clip is damaged or out of order; report this as a bug"
+                )
             differences = np.subtract(_rows(frame, 0), wanted, dtype=np.int16)
             self._square_error += int(np.square(differences, dtype=np.int32).sum(dtype=np.int64))
             self._num_values += differences.size
@@ -126,7 +128,7 @@ def _check_frame(frame: VideoFrame, number: int, table: PacketTable, tags: Color
         raise DecodeError(f"frame {number} has timestamp {frame.pts}, but its packet has {table.timestamps[number]}")
     found = ColorTags(frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range)
     if found != tags:
-        raise DecodeError(f"frame {number} has the colors {found}; they must be {tags}")
+        raise DecodeError(f"frame {number} has the color tags {found}, but must have {tags}")
 
 
 def _make_decoder(name: str, header: bytes, height: int, width: int) -> VideoCodecContext:

@@ -43,10 +43,14 @@ _RATE = 25
 class EncodedClip:
     """An encoded clip and its properties.
 
-    - data: contents of the file.   extension: "mp4", or "jpg" or "png" for images.   codec: FFmpeg's name of the codec.
-    - fps: average frame rate.   duration_seconds: time until the end of the last frame.   Both are 0.0 for an image.
+    - data: contents of the file.
+    - extension: "mp4", or "jpg" or "png" for images.
+    - codec: FFmpeg's name of the codec.
+    - fps: average frame rate; 0.0 for an image.
+    - duration_seconds: time until the end of the last frame; 0.0 for an image.
     - psnr_y: PSNR of all luma relative to the encoder's input (the direct resize of the source), in decibels; 100.0 if
-      lossless.   encode_seconds: CPU time for decoding, encoding and verification.
+      lossless.
+    - encode_seconds: CPU time for decoding, encoding and verification.
     """
 
     data: bytes
@@ -90,18 +94,18 @@ def encode_clip(
 ) -> EncodedClip:
     """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
 
-    source: as for `decode_into`. Each frame is scaled, cropped and turned upright by `Transform.cover`, and keeps its
-    exact time relative to the first; with `fps`, frames are 1/fps apart, and each is the source frame nearest in time.
+    source: as for `decode_into`.
+    fps: frame rate of the clip; each frame is then the source frame nearest in time. None keeps the exact times of the
+        source frames relative to the first.
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
-
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
     max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
-    codec's highest crf is reached.
+        codec's highest crf is reached.
 
-    Colors keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
-    pictures (codec mjpeg, and still images) are always full-range BT.601. Still images stay images: high-quality JPEG,
-    or PNG if the codec is ffv1.
+    Each frame is scaled, cropped and turned upright by `Transform.cover`. Colors keep the source's matrix and range and
+    are always tagged, in the bitstream and in the container. JPEG pictures (codec mjpeg, and still images) are always
+    full-range BT.601. Still images stay images: high-quality JPEG, or PNG if the codec is ffv1.
 
     The clip is decoded before it is returned: every frame must be present at its time, with the expected key frames.
     The same arguments give the same bytes. Encoding uses one thread and keeps only a few frames in memory.
@@ -190,7 +194,8 @@ def _encode_from(
         cover, writer = made[0]
         if place != written:
             raise DecodeError(
-                f"frame {numbers[place]} decodes before frame {numbers[written]}: the timestamps are wrong"
+                f"frame {numbers[place]} decodes before frame {numbers[written]}: the timestamps of the source are "
+                "wrong; re-encode the source (ffmpeg -i IN OUT.mp4)"
             )
         while written < len(numbers) and numbers[written] == numbers[place]:
             writer.write(cover.picture(frame), written)

@@ -67,9 +67,10 @@ class Cover:
     """Converter from frames in the format of `frame` to pictures of (height, width), cropped by `Transform.cover`.
 
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
-    pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited BT.709); "yuvj420p" and "yuvj444p"
-    are full-range BT.601 for JPEG; "rgb24" is RGB; "gray" stores a mask's values (MaskReader). `tags` describes the
-    output. Raises ProbeError if the source's colors or orientation are not supported.
+    pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes limited-range BT.709); "yuvj420p" and
+        "yuvj444p" are full-range BT.601 for JPEG; "rgb24" is RGB; "gray" stores a mask's values (MaskReader).
+    tags: color tags of the output.
+    Raises ProbeError if the source's colors or orientation are not supported.
     """
 
     def __init__(

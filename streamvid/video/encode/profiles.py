@@ -64,14 +64,18 @@ class Encoding:
         profile = self.profile
         object.__setattr__(self, "crf", profile.crf if self.crf is None else self._checked_crf(self.crf))
         if not _is_int(self.gop) or not 0 <= self.gop <= profile.max_gop:
-            allowed = f"from 1 to {profile.max_gop}" if profile.max_gop > 1 else "1 (every frame is a key frame)"
+            allowed = (
+                f"a whole number from 1 to {profile.max_gop}"
+                if profile.max_gop > 1
+                else "1 (every frame is a key frame)"
+            )
             raise ConfigError(f"gop is {self.gop!r}; for {self.codec} it must be {allowed}, or 0 for the default")
         object.__setattr__(self, "gop", self.gop or profile.gop)
 
     def _checked_crf(self, crf: float) -> float:
         profile, (low, high) = self.profile, self.profile.crf_range
         if profile.crf is None:
-            raise ConfigError(f"crf is {crf!r}, but {self.codec} is lossless: omit crf, or choose another codec")
+            raise ConfigError(f"crf is {crf!r}, but {self.codec} is lossless; omit crf, or choose another codec")
         is_number = _is_int(crf) or (profile.has_fine_crf and isinstance(crf, float))
         if not is_number or not low <= crf <= high:
             kind = "a number" if profile.has_fine_crf else "a whole number"
@@ -83,7 +87,7 @@ class Encoding:
         return PROFILES[self.codec]
 
     def smaller(self, times: float) -> Encoding | None:
-        """Return an encoding of lower quality for about 1/`times` of the bytes; None if this is the lowest quality."""
+        """Return an encoding of lower quality for about 1/`times` of the bytes, or None if it cannot be lowered."""
         highest = self.profile.crf_range[1]
         if self.crf is None or self.crf >= highest:
             return None

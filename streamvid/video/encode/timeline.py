@@ -14,7 +14,8 @@ class Timeline:
     """Frames of a clip and their times.
 
     numbers: source frame number of each frame, ascending. Frames repeat if the requested rate is above the source's.
-    ticks: time of each frame in units of `time_base`, ascending from 0. last_ticks: duration of the last frame.
+    ticks: time of each frame in units of `time_base`, ascending from 0.
+    last_ticks: duration of the last frame in these units.
     """
 
     numbers: tuple[int, ...]
@@ -29,7 +30,10 @@ class Timeline:
 
     @property
     def fps(self) -> float:
-        """Average frame rate, as in VideoInfo: (frames - 1) divided by the time from the first frame to the last."""
+        """Average frame rate, as in VideoInfo: (frames - 1) divided by the time from the first frame to the last.
+
+        For a single frame, it is the inverse of the frame's duration.
+        """
         span = self.ticks[-1] * self.time_base
         return float((len(self.ticks) - 1) / span) if span else float(1 / (self.last_ticks * self.time_base))
 
@@ -50,9 +54,11 @@ def make_timeline(
 ) -> Timeline:
     """Return the timeline of frames `start` to `start + num_frames` (exclusive; None: to the end) of a source.
 
-    timestamps: ascending times of the source's frames. last_duration: duration of the source's last frame in ticks; if
-    it is 0 (unknown), the duration of the preceding frame, or of a frame at `usual_rate`, is used. fps: None keeps each
-    frame and its time; a rate selects the frame nearest to each time 0, 1/fps, 2/fps ...; on a tie, the earlier one.
+    timestamps: ascending times of the source's frames.
+    last_duration: duration of the source's last frame in ticks. If it is 0 (unknown), the duration of the preceding
+        frame is used, or that of a frame at `usual_rate` (25 if unknown).
+    fps: None keeps each frame and its time. A rate selects the frame nearest to each of the times 0, 1/fps, 2/fps, …;
+        on a tie, the earlier one.
     Raises ConfigError for invalid arguments, and DecodeError if the source has fewer frames.
     """
     if start < 0 or (num_frames is not None and num_frames < 1):
@@ -61,10 +67,11 @@ def make_timeline(
         )
     stop = len(timestamps) if num_frames is None else start + num_frames
     if stop > len(timestamps) or start >= stop:
-        raise DecodeError(f"frames {start} to {stop - 1} were requested, but the video has {len(timestamps)} frames")
+        last = "the end" if num_frames is None else stop - 1
+        raise DecodeError(f"frames {start} to {last} were requested, but the video has {len(timestamps)} frames")
     ticks = tuple(time - timestamps[start] for time in timestamps[start:stop])
-    last = end_ticks(timestamps, time_base, last_duration, stop, usual_rate) - timestamps[stop - 1]
-    kept = Timeline(tuple(range(start, stop)), ticks, time_base, last)
+    last_ticks = end_ticks(timestamps, time_base, last_duration, stop, usual_rate) - timestamps[stop - 1]
+    kept = Timeline(tuple(range(start, stop)), ticks, time_base, last_ticks)
     return kept if fps is None else _resample(kept, exact_rate(fps))
 
 
