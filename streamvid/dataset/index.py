@@ -107,7 +107,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one shard, stored as one row group. packets: location of its packet table, or None if it has none."""
+    """Rows of one shard, stored as one row group. packets: location of the shard's packet table, or None."""
 
     bucket_id: str
     number: int

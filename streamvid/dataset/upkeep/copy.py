@@ -34,9 +34,11 @@ class CopyReport:
     """Result of a copy.
 
     state: "copied", "repaired" (the same dataset was at `dest`, and some of its files were written again), or "already
-    there". num_files, num_bytes: number and size of the dataset's files. num_copied, num_bytes_copied: number and size
-    of the files that this run wrote. num_kept: number of files that were already correct. num_uploads_aborted: number
-    of unfinished uploads of killed writers that were removed from `dest`.
+    there".
+    num_files, num_bytes: number and total size of the dataset's files.
+    num_copied, num_bytes_copied: number and total size of the files that this run wrote.
+    num_kept: number of files that were already correct.
+    num_uploads_aborted: number of unfinished uploads of killed writers that were removed from `dest`.
     """
 
     source: str
@@ -105,7 +107,7 @@ def _read_twice(store: Store, path: str) -> bytes:
         if verdict == "stored":
             return data
     raise StorageError(
-        f"{store.url}: every read of {path} returns different bytes; check the network, and stop other writers"
+        f"{store.url}: every read of {path} returned different bytes; check the network, and stop other writers"
     )
 
 

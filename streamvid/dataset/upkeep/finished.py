@@ -81,7 +81,10 @@ class FinishedFiles:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        _log.warning("cannot record progress in %s (%s); if interrupted, this run must start over", self._path, error)
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        _log.warning(
+            "cannot record progress in %s (%s); if this run is interrupted, it must start over", self._path, reason
+        )
         self._journal = None
         with contextlib.suppress(OSError):
             self._open.close()

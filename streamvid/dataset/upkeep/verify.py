@@ -111,8 +111,8 @@ def verify_dataset(
     `journal` (by default the user's cache) lists the verified shards. With `fresh`, all shards are read again. workers:
     number of files read at a time; each needs 16 MiB of memory.
 
-    Raises DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage raises no error;
-    the report lists it.
+    Raises DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage does not
+    raise an error; the report lists it.
     """
     check_workers(workers)
     store = open_store(url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
