@@ -67,7 +67,8 @@ class LoaderRun:
     """One run of a loader whose batches are discarded.
 
     first_batch_seconds: time from the creation of the loader, with its dataset open, to the first batch.
-    All other figures cover the time after the warm-up. fetch_seconds: wall time of reading, summed over threads.
+        The other figures cover the time after the warm-up.
+    fetch_seconds: wall time of reading, summed over threads.
     room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
     worker_cpu_seconds, main_cpu_seconds: CPU time of the workers and of this process; None if unknown.
     """

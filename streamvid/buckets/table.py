@@ -57,9 +57,11 @@ class BucketTable:
     def assign(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Bucket:
         """Return the bucket for a clip.
 
-        num_frames: number of frames at the target rate; ignored for images. height, width: size in pixels after
-        rotation. One-frame buckets accept only images. Raises NoBucketError, with the reason, if no bucket accepts
-        the clip, and ConfigError if a number is less than 1.
+        num_frames: number of frames at the target rate; ignored for images.
+        height, width: size in pixels after rotation.
+
+        One-frame buckets accept only images. Raises NoBucketError, with the reason, if no bucket accepts the clip, and
+        ConfigError if a number is less than 1.
         """
         for name, value in (("num_frames", num_frames), ("height", height), ("width", width)):
             if value < 1:

@@ -83,13 +83,10 @@ class ShardInfo:
     def __post_init__(self) -> None:
         check_relative(self.path)
         check_relative(self.index_path)
-        if self.num_samples < 1:
+        if self.num_samples < 1 or self.number < 0:
             raise DatasetError(
-                f"shard {self.path}: num_samples={self.num_samples} must be at least 1; copy or rebuild the dataset"
-            )
-        if self.number < 0:
-            raise DatasetError(
-                f"shard {self.path}: number={self.number} must be at least 0; copy or rebuild the dataset"
+                f"shard {self.path} has num_samples={self.num_samples} and number={self.number}; num_samples must be at "
+                "least 1, and number at least 0; copy or rebuild the dataset"
             )
 
     @property
@@ -112,7 +109,9 @@ class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values of existing ones.
 
     files: one file per samples file, in the same order, with the same row groups and rows. Each file also contains the
-    keys. columns: index column → type, as in `index.schema`. source_sha256: checksum of the annotation.
+        keys.
+    columns: index column → type, as in `index.schema`.
+    source_sha256: checksum of the annotation.
     """
 
     files: tuple[FileInfo, ...]
@@ -142,9 +141,11 @@ class ColumnGroup:
 class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
-    column: metadata column that listed the files. is_still: True if the input is one image per clip, not a video.
-    is_mask: True if the input has one channel. is_optional: True if samples may lack the input. is_list: True if a
-    sample may have several images, at most `max_items`.
+    column: metadata column that listed the files.
+    is_still: True if the input is one image per clip, not a video.
+    is_mask: True if the input has one channel.
+    is_optional: True if samples may lack the input.
+    is_list: True if a sample may have several images, at most `max_items`.
     """
 
     column: str
@@ -172,8 +173,8 @@ class MediaInfo:
 class ManifestFiles:
     """All files that the manifest lists. The shard table lists the tars and their offsets files.
 
-    packets: one file per samples file, in the same order, or an empty tuple. other: files for other readers, and files
-    of columns added later.
+    packets: one file per samples file, in the same order, or an empty tuple.
+    other: files for other readers, and files of columns added later.
     """
 
     shards: tuple[FileInfo, ...]
@@ -224,9 +225,9 @@ class Counts:
 class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
-    plan: digest of everything that a plan depends on. base: digest of the tars, the samples index and the rules by
-    which clips and conditioning inputs are read. content: digest of `base` and of columns added later; equal to `base`
-    if there are none.
+    plan: digest of everything that a plan depends on.
+    base: digest of the tars, the samples index and the rules by which clips and conditioning inputs are read.
+    content: digest of `base` and of columns added later; equal to `base` if there are none.
     """
 
     plan: str
@@ -459,10 +460,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 @contextmanager
 def naming(where: str, remedy: str = "copy it again, or rebuild the dataset") -> Iterator[None]:
-    """Convert errors from the parsing of a manifest to DatasetErrors that begin with `where`, the name of the file.
-
-    remedy: what to do if the file is damaged.
-    """
+    """Convert errors from the parsing of a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
     try:
         yield
     except IntegrityError as error:

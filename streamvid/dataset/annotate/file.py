@@ -32,10 +32,13 @@ _SOURCE_NAMES = ("source", "path", "video", "file_name")
 class Annotation:
     """Rows of an annotation file as Arrow columns. Only the selected columns are kept in memory.
 
-    key_column: index column to which the keys refer. keys: one string per row, or null if the row has no key. columns:
-    user columns of type int64, double, bool or large string. text: first caption of each row. captions: JSON list of
-    all captions for rows with several captions, null for other rows. `text` and `captions` are None without a caption
-    column. sha256: digest of the file and of the names of the selected columns.
+    key_column: index column to which the keys refer.
+    keys: one string per row, or null if the row has no key.
+    columns: user columns of type int64, double, bool or large string.
+    text: first caption of each row.
+    captions: JSON list of all captions for rows with several captions, null for other rows.
+    sha256: digest of the file and of the names of the selected columns.
+    `text` and `captions` are None if there is no caption column.
     """
 
     key_column: str

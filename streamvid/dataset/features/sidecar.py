@@ -58,9 +58,11 @@ class TensorInfo:
 class SidecarManifest:
     """Manifest of sealed features.
 
-    base_plan, base_content: fingerprints `plan` and `base` of the dataset. made_with: description of the encoder, as
-    JSON. shard_file: file of the table of shards. null_file: file of tensors that replace the tensors of the same names
-    when a sample is delivered without text. num_missing: number of visits that could not be encoded.
+    base_plan, base_content: fingerprints `plan` and `base` of the dataset.
+    made_with: description of the encoder, as JSON.
+    shard_file: file of the table of shards.
+    null_file: file of tensors that replace the tensors of the same names when a sample is delivered without text.
+    num_missing: number of visits that could not be encoded.
     """
 
     base_plan: str

@@ -40,7 +40,8 @@ _MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_byte
 class SidecarShard:
     """Shard of features, encoded from the dataset's shard with the same bucket and number.
 
-    base_sha256: checksum of the dataset's tar. num_missing: number of visits that could not be encoded.
+    base_sha256: checksum of the dataset's tar.
+    num_missing: number of visits that could not be encoded.
     """
 
     bucket_id: str
@@ -131,8 +132,10 @@ class SidecarShards:
 class MemberTable:
     """Locations of a shard's members in its tar, as arrays of num_samples * num_visits rows.
 
-    Rows are ordered by sample and visit. offsets: byte offsets, or -1 for a visit that could not be encoded. sizes:
-    sizes in bytes. sha256: digests, uint8 (rows, 32).
+    Rows are ordered by sample and visit.
+    offsets: byte offsets, or -1 for a visit that could not be encoded.
+    sizes: sizes in bytes.
+    sha256: digests, uint8 (rows, 32).
     """
 
     num_visits: int

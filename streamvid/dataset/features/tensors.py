@@ -43,8 +43,9 @@ _ORDER = list(DTYPES)
 class RawTensor:
     """A tensor as little-endian bytes in C order.
 
-    dtype: one of DTYPES. is_ragged: True if the size of the first dimension can differ between samples. Raises
-    ConfigError for a tensor that cannot be stored.
+    dtype: one of DTYPES.
+    is_ragged: True if the size of the first dimension can differ between samples.
+    Raises ConfigError for a tensor that cannot be stored.
     """
 
     dtype: str

@@ -139,8 +139,10 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 class SidecarWriter:
     """Writer of the features of a dataset, at a local path, or at a file:// or s3:// URL.
 
-    made_with: JSON values that readers compare, such as the encoder's checksum. num_visits: number of visits per
-    sample. Several processes may write different shards at the same time.
+    made_with: JSON values that readers compare, such as the encoder's checksum.
+    num_visits: number of visits per sample.
+
+    Several processes may write different shards at the same time.
 
     Raises ConfigError with the differences if `url` contains other features, sealed or unfinished; DatasetError if it
     contains files that are not features; StorageError if the store fails.

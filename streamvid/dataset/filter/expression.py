@@ -64,8 +64,8 @@ _TEXT_TESTS = {"contains": "match_substring", "startswith": "starts_with", "ends
 def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_canonical: bool = False) -> Node:
     """Compile the condition `text`.
 
-    resolve: function that returns (index column, kind) for a name. is_canonical: True if `text` is the canonical
-    spelling of a condition, which can be longer than the original.
+    resolve: function that returns (index column, kind) for a name.
+    is_canonical: True if `text` is the canonical spelling of a condition, which can be longer than the original.
 
     Raises ConfigError with the text, the position and a remedy if `text` is not a valid condition, or contains a name
     for which `resolve` raises LookupError.

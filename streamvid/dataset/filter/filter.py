@@ -40,7 +40,8 @@ _ITEM_BYTES = 8
 class Filter:
     """A parsed condition.
 
-    text: canonical spelling, so that equal conditions compare equal. columns: index columns that the condition reads.
+    text: canonical spelling, so that equal conditions compare equal.
+    columns: index columns that the condition reads.
     """
 
     text: str

@@ -28,7 +28,8 @@ class MetadataTable:
 
     The rows are stored in a temporary file, so that memory does not grow with their number.
 
-    where: name of the metadata in messages. names: columns that come first, even if no row has a value for them.
+    where: name of the metadata in messages.
+    names: columns that come first, even if no row has a value for them.
     Raises SourceError for columns that an index cannot store.
     """
 

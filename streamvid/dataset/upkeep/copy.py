@@ -76,9 +76,10 @@ def copy_dataset(
     `dest`, files that are missing or have the wrong size are copied again. With `check_existing`, existing files are
     also read, and copied again if their content is wrong.
 
-    storage: options for both stores. source_storage, dest_storage: options for one store, instead of `storage`.
+    storage: options for both stores.
+    source_storage, dest_storage: options for one store, instead of `storage`.
     workers: number of files copied at a time. Each needs 16 MiB of memory and, unless `dest` is a local folder, room
-    for a tar in `temp_dir` (by default the system's temporary directory).
+        for a tar in `temp_dir` (by default the system's temporary directory).
 
     Raises DatasetError if there is no dataset at `source`, if `dest` contains other files, or if the same copy is
     already running; SealedError if another dataset is at `dest`; IntegrityError if the source is damaged; StorageError

@@ -25,8 +25,8 @@ class FinishedFiles:
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
-    folder: folder of the journal; None uses the user's cache. kind, about: values that identify the run. A later run
-    with the same values resumes an interrupted run.
+    folder: folder of the journal; None uses the user's cache.
+    kind, about: values that identify the run. A later run with the same values resumes an interrupted run.
     """
 
     def __init__(self, folder: str | Path | None, kind: str, about: Mapping[str, Any]) -> None:

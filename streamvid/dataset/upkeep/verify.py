@@ -56,7 +56,8 @@ class VerifyReport:
 
     is_complete: False if the manifest or the shard table is damaged, so that shards could not be verified.
     num_shards_resumed: number of shards that were not read, because an interrupted run had verified them.
-    problems: first 1000 problems. extra: paths of the first 1000 files that are not part of the dataset.
+    problems: first 1000 problems.
+    extra: paths of the first 1000 files that are not part of the dataset.
     num_problems, num_extra: total numbers of problems and extra files; `num_extra` is None if the store does not list
         its files.
     """

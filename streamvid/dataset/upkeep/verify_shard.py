@@ -120,8 +120,9 @@ def check_file(
 ) -> Problem | None:
     """Verify the bytes of a file, and return its problem, or None if it has none.
 
-    Wrong bytes are read again, because they may have been damaged in transit. clips: clip checksums to compute during
-    the read. known: current state of the file, if the caller knows it.
+    Wrong bytes are read again, because they may have been damaged in transit.
+    clips: clip checksums to compute during the read.
+    known: current state of the file, if the caller knows it.
 
     Raises StorageError if the store cannot report whether the file exists.
     """
