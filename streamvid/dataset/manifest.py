@@ -85,8 +85,8 @@ class ShardInfo:
         check_relative(self.index_path)
         if self.num_samples < 1 or self.number < 0:
             raise DatasetError(
-                f"shard {self.path} has num_samples={self.num_samples} and number={self.number}; num_samples must be at "
-                "least 1, and number at least 0; copy or rebuild the dataset"
+                f"shard {self.path} has num_samples={self.num_samples} and number={self.number}; num_samples must be "
+                "at least 1, and number at least 0; copy or rebuild the dataset"
             )
 
     @property
