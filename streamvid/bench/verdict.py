@@ -279,7 +279,7 @@ def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
     cheaper = [native] if setting.clips != "native" else []
     if setting.pixels == "rgb24":
         cheaper.append(
-            "pixels='yuv420p', the default with device='cuda': batches have half the bytes, and the GPU converts"
+            "pixels='yuv420p', the default with device='cuda': batches have half the bytes, and the GPU converts them"
         )
     if setting.pixels == "rgb24" and setting.accuracy == "exact":
         cheaper.append("accuracy='fast', if pictures may be 1 to 3 levels too dark")

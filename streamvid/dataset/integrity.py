@@ -177,8 +177,8 @@ def naming_arrow_errors(where: str, remedy: str = "copy or rebuild the dataset")
 class StoreFile(RangeFile):
     """Seekable stream over a stored file, for pyarrow.
 
-    Each read is one ranged read, unless
-    `read_near` has already read its bytes."""
+    Each read is one ranged read, unless `read_near` has already read its bytes.
+    """
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__(num_bytes)

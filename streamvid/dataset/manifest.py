@@ -316,11 +316,14 @@ class NativeClips:
 class Manifest:
     """Description of a sealed dataset.
 
-    clips: "copy", "native" or "text". build: inputs of the build, for information only. native: encoding of native
-    clips, or None for other clips. frame_rate: frame rate at which clips are read. model: requirements of the model for
-    which the buckets were chosen, or None. media: conditioning inputs by name. draws: sets of clips that are stored in
-    several buckets. columns: groups of columns added later; if several groups contain the same column, the last group
-    takes precedence.
+    clips: "copy", "native" or "text".
+    build: inputs of the build, for information only.
+    native: encoding of native clips, or None for other clips.
+    frame_rate: frame rate at which clips are read.
+    model: requirements of the model for which the buckets were chosen, or None.
+    media: conditioning inputs by name.
+    draws: sets of clips that are stored in several buckets.
+    columns: groups of columns added later; the last group that contains a column takes precedence.
     """
 
     buckets: tuple[Bucket, ...]
@@ -483,15 +486,14 @@ def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, re
         if isinstance(store, LocalStore) and not store.root.is_dir():
             missing = "it is not a folder" if store.root.exists() else "the folder does not exist"
         raise DatasetError(f"{nothing}: {missing}; {remedy}")
+    where = f"{store.url}/{MANIFEST}"
     if size > MAX_MANIFEST_BYTES:
-        raise DatasetError(
-            f"{store.url}/{MANIFEST} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed; copy it again"
-        )
+        raise DatasetError(f"{where} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed; copy it again")
     wrong = WrongReads()
     while True:
         data = store.read(MANIFEST)
         try:
-            return parse(data, f"{store.url}/{MANIFEST}")
+            return parse(data, where)
         except DatasetError:
             if wrong.judge(hashlib.sha256(data).digest()) != "again":
                 raise

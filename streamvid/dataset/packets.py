@@ -166,7 +166,7 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
     size = int.from_bytes(data[:_SIZE_BYTES], "little")
     limit = min(_MAX_STREAM_BYTES, (num_clips + 1) * _MAX_CLIP_BYTES)
     if not 0 < size <= limit:
-        raise ValueError(f"it unpacks to {size} bytes; from 1 to {limit} are allowed")
+        raise ValueError(f"it unpacks to {size} bytes; 1 to {limit} are allowed")
     stream = pa.decompress(memoryview(data)[_SIZE_BYTES:], decompressed_size=size, codec="zstd")
     messages = pa.ipc.MessageReader.open_stream(stream)
     with contextlib.suppress(StopIteration):
@@ -178,8 +178,9 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Return True if a record batch is compressed. Such batches are refused, because pyarrow sets no limit on them.
+    """Return True if a record batch is compressed.
 
+    Such batches are refused, because pyarrow does not limit their uncompressed size.
     The metadata is a flatbuffer: field 2 of a Message is the header, and field 3 of a RecordBatch is the compression.
     """
     data = bytes(message.metadata)

@@ -203,7 +203,7 @@ class Dataset:
         return self._groups.schema(self._samples_file(files[0].path).arrow_schema()) if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
-        """Return True if `column`, an index column as returned by `column()`, contains numbers or booleans."""
+        """Return True if `column`, an index column as returned by `column(name)`, contains numbers or booleans."""
         from pyarrow import types
 
         kind = self.samples_schema.field(column).type

@@ -133,7 +133,10 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts as large strings, with invalid Unicode escaped or replaced, and row index → reason for it."""
+    """Return the texts as large strings, and a mapping from row index to reason for texts with invalid Unicode.
+
+    Invalid characters are escaped or replaced.
+    """
     try:
         return pa.array(texts, pa.large_string()), {}
     except UnicodeEncodeError:

@@ -185,8 +185,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Field:
-    """Column that stores a field. name: dotted name. kind: Arrow type; None for pickles.
+    """Column that stores a field.
 
+    name: dotted name.
+    kind: Arrow type, or None for pickles.
     default: value that is stored as null instead of a pickle.
     """
 

@@ -139,7 +139,9 @@ def check_file(
             # An unreachable store is not a problem of this file. In that case, the next line raises StorageError.
             state = store.state(file.path)
             if attempt == _ATTEMPTS - 1:
-                return problem_of_state(file, state) or Problem(file.path, UNREADABLE, "bytes", f"an error ({error})")
+                return problem_of_state(file, state) or Problem(
+                    file.path, UNREADABLE, "readable bytes", f"an error ({error})"
+                )
     return None if found == file.sha256 else Problem(file.path, CHECKSUM, file.sha256, found)
 
 
