@@ -31,7 +31,7 @@ Step = Callable[[tuple[int, ...]], object]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of one batch size. seconds: median duration of the timed steps; None if a step ran out of memory."""
+    """Trial of one batch size. seconds: median duration of the timed steps, or None if a step ran out of memory."""
 
     bucket_id: str
     batch_size: int
@@ -97,7 +97,7 @@ def search_batch_sizes(
     steps: number of measured steps; the median of their durations is used.
     tolerance: fraction of the base bucket's step time by which the steps of other buckets may exceed it.
     clock: function that returns the time in seconds.
-    on_trial: called after each trial.
+    on_trial: function that is called after each trial.
 
     A batch size is too large if its step runs out of memory (torch.cuda.OutOfMemoryError, MemoryError). Any other
     error in the step is raised.
@@ -258,5 +258,5 @@ def _checked_base(base: str | None, named: Mapping[str, tuple[int, ...]]) -> str
     if base is None:
         return max(named, key=lambda bucket_id: math.prod(named[bucket_id]))
     if base not in named:
-        raise ConfigError(f"base={base!r} is not a bucket in shapes; must be one of {', '.join(named)}")
+        raise ConfigError(f"base={base!r} is not a bucket in shapes; it must be one of {', '.join(named)}")
     return base

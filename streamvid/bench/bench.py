@@ -82,7 +82,9 @@ def bench(
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if opened.manifest.clips == "text":
-        raise ConfigError(f"{opened.url} contains only texts; use a dataset that contains clips")
+        raise ConfigError(
+            f"{opened.url} contains texts but no clips, so there is nothing to decode; use another dataset"
+        )
     num_cores = usable_cores()
     setup = _set_up(opened, options)
     sizes = setup.selection.batch_sizes

@@ -14,7 +14,7 @@ from streamvid.video.picture import Accuracy, Pixels
 class BenchOptions:
     """Options of a benchmark. Fields that are also arguments of VideoLoader have the same meaning.
 
-    batch_size: None means 4, unless max_tokens_per_batch is given.
+    batch_size: samples per rank and step; None means 4, unless `max_tokens_per_batch` is set.
     """
 
     batch_size: int | Mapping[str, int] | None = None
@@ -24,10 +24,10 @@ class BenchOptions:
     )
     seconds: float = option(5.0, help="Duration of each measurement, in seconds.", minimum=0.001, maximum=3600)
     split: str = option("train", help="Split of the dataset.")
-    where: str | None = option(None, help="Condition on columns, e.g. 'duration_seconds > 10'.")
+    where: str | None = option(None, help="Condition on columns, such as 'duration_seconds > 10'.")
     pixels: Pixels | None = option(None, help="Pixel format of batches.", shown_default="the loader's")
     accuracy: Accuracy | None = option(None, help="Accuracy of the conversion to RGB.", shown_default="the loader's")
-    device: str | None = option(None, help="Device to copy batches to, e.g. cuda.", shown_default="none")
+    device: str | None = option(None, help="Device to copy batches to, such as cuda.", shown_default="none")
     prefetch_bytes: int = option(256 * 2**20, help="Memory for prefetched batches and clips.")
     step_seconds: float | None = option(
         None,

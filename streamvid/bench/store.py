@@ -20,7 +20,7 @@ from streamvid.loader.view.clip_part import TABLE_BYTES, clip_part, wrong_bytes
 from streamvid.plan import Cursor
 
 Progress = Callable[[str, int, int], None]
-"""Called with (phase, seconds done, total seconds)."""
+"""Callback that receives (phase, seconds done, total seconds)."""
 
 _MAX_SAMPLES = 100_000
 _IO = Path("/proc/self/io")

@@ -31,7 +31,8 @@ _STARVED = 0.7  # CPU seconds per second of decoding below which other processes
 class StoreRun:
     """One pass over ranges of clips. Each range is read and its checksum verified; nothing is decoded.
 
-    num_bytes: number of bytes read.   num_stored_bytes: total size of these clips.
+    num_bytes: number of bytes read.
+    num_stored_bytes: total size of these clips in bytes.
     num_bad: number of samples with a checksum mismatch.
     num_disk_bytes: number of bytes that the kernel read from disks during the pass; None if unknown.
     """
@@ -66,7 +67,8 @@ class LoaderRun:
     """One run of a loader whose batches are discarded.
 
     first_batch_seconds: time from the creation of the loader, with its dataset open, to the first batch.
-    All other figures cover the time after the warm-up. fetch_seconds: wall time of reading, summed over threads.
+        The other figures cover the time after the warm-up.
+    fetch_seconds: wall time of reading, summed over threads.
     room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
     worker_cpu_seconds, main_cpu_seconds: CPU time of the workers and of this process; None if unknown.
     """
@@ -169,7 +171,8 @@ class Need:
     num_workers: workers per rank, with `margin` added to the mean.
     heaviest_workers: workers per rank if all steps used `heaviest_bucket`, with the margin.
     num_cores: cores for decoding and for the data work of the main processes of all local ranks, with the margin.
-    samples_per_second: total rate of all local ranks.   unmeasured: buckets without a measured sample.
+    samples_per_second: total rate of all local ranks.
+    unmeasured: buckets without a measured sample.
     fastest_step_seconds: shortest step that this machine and store can feed, with the margin.
     obstacles: reasons why this machine and store cannot feed these steps; empty if they can.
     """
@@ -234,7 +237,7 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
         )
     if best.cpu_per_decode is not None and best.cpu_per_decode < _STARVED:
         reasons.append(
-            f"decoders had a core for {best.cpu_per_decode:.0%} of their working time: other processes, a "
+            f"decoders had a core for only {best.cpu_per_decode:.0%} of their working time; other processes, a "
             "container limit or a shared host took the remainder"
         )
     return Verdict(limit, tuple(reasons), _advice(limit, best, setting))
@@ -270,10 +273,14 @@ def slowest(passes: Sequence[StoreRun]) -> StoreRun:
 
 
 def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
-    native = "shard with --clips native: clips then have the bucket's size, and cost a fraction of the CPU and bytes"
+    native = (
+        "shard with --clips native: clips then have the bucket's size, and need a fraction of the CPU time and bytes"
+    )
     cheaper = [native] if setting.clips != "native" else []
     if setting.pixels == "rgb24":
-        cheaper.append("pixels='yuv420p', the default with device='cuda': the GPU converts half the bytes to RGB")
+        cheaper.append(
+            "pixels='yuv420p', the default with device='cuda': batches have half the bytes, and the GPU converts them"
+        )
     if setting.pixels == "rgb24" and setting.accuracy == "exact":
         cheaper.append("accuracy='fast', if pictures may be 1 to 3 levels too dark")
     if limit == "decoders":
@@ -289,7 +296,10 @@ def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
             "more ranks, each with its own process",
         )
     enough = max(1, math.ceil(run.decoders_busy * max(1, run.num_workers)))
-    return ("more prefetch_bytes, to have more samples in flight", f"at most {enough} worker(s); others had no work")
+    return (
+        "more prefetch_bytes, to have more samples in flight",
+        f"at most {enough} worker(s); the others had no work",
+    )
 
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
@@ -349,7 +359,10 @@ def need_of(
             f"the store delivers {store.samples_per_second:.1f} samples/s, but {rate * (1 + margin):.1f} are needed"
         )
     if fastest["main"] > step_seconds:
-        obstacles.append(f"a batch takes {main_seconds:.3f} s of CPU time in the main process")
+        obstacles.append(
+            f"the main process needs {main_seconds:.3f} s of CPU time per batch, too much for steps of "
+            f"{step_seconds:g} s"
+        )
     return Need(
         step_seconds=step_seconds,
         margin=margin,

@@ -191,7 +191,7 @@ def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
     forms = {form: bucket.id for bucket in buckets for form in (bucket.size_at_frames, bucket.id)}
     near = dict.fromkeys(forms[form] for form in get_close_matches(pattern, forms, n=5, cutoff=0.3))
     shown = list(near)[:3] or names[:3]
-    return f"nearest of {len(names)}: {', '.join(shown)}"
+    return f"nearest of {len(names)} bucket(s): {', '.join(shown)}"
 
 
 def _refuse_triple(text: str, multiple: int) -> None:

@@ -58,7 +58,7 @@ class SizeRule:
     width: int | None = option(None, help="Width of all clips, in pixels.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     max_frames: int | None = option(
         None,
-        help="Maximum frame count, with --max-pixels, or with --height and --width.",
+        help="Maximum frame count; requires --max-pixels, or --height and --width.",
         metavar="N",
         minimum=1,
         maximum=MAX_NUM_FRAMES,
@@ -69,7 +69,7 @@ class SizeRule:
         if (self.height is None) != (self.width is None):
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
-                f"{alone}={getattr(self, alone)} requires {missing}: set both for one fixed size, or max_pixels for "
+                f"{alone}={getattr(self, alone)} requires {missing}; set both for one fixed size, or max_pixels for "
                 "sizes that depend on each clip's shape"
             )
 
@@ -191,7 +191,9 @@ class BucketConfig:
             return Choices((), f"{clip.width}x{clip.height} has no pixels", "too-small")
         classes = self._classes_for(clip)
         if not classes:
-            return Choices((), f"{clip.width}x{clip.height} has a side below multiple={self.multiple}", "too-small")
+            scaled = f"scaled to at most max_pixels={self.size.max_pixels}"
+            reason = f"{clip.width}x{clip.height}, {scaled}, has a side below multiple={self.multiple}"
+            return Choices((), reason, "too-small")
         groups = tuple(candidates(classes, clip, self._policy))
         if not groups:
             kind, reason = why_none(classes, clip, self._policy)
@@ -307,7 +309,9 @@ def _check_fields(config: BucketConfig) -> None:
         for name in ("tables", "min_ar", "max_ar", "num_ar_buckets"):
             if getattr(config.ratios, name):
                 shown = "ratios" if name == "tables" else name
-                raise ConfigError(f"{shown} cannot be combined with {form}; omit it, or set resolution instead")
+                raise ConfigError(
+                    f"{shown} cannot be combined with {form}; omit {shown}, or replace {form} by resolution"
+                )
     _check_numbers(config)
 
 

@@ -206,8 +206,10 @@ def _python_form(path: Path) -> dict[str, Any]:
         if {"image_size", "num_frames"} <= set(found):
             height, width = found["image_size"]
             return {"height": height, "width": width, "num_frames": (found["num_frames"],)}
-    except (OSError, SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"cannot read bucket_config in {path}: {error}; write it as YAML") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}; check the path") from None
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"cannot read the buckets in {path}: {error}; write the configuration as YAML") from None
     raise ConfigError(
         f"{path} assigns neither bucket_config nor the image_size and num_frames of Open-Sora 1.0; write the "
         "configuration as YAML"

@@ -40,7 +40,9 @@ class FrameRule:
             return text
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
         if match is None:
-            raise ConfigError(f"frame_rule={text!r} is not a rule for frame counts; write '4k+1', '8k+1' or '1k'")
+            raise ConfigError(
+                f"frame_rule={text!r} is not a rule for frame counts; write a rule such as '4k+1' or '8k'"
+            )
         return cls(int(match[1]), int(match[2] or 0))
 
     def __str__(self) -> str:
@@ -51,17 +53,15 @@ class FrameRule:
         return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
 
     def floor(self, num_frames: int) -> int:
-        """Return the largest allowed count that is at most `num_frames`, but at least 1."""
+        """Return the largest allowed count that is at most `num_frames`, or 1 if there is none."""
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:
         """Raise ConfigError unless the rule allows the count. The message starts with `where` and suggests counts."""
         if not self.allows(num_frames):
-            below = self.floor(num_frames)
-            raise ConfigError(
-                f"{where}: {num_frames} frames do not follow the rule {self}; nearest allowed: {below} and "
-                f"{below + self.factor}"
-            )
+            below = num_frames - (num_frames - self.remainder) % self.factor
+            nearest = f"{below} and {below + self.factor}" if below > 0 else str(below + self.factor)
+            raise ConfigError(f"{where}: {num_frames} frames do not follow the rule {self}; nearest allowed: {nearest}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,10 @@ class FrameRate:
         return math.inf if self.fps is None else float(self.fps) / NEAR_RATE
 
     def interval(self, fps: float | None) -> int:
-        """Return the interval between selected frames for "native" and "cap". fps: the clip's average frame rate."""
+        """Return the interval, in source frames, between selected frames for the rules "native" and "cap".
+
+        fps: average frame rate of the clip, or None if it is unknown.
+        """
         if self.rule != "cap" or self.fps is None or fps is None or not math.isfinite(fps) or fps < self.fps:
             return 1
         return math.ceil(Fraction(fps) / self.fps)
@@ -117,8 +120,8 @@ class FrameRate:
     def num_frames(self, num_frames: int, fps: float | None, seconds: Fraction | float | None) -> int:
         """Return the number of frames selected from a clip of `num_frames` frames; 0 if the clip is too short.
 
-        fps: average frame rate of the clip, None if unknown. seconds: time from the first frame to the end of the last;
-        required only by resample and fix_frame_rate.
+        fps: average frame rate of the clip, or None if it is unknown.
+        seconds: time from the first frame to the end of the last frame; required only by resample and fix_frame_rate.
         """
         if self.fps is None or self.rule in ("native", "cap"):
             return num_frames // self.interval(fps)

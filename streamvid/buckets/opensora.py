@@ -107,7 +107,8 @@ class OpenSoraConfig:
                     listed.setdefault(bucket.id, bucket)
                     _add_batch_size(sizes, shared[bucket.resolution, bucket.shape], entry.batch_size)
         if not listed:
-            raise ConfigError("bucket_config keeps no clips: every probability is 0; raise one of them")
+            problem = "every probability is 0; raise one of them" if groups else "it is empty; add a resolution"
+            raise ConfigError(f"bucket_config keeps no clips: {problem}")
         return OpenSora(by_area(groups), tuple(listed.values()), sizes)
 
 
@@ -167,8 +168,8 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     first, second = (_share(where, number) for number in probability)
     if meaning not in MEANINGS:
         raise ConfigError(
-            f"{where}: the pair {list(probability)!r} is ambiguous with probabilities={meaning!r}; set it to "
-            "opensora-v2 if "
+            f"{where}: the pair {list(probability)!r} is ambiguous with probabilities={meaning!r}; set probabilities "
+            "to opensora-v2 if "
             f"{float(second):g} of the clips should pass to the next shorter frame count, or opensora-v1.2 if "
             f"{float(second):g} of the clips should stay"
         )

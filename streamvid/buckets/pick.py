@@ -65,7 +65,8 @@ class Pick:
     def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
         """Return the chosen frame numbers. Some are repeated if `fps` exceeds the clip's frame rate.
 
-        num_frames: number of frames in the clip. times: ascending timestamps of all frames; required if `needs_times`.
+        num_frames: number of frames in the clip.
+        times: ascending timestamps of all frames; required if `needs_times`.
         time_base: seconds per tick; None to derive it from `clip_fps`.
         Raises ConfigError if the clip does not contain the chosen frames, or if required `times` are missing.
         """
@@ -119,7 +120,8 @@ class Pick:
 def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
     """Return the index of the frame nearest to each wanted time; on a tie, the earlier frame.
 
-    times: ascending timestamps, in ticks. wanted: ascending times after the first frame, in ticks.
+    times: ascending timestamps, in ticks.
+    wanted: ascending times after the first frame, in ticks.
     """
     import numpy as np
 

@@ -50,7 +50,8 @@ def preset_text(name: str | Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; use a preset's name or the path of a YAML file") from None
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {path}: {reason}; use a preset's name or the path to a YAML file") from None
 
 
 def load_preset(name: str | Path) -> BucketConfig:

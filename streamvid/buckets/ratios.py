@@ -53,7 +53,7 @@ class Ratios:
     )
     num_ar_buckets: int | None = option(
         None,
-        help="Use N aspect ratios between --min-ar and --max-ar instead of the listed ones.",
+        help="Use N aspect ratios between --min-ar and --max-ar instead of the standard ratios.",
         metavar="N",
         minimum=1,
         maximum=99,
@@ -63,7 +63,7 @@ class Ratios:
         check_options(self)
         low, high = self.bounds
         if low > high:
-            raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}: swap them")
+            raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}; lower min_ar or raise max_ar")
         if self.num_ar_buckets == 1 and low != high:
             raise ConfigError("num_ar_buckets=1 requires equal min_ar and max_ar; set both to the same value")
         tables = {resolution_name(name): table for name, table in self.tables.items()}

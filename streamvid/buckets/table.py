@@ -35,7 +35,7 @@ class BucketTable:
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         object.__setattr__(self, "candidates", tuple(buckets))
         if not self.candidates:
-            raise ConfigError("buckets is empty: add at least one, such as '832x480@81'")
+            raise ConfigError("buckets is empty; add at least one, such as '832x480@81'")
         counts = Counter(bucket.id for bucket in self.candidates)
         repeated = sorted(name for name, count in counts.items() if count > 1)
         if repeated:
@@ -57,9 +57,11 @@ class BucketTable:
     def assign(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Bucket:
         """Return the bucket for a clip.
 
-        num_frames: number of frames at the target rate; ignored for images. height, width: size in pixels after
-        rotation. One-frame buckets accept only images. Raises NoBucketError, with the reason, if no bucket accepts
-        the clip, and ConfigError if a number is less than 1.
+        num_frames: number of frames at the target rate; ignored for images.
+        height, width: size in pixels after rotation.
+
+        One-frame buckets accept only images. Raises NoBucketError, with the reason, if no bucket accepts the clip, and
+        ConfigError if a number is less than 1.
         """
         for name, value in (("num_frames", num_frames), ("height", height), ("width", width)):
             if value < 1:

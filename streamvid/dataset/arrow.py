@@ -19,7 +19,7 @@ def check_unpacked(footer: Any, num_bytes: int) -> None:
     unpacked = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
     limit = _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
     if not 0 <= unpacked <= limit:
-        raise ValueError(f"its {num_bytes} bytes unpack to {unpacked}; at most {limit} are allowed")
+        raise ValueError(f"its {num_bytes} bytes unpack to {unpacked}; 0 to {limit} are allowed")
 
 
 def check_footer(footer: Any, num_bytes: int) -> None:

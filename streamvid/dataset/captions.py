@@ -33,14 +33,16 @@ def parse_captions(value: object, weights: object = None) -> Captions:
         return ((value, 1.0),) if value else ()
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > MAX_CAPTIONS:
-        raise Rejected(f"has {len(items)} captions; at most {MAX_CAPTIONS} are allowed")
+        raise Rejected(f"the sample has {len(items)} captions; at most {MAX_CAPTIONS} are allowed")
     if weights is not None and (not isinstance(weights, list | tuple) or len(weights) != len(items)):
-        said = f"{len(weights)} weights" if isinstance(weights, list | tuple) else f"the weights {weights!r}"
-        raise Rejected(f"has {len(items)} captions and {said}; use a list with one number per caption")
+        said = f"{len(weights)} weight(s)" if isinstance(weights, list | tuple) else f"the weights {weights!r}"
+        raise Rejected(
+            f"the sample has {len(items)} captions and {said}; set the weights to a list with one number per caption"
+        )
     pairs = [_pair(item) for item in items]
     if weights is not None:
         if any(weight is not None for _, weight in pairs):
-            raise Rejected("has weights both in its captions and in the weight column; use only one of them")
+            raise Rejected("the sample has weights both in its captions and in the weight column; remove one of them")
         pairs = [(text, weight) for (text, _), weight in zip(pairs, weights, strict=True)]
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))
@@ -59,6 +61,10 @@ def _pair(item: object) -> tuple[str | None, object]:
         unknown = [str(name) for name in item if name not in (*_TEXTS, "weight")]
         if len(names) == 1 and not unknown:
             return _pair(item[names[0]])[0], item.get("weight")
+        raise Rejected(
+            f"a caption has the fields {', '.join(map(str, item))[:200] or 'none'}; it must have either "
+            f"{' or '.join(_TEXTS)}, and may have weight"
+        )
     raise Rejected(f'a caption has type {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
 
 

@@ -66,7 +66,7 @@ class ColumnGroups:
 
 
 def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Join tables of the same rows. Columns follow the order of `names`, and later tables take precedence."""
+    """Join tables that have the same rows. Columns follow the order of `names`, and later tables take precedence."""
     import pyarrow as pa
 
     columns = {name: table.column(name) for table in parts for name in table.column_names}

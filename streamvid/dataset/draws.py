@@ -33,8 +33,9 @@ class StoredSet:
         ids = {bucket_id for bucket_id, _, _ in self.buckets}
         if not weights or min(weights) < 1 or sum(weights) > UNIT or len(ids) < len(weights) or self.num_shards < 1:
             raise DatasetError(
-                f"draws: {self} is not a valid draw set; num_shards must be at least 1, bucket ids must be unique, and "
-                f"probabilities must be at least 1 and add up to at most {UNIT}; copy the dataset again"
+                f"draws: {self} is not a valid draw set; num_shards must be at least 1, there must be at least one "
+                "bucket, bucket ids must be unique, and probabilities, in millionths, must be at least 1 and add up to "
+                f"at most {UNIT}; copy the dataset again"
             )
 
     @staticmethod

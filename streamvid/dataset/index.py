@@ -63,8 +63,9 @@ class ClipEntry:
 class SourceEntry:
     """Source file of a sample, and the window of source frames that the clip shows.
 
-    crop_fraction: fraction of the source picture that is cropped away to fit the bucket's shape. upscale: factor by
-    which the sides of the source are scaled to cover the bucket's size. Both are None for samples without pictures.
+    crop_fraction: fraction of the source picture that is cropped away to fit the bucket's shape.
+    upscale: factor by which the sides of the source are scaled to cover the bucket's size.
+    `crop_fraction` and `upscale` are None for samples without pictures.
     """
 
     name: str
@@ -81,8 +82,9 @@ class SourceEntry:
 class SampleRow:
     """Row of the samples index.
 
-    captions: output of `captions_to_json` if the sample has several captions, else None. columns: user columns, stored
-    as `user.<name>`. media: files of each conditioning input, stored as `media.<name>`.
+    captions: output of `captions_to_json` if the sample has several captions, else None.
+    columns: user columns, stored as `user.<name>`.
+    media: files of each conditioning input, stored as `media.<name>`.
     """
 
     key: str
@@ -107,7 +109,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one shard, stored as one row group. packets: location of its packet table, or None if it has none."""
+    """Rows of one shard, stored as one row group. packets: location of the shard's packet table, or None."""
 
     bucket_id: str
     number: int

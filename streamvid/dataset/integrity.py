@@ -55,7 +55,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read` until it returns the digest `sha256` or more calls would not help. Return the last digest."""
+    """Call `read` until it returns the digest `sha256` or further calls would not help. Return the last digest."""
     wrong = WrongReads()
     while (digest := read()) != sha256 and wrong.judge(digest) == "again":
         store.forget(path)
@@ -147,8 +147,10 @@ def read_verified(store: Store, file: FileInfo) -> memoryview:
 
 def check_size(store: Store, file: FileInfo) -> None:
     """Raise IntegrityError unless a file has the expected size. Call this before allocating memory for the file."""
-    if store.size(file.path) != file.num_bytes:
-        raise IntegrityError(f"{store.url}: {file.path} is missing or has the wrong size; copy it again")
+    found = store.size(file.path)
+    if found != file.num_bytes:
+        problem = "is missing" if found is None else f"has {found} bytes, not {file.num_bytes}"
+        raise IntegrityError(f"{store.url}: {file.path} {problem}; copy it again")
 
 
 def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
@@ -157,8 +159,11 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 
 
 @contextlib.contextmanager
-def naming_arrow_errors(where: str) -> Iterator[None]:
-    """Convert errors from the parsing of a table to IntegrityErrors that begin with `where`, the name of the file."""
+def naming_arrow_errors(where: str, remedy: str = "copy or rebuild the dataset") -> Iterator[None]:
+    """Convert errors from the parsing of a table to IntegrityErrors that begin with `where` and end with `remedy`.
+
+    where: name of the file.
+    """
     import pyarrow as pa
 
     try:
@@ -166,13 +171,14 @@ def naming_arrow_errors(where: str) -> Iterator[None]:
     except StreamvidError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError) as error:
-        raise IntegrityError(
-            f"{where} cannot be read ({type(error).__name__}: {error}); copy or rebuild the dataset"
-        ) from error
+        raise IntegrityError(f"{where} cannot be read ({type(error).__name__}: {error}); {remedy}") from error
 
 
 class StoreFile(RangeFile):
-    """Seekable stream over a stored file, for pyarrow. A read is one ranged read unless `read_near` got its data."""
+    """Seekable stream over a stored file, for pyarrow.
+
+    Each read is one ranged read, unless `read_near` has already read its bytes.
+    """
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__(num_bytes)
@@ -218,7 +224,7 @@ class SamplesFile:
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
-                raise ValueError(f"the file has only {footer.num_row_groups} row groups")
+                raise ValueError(f"the file has {footer.num_row_groups} row groups, numbered from 0")
         for num_reads_left in reversed(range(1 if self._store.is_local else MAX_READS)):
             try:
                 return self._rows(footer, row_group, columns)

@@ -83,10 +83,11 @@ class ShardInfo:
     def __post_init__(self) -> None:
         check_relative(self.path)
         check_relative(self.index_path)
-        if self.num_samples < 1:
-            raise DatasetError(f"shard {self.path} has num_samples={self.num_samples}; it must be at least 1")
-        if self.number < 0:
-            raise DatasetError(f"shard {self.path} has number={self.number}; it must be at least 0")
+        if self.num_samples < 1 or self.number < 0:
+            raise DatasetError(
+                f"shard {self.path} has num_samples={self.num_samples} and number={self.number}; num_samples must be "
+                "at least 1, and number at least 0; copy or rebuild the dataset"
+            )
 
     @property
     def path(self) -> str:
@@ -108,7 +109,9 @@ class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values of existing ones.
 
     files: one file per samples file, in the same order, with the same row groups and rows. Each file also contains the
-    keys. columns: index column → type, as in `index.schema`. source_sha256: checksum of the annotation.
+        keys.
+    columns: index column → type, as in `index.schema`.
+    source_sha256: checksum of the annotation.
     """
 
     files: tuple[FileInfo, ...]
@@ -121,15 +124,15 @@ class ColumnGroup:
 
     @staticmethod
     def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
-        """Parse the output of `to_json`. Raises DatasetError if a file is missing or a column type is not allowed."""
+        """Parse the output of `to_json`. Raises DatasetError for invalid values, and KeyError for an unlisted file."""
         known = {file.path: file for file in files.other}
         columns = {str(name): str(kind) for name, kind in value["columns"].items()}
         group = ColumnGroup(tuple(known[path] for path in value["files"]), columns, str(value["source_sha256"]))
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
                 f"the field columns contains a group with {len(group.files)} files and the types {columns}; a group "
-                f"must have one file for each of the {len(files.samples)} samples files, and only the types "
-                f"{', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
+                f"must have one file for each of the {len(files.samples)} samples files, and at least one column, with "
+                f"only the types {', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
         return group
 
@@ -138,9 +141,11 @@ class ColumnGroup:
 class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
-    column: metadata column that listed the files. is_still: True if the input is one image per clip, not a video.
-    is_mask: True if the input has one channel. is_optional: True if samples may lack the input. is_list: True if a
-    sample may have several images, at most `max_items`.
+    column: metadata column that listed the files.
+    is_still: True if the input is one image per clip, not a video.
+    is_mask: True if the input has one channel.
+    is_optional: True if samples may lack the input.
+    is_list: True if a sample may have several images, at most `max_items`.
     """
 
     column: str
@@ -158,8 +163,8 @@ class MediaInfo:
         is_known = all(isinstance(flag, bool) for flag in flags) and isinstance(info.column, str)
         if not is_known or type(info.max_items) is not int or not 1 <= info.max_items <= _MAX_MEDIA_ITEMS:
             raise IntegrityError(
-                f"media {name!r} has max_items={info.max_items!r} and flags {flags}; max_items must be from 1 to "
-                f"{_MAX_MEDIA_ITEMS}, and flags must be true or false; copy the dataset again"
+                f"media {name!r} is {info}; max_items must be an integer from 1 to {_MAX_MEDIA_ITEMS}, column must be "
+                "text, and all other fields must be true or false; copy the dataset again"
             )
         return info
 
@@ -168,8 +173,8 @@ class MediaInfo:
 class ManifestFiles:
     """All files that the manifest lists. The shard table lists the tars and their offsets files.
 
-    packets: one file per samples file, in the same order, or an empty tuple. other: files for other readers, and files
-    of columns added later.
+    packets: one file per samples file, in the same order, or an empty tuple.
+    other: files for other readers, and files of columns added later.
     """
 
     shards: tuple[FileInfo, ...]
@@ -220,9 +225,9 @@ class Counts:
 class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
-    plan: digest of everything that a plan depends on. base: digest of the tars, the samples index and the rules by
-    which clips and conditioning inputs are read. content: digest of `base` and of columns added later; equal to `base`
-    if there are none.
+    plan: digest of everything that a plan depends on.
+    base: digest of the tars, the samples index and the rules by which clips and conditioning inputs are read.
+    content: digest of `base` and of columns added later; equal to `base` if there are none.
     """
 
     plan: str
@@ -311,11 +316,14 @@ class NativeClips:
 class Manifest:
     """Description of a sealed dataset.
 
-    clips: "copy", "native" or "text". build: inputs of the build, for information only. native: encoding of native
-    clips, or None for other clips. frame_rate: frame rate at which clips are read. model: requirements of the model for
-    which the buckets were chosen, or None. media: conditioning inputs by name. draws: sets of clips that are stored in
-    several buckets. columns: groups of columns added later; if several groups contain the same column, the last group
-    takes precedence.
+    clips: "copy", "native" or "text".
+    build: inputs of the build, for information only.
+    native: encoding of native clips, or None for other clips.
+    frame_rate: frame rate at which clips are read.
+    model: requirements of the model for which the buckets were chosen, or None.
+    media: conditioning inputs by name.
+    draws: sets of clips that are stored in several buckets.
+    columns: groups of columns added later; the last group that contains a column takes precedence.
     """
 
     buckets: tuple[Bucket, ...]
@@ -334,7 +342,7 @@ class Manifest:
     def bucket(self, bucket_id: str) -> Bucket:
         """Return the bucket with this id. Raises DatasetError if the manifest does not list it."""
         if bucket_id not in self._by_id:
-            known = ", ".join(self._by_id)
+            known = ", ".join(self._by_id) or "no buckets"
             raise DatasetError(
                 f"bucket {bucket_id!r} is not in the manifest, which lists {known}; copy the dataset again"
             )
@@ -454,8 +462,8 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Convert errors from the parsing of a manifest to DatasetErrors that begin with `where`, the name of the file."""
+def naming(where: str, remedy: str = "copy it again, or rebuild the dataset") -> Iterator[None]:
+    """Convert errors from the parsing of a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
     try:
         yield
     except IntegrityError as error:
@@ -464,7 +472,7 @@ def naming(where: str) -> Iterator[None]:
         raise DatasetError(f"{where}: {error}") from error
     except (StreamvidError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         said = str(error) if isinstance(error, StreamvidError) else f"{type(error).__name__}: {error}"
-        raise DatasetError(f"{where} is damaged ({said}); copy it again or rebuild the dataset") from error
+        raise DatasetError(f"{where} is damaged ({said}); {remedy}") from error
 
 
 def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str) -> T:
@@ -474,16 +482,18 @@ def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, re
     """
     size = store.size(MANIFEST)
     if size is None:
-        is_folder = not isinstance(store, LocalStore) or store.root.is_dir()
-        missing = f"{MANIFEST} is missing" if is_folder else "the folder does not exist"
+        missing = f"{MANIFEST} is missing"
+        if isinstance(store, LocalStore) and not store.root.is_dir():
+            missing = "it is not a folder" if store.root.exists() else "the folder does not exist"
         raise DatasetError(f"{nothing}: {missing}; {remedy}")
+    where = f"{store.url}/{MANIFEST}"
     if size > MAX_MANIFEST_BYTES:
-        raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed")
+        raise DatasetError(f"{where} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed; copy it again")
     wrong = WrongReads()
     while True:
         data = store.read(MANIFEST)
         try:
-            return parse(data, f"{store.url}/{MANIFEST}")
+            return parse(data, where)
         except DatasetError:
             if wrong.judge(hashlib.sha256(data).digest()) != "again":
                 raise

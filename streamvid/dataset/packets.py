@@ -43,8 +43,12 @@ def _schema() -> pa.Schema:
     )
 
 
+def _described(columns: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in columns)
+
+
 def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
-    """Return the encoded packet table of a shard. Each clip is one row; a clip that is None becomes a row of nulls.
+    """Return the encoded packet table of a shard. Each clip is one row; None becomes a row of nulls.
 
     Times are stored as differences from the previous packet, and offsets as gaps after the end of the previous packet.
     """
@@ -100,8 +104,8 @@ class PacketTables:
             table.validate(full=True)
             if table.schema != _schema() or table.num_rows != num_clips:
                 raise ValueError(
-                    f"it has {table.num_rows} rows with the columns {table.schema.names}; expected {num_clips} rows of "
-                    "format 1"
+                    f"it has {table.num_rows} rows with the columns {_described(table.schema)}; expected {num_clips} "
+                    f"rows with the columns {_described(_schema())}"
                 )
             self._take({name: chunk_of(table, name) for name in table.column_names})
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -146,13 +150,13 @@ class PacketTables:
             info = StreamInfo.from_json(text)
             facts = self._facts[row]
             if facts is None:
-                raise DecodeError("its packets have invalid values")
+                raise DecodeError("the clip has no packets, or a packet with an invalid offset, size or flag")
             mine = slice(self._edges[row], self._edges[row + 1])
             checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
             return ClipIndex(info, *packets, checksums, facts)
         except (StreamvidError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise IntegrityError(f"{self._where}, row {row}: {error}") from error
+            raise IntegrityError(f"{self._where}, row {row}: {error}; rebuild the dataset") from error
 
 
 def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
@@ -162,20 +166,21 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
     size = int.from_bytes(data[:_SIZE_BYTES], "little")
     limit = min(_MAX_STREAM_BYTES, (num_clips + 1) * _MAX_CLIP_BYTES)
     if not 0 < size <= limit:
-        raise ValueError(f"it unpacks to {size} bytes; at most {limit} are allowed")
+        raise ValueError(f"it unpacks to {size} bytes; 1 to {limit} are allowed")
     stream = pa.decompress(memoryview(data)[_SIZE_BYTES:], decompressed_size=size, codec="zstd")
     messages = pa.ipc.MessageReader.open_stream(stream)
     with contextlib.suppress(StopIteration):
         while True:
             message = messages.read_next_message()
             if message.type not in ("schema", "record batch") or _is_compressed(message):
-                raise ValueError("it contains messages other than a schema and uncompressed rows")
+                raise ValueError("it contains messages other than a schema and uncompressed record batches")
     return stream
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Return True if a record batch is compressed. Such batches are refused, because pyarrow does not limit their size.
+    """Return True if a record batch is compressed.
 
+    Such batches are refused, because pyarrow does not limit their uncompressed size.
     The metadata is a flatbuffer: field 2 of a Message is the header, and field 3 of a RecordBatch is the compression.
     """
     data = bytes(message.metadata)

@@ -84,13 +84,13 @@ class Dataset:
         ):
             if said != found:
                 raise IntegrityError(
-                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but its tables give {found}; "
-                    "copy manifest.json and index/ again, or rebuild the dataset"
+                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but the dataset's files give "
+                    f"{found}; copy manifest.json and index/ again, or rebuild the dataset"
                 )
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """Return a view of this dataset with only one shard. Each pass delivers all samples of this shard.
+        """Return a view of this dataset that contains only `shard`. Each pass delivers all samples of this shard.
 
         The fingerprints stay the same. Do not use the view for operations on the whole dataset, such as filters and
         `samples_table`.
@@ -158,7 +158,9 @@ class Dataset:
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
-            raise self._no_place(shard, f"the file, the checksum, offset={offset} or num_bytes={num_bytes} is missing")
+            given = {"packets file": file, "offset": offset, "size": num_bytes, "checksum": sha256}
+            missing = ", ".join(name for name, value in given.items() if value is None)
+            raise self._no_place(shard, f"no {missing}")
         if not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
             raise self._no_place(
                 shard, f"{num_bytes} bytes at offset {offset} of {file.path}, which has {file.num_bytes} bytes"
@@ -201,7 +203,7 @@ class Dataset:
         return self._groups.schema(self._samples_file(files[0].path).arrow_schema()) if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
-        """Return True if `column`, an index column as returned by `column()`, contains numbers or booleans."""
+        """Return True if `column`, an index column as returned by `column(name)`, contains numbers or booleans."""
         from pyarrow import types
 
         kind = self.samples_schema.field(column).type

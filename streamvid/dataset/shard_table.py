@@ -192,12 +192,15 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
             taken = [rows.pop(number, None) for number in range(first, first + one.num_shards)]
             if None in taken:
                 raise DatasetError(
-                    f"{where}: draw set {one.name} contains a shard of bucket {bucket_id} that is missing or belongs "
+                    f"{where}: draw set {one.name} lists a shard of bucket {bucket_id} that is missing or belongs "
                     "to another set; copy the dataset again"
                 )
             alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])
         if any(other != alike[0] for other in alike):
-            raise DatasetError(f"{where}: shards of draw set {one.name} differ between buckets; copy the dataset again")
+            raise DatasetError(
+                f"{where}: the shards of draw set {one.name} do not have the same splits and numbers of samples in all "
+                "its buckets; copy the dataset again"
+            )
 
 
 def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:

@@ -51,13 +51,17 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
     """Raise ConfigError for a member that some readers of WebDataset tars would lose or merge with another member."""
     name = f"{key}.{extension}"
     if not KEY.fullmatch(key):
-        raise ConfigError(f"key {key!r} is not allowed; use only letters, digits, '_' and '-'")
+        raise ConfigError(f"key {key!r} is not allowed; use one or more ASCII letters, digits, '_' and '-'")
     if not _EXTENSION.fullmatch(extension):
         raise ConfigError(
-            f"extension {extension!r} is not allowed; use only lowercase letters and digits, in parts joined by dots"
+            f"extension {extension!r} is not allowed; use lowercase ASCII letters and digits, in one or more parts "
+            "joined by dots"
         )
     if len(name) > MAX_NAME_BYTES:
-        raise ConfigError(f"member name {name!r} has {len(name)} bytes; at most {MAX_NAME_BYTES} fit in a tar header")
+        raise ConfigError(
+            f"member name {name!r} has {len(name)} bytes, but a tar header has room for {MAX_NAME_BYTES}; shorten the "
+            "key or the extension"
+        )
     if num_bytes > MAX_MEMBER_BYTES:
         raise ConfigError(f"member {name!r} has {num_bytes} bytes; a tar member can have at most {MAX_MEMBER_BYTES}")
 
@@ -110,7 +114,9 @@ def parse_header(header: bytes, offset: int) -> Member:
     if header[257:262] != b"ustar" or stored != computed or num_bytes < 0:
         raise IntegrityError(f"there is no valid tar header at byte {offset}")
     if header[156:157] not in (b"0", b"\0") or header[345:500].strip(b"\0"):
-        raise IntegrityError(f"the tar member at byte {offset} is not a plain file with a short name")
+        raise IntegrityError(
+            f"the tar member at byte {offset} is not a regular file with a name of at most {MAX_NAME_BYTES} bytes"
+        )
     return Member(name, offset + BLOCK_BYTES, num_bytes)
 
 

@@ -53,9 +53,13 @@ def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
 class PlannedBatch:
     """Batch that a rank will receive.
 
-    step: index of the step in the epoch.   keys: sample keys in batch order.   member_bytes: total size of the clips in
-    the tars.   read_bytes: number of bytes that the loader reads for these clips.   num_requests: number of requests if
-    the store is an object store.   num_frames_decoded: number of decoded packets per sample.
+    step: index of the step in the epoch.
+    keys: sample keys in batch order.
+    member_bytes: total size of the clips in the tars, in bytes.
+    read_bytes: number of bytes that the loader reads for these clips.
+    num_requests: number of requests if the store is an object store.
+    num_repeats: number of repeated samples in the batch.
+    num_frames_decoded: number of decoded frames per sample.
     """
 
     epoch: int
@@ -130,7 +134,8 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 class ReadSample:
     """Statistics about the reads of some samples of a rank, used to estimate all reads.
 
-    read_share: bytes read per byte of stored clips.   requests_per_sample: object store requests per sample.
+    read_share: bytes read per byte of stored clips.
+    requests_per_sample: object store requests per sample.
     decoded: bucket id → mean number of decoded frames per sample.
     """
 

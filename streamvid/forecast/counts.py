@@ -43,8 +43,10 @@ class StarvedBucket:
 class RunCounts:
     """Exact counts of a run that is never interrupted.
 
-    steps: number of steps in each epoch.   buckets: reports summed over the epochs, except that `num_carried` counts
-    only the last epoch's carried samples, which are never delivered.   tails: counts under each allowed tail policy.
+    steps: number of steps in each epoch.
+    buckets: reports summed over the epochs, except that `num_carried` counts only the last epoch's carried samples,
+        which are never delivered.
+    tails: counts under each allowed tail policy.
     """
 
     tail: Tail

@@ -74,9 +74,10 @@ def _summary(dataset: Dataset) -> SourceSummary:
 class BucketScan:
     """Index values of a bucket's samples that pass the filter.
 
-    pixels: mean number of pixels per stored frame.   first: int64 (shards,), index of each shard's first sample in
-    `clip_bytes`.   clip_bytes: int64 (samples,), sizes of the stored clips. `first` and `clip_bytes` are None if only
-    some shards were read.
+    pixels: mean number of pixels per stored frame.
+    first: int64 (shards,), index of each shard's first sample in `clip_bytes`.
+    clip_bytes: int64 (samples,), sizes of the stored clips in bytes.
+    `first` and `clip_bytes` are None if only some shards were read.
     """
 
     bucket: Bucket

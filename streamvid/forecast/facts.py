@@ -37,7 +37,8 @@ class FactsBlock:
     values: name in FACT_COLUMNS → float64 (n,), with NaN for missing values and for values that are not numbers; names
         without a column are omitted.
     sources: (n,), file names; None if no column holds paths.
-    broken: row number → reason, for the unreadable rows of the block. num_captions: number of rows with a caption.
+    broken: row number → reason, for the unreadable rows of the block.
+    num_captions: number of rows with a caption.
     """
 
     rows: Int64Array
@@ -56,8 +57,10 @@ class FactsBlock:
 class FactsFile:
     """One metadata file, or several Parquet files with the same columns.
 
-    columns: name in FACT_COLUMNS → column name in the file. source_column: column that holds paths, if any.
-    caption_column: column with a usual name for captions, if any. names: all columns.
+    columns: name in FACT_COLUMNS → column name in the file.
+    source_column: column that holds paths, if any.
+    caption_column: column with a usual name for captions, if any.
+    names: all columns.
     """
 
     paths: tuple[Path, ...]
@@ -104,8 +107,8 @@ def is_metadata(source: Path) -> bool:
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """Open a metadata file, or a folder of Parquet files, and find its columns.
 
-    Raises SourceError if columns for clip sizes are missing. The error names these columns, and a command that probes
-    the files instead.
+    Raises SourceError if columns for clip sizes are missing. The message names these columns, and a command that
+    probes the files instead.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)
@@ -116,8 +119,8 @@ def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
         missing.append("num_frames (or fps and duration)")
     if missing:
         raise SourceError(
-            f"metadata {source} has no column {', '.join(missing)}; its columns: {', '.join(names) or 'none'}. "
-            "`streamvid plan` reads sizes from columns; to probe files, run `streamvid shard SOURCE DEST --dry-run`"
+            f"metadata {source} has no column for {', '.join(missing)}; its columns: {', '.join(names) or 'none'}. Add "
+            "these columns, or run `streamvid shard SOURCE DEST --dry-run`, which probes the files"
         )
     if video_column is None:
         source_column = usual_column(names, VIDEO_COLUMNS)

@@ -26,10 +26,12 @@ class HostCosts:
     decode_ns_per_pixel: CPU nanoseconds per decoded pixel, for buckets without an entry in `decode_ms`.
     make_ns_per_pixel: CPU nanoseconds per delivered pixel for scaling and conversion to RGB, for the same buckets.
     sample_ms: additional CPU milliseconds per sample, for the same buckets.
-    num_workers: decode workers per rank.   ranks_per_node: ranks per machine, which share its network link.
-    worker_bytes: memory per decode worker.
-    request_ms: milliseconds until the first byte of a response.   requests_in_flight: concurrent requests per rank.
-    link_mb_per_second: network bandwidth per machine.
+    num_workers: number of decode workers per rank.
+    ranks_per_node: number of ranks per machine. They share its network link.
+    worker_bytes: memory per decode worker, in bytes.
+    request_ms: milliseconds until the first byte of a response.
+    requests_in_flight: number of concurrent requests per rank.
+    link_mb_per_second: network bandwidth per machine, in megabytes per second.
     """
 
     decode_ms: Mapping[str, float] | None = None
@@ -52,7 +54,7 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Work of the busiest rank in an epoch. gpu_seconds: GPU time in seconds; None if step costs were not measured."""
+    """Work of the busiest rank in an epoch. gpu_seconds: GPU time, or None if step costs were not measured."""
 
     decode_cpu_seconds: float
     num_requests: float
@@ -73,7 +75,8 @@ class EpochTime:
 class Estimates:
     """Estimates for one epoch, based on a table of host costs.
 
-    work: work of the busiest rank, assuming an object store.   read_share: bytes read per byte of stored clips.
+    work: work of the busiest rank, assuming an object store.
+    read_share: bytes read per byte of stored clips.
     num_samples_looked_at: number of samples from which requests and bytes are extrapolated.
     """
 
@@ -102,7 +105,7 @@ def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory in bytes. ring_bytes_yuv420p: ring size for yuv420p frames; None if a bucket has an odd side."""
+    """Host memory in bytes. ring_bytes_yuv420p: ring size for yuv420p frames, or None if a bucket has an odd side."""
 
     ring_bytes: int
     ring_bytes_yuv420p: int | None
@@ -122,7 +125,7 @@ def host_memory(
 ) -> HostMemory:
     """Return the host memory of a run. The ring size is exact; worker memory is estimated from the cost table.
 
-    max_clip_bytes: size of the largest clip, 0 if unknown.
+    max_clip_bytes: size of the largest clip in bytes, or 0 if it is unknown.
     """
     from streamvid.loader.setup import loader_memory
 

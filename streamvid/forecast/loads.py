@@ -27,7 +27,7 @@ class LoadSummary:
     """Loads of the first epoch: tokens per rank and step, totals by rank, and imbalance between ranks.
 
     imbalance_tokens, imbalance_costs: mean over steps of (busiest rank / mean rank); 1.0 if all ranks are equal.
-    member_bytes_by_rank: total size of clips in the tars; None if sizes are unknown.
+    member_bytes_by_rank: total size of clips in the tars, in bytes, or None if sizes are unknown.
     is_estimate: True if only some steps were computed.
     bytes_are_estimate: True if only some steps were computed or clip sizes are not exact.
     """
@@ -48,8 +48,9 @@ class LoadSummary:
 class RankLoads:
     """Loads of ranks at the computed steps, which are all steps of an epoch or slices spread evenly over it.
 
-    num_steps: number of steps in the epoch.   samples, tokens, costs: int64 (computed steps, ranks), with costs in the
-    unit of the plan.   num_bytes: int64 (ranks,), clip bytes of the computed steps; None if sizes are unknown.
+    num_steps: number of steps in the epoch.
+    samples, tokens, costs: int64 (computed steps, ranks), with costs in the unit of the plan.
+    num_bytes: int64 (ranks,), clip bytes of the computed steps, or None if sizes are unknown.
     """
 
     num_steps: int

@@ -7,7 +7,7 @@ so even ten million rows are processed quickly.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -69,7 +69,9 @@ def forecast_metadata(
     found = assign_rows(facts.blocks(), config, run.options.seed)
     buckets = {name: found.buckets[name].bucket for name in found.counts}
     if not buckets:
-        raise SourceError(f"no row of {source} is assigned to a bucket: {_why(found)}")
+        raise SourceError(
+            f"no row of {source} is assigned to a bucket ({_why(found)}); fix the metadata, or choose other buckets"
+        )
     sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch, config.model)
     table = default_costs(buckets.values(), config.model)
     costs = (run.costs or table).costs(sizes)
@@ -142,7 +144,7 @@ def _why(found: AssignedRows) -> str:
     kinds = sorted(found.left_out.values(), key=lambda left: -left.num_rows)
     if not kinds:
         return "the metadata has no rows"
-    return "; ".join(f"{left.kind}: {left.num_rows} rows, for example: {left.examples[0].reason}" for left in kinds)
+    return "; ".join(f"{left.kind}: {left.num_rows} row(s), for example: {left.examples[0].reason}" for left in kinds)
 
 
 # ----------------------------------------------------------------------------------------------------- assigned rows
@@ -152,8 +154,8 @@ def _why(found: AssignedRows) -> str:
 class AssignedBucket:
     """Rows of one bucket.
 
-    expected: sum of the probabilities with which rows are assigned to this bucket.   drawn: number of rows that are
-    assigned to it. The other sums include only these rows.
+    expected: sum of the probabilities with which rows are assigned to this bucket.
+    drawn: number of rows that are assigned to it. The other sums include only these rows.
     """
 
     bucket: Bucket
@@ -186,10 +188,13 @@ class AssignedBucket:
 class AssignedRows:
     """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
 
-    num_groups: number of groups of rows with equal bucket choices.   max_bytes: size of the largest file; 0 if unknown.
-    has_bytes: True if there is a column of file sizes.   frames_are_estimated: True if some numbers of frames were
-    computed from duration and fps.   fps_min, fps_max: frame rates of the videos; 0 if unknown.   num_repeated,
-    num_dropped: numbers of videos whose frames are repeated or partly left out at the requested frame rate.
+    num_repeated, num_dropped: numbers of videos whose frames are repeated or partly left out at the requested frame
+        rate.
+    fps_min, fps_max: lowest and highest frame rate of the videos; infinity and 0 if all rates are unknown.
+    num_groups: number of groups of rows with equal bucket choices.
+    max_bytes: size of the largest file in bytes; 0 if unknown.
+    has_bytes: True if there is a column of file sizes.
+    frames_are_estimated: True if some numbers of frames were computed from duration and fps.
     """
 
     num_rows: int = 0
@@ -280,15 +285,19 @@ class _SizedRows:
             guessed = np.rint(values["seconds"] * fps)
             found.frames_are_estimated |= bool((np.isnan(frames) & np.isfinite(guessed)).any())
             frames = np.where(np.isnan(frames), guessed, frames)
-        sized = _is_count(values["height"], MAX_SIDE) & _is_count(values["width"], MAX_SIDE)
-        counted = _is_count(frames, _MAX_FRAMES)
-        _unusable(found, block, ~sized, NO_SIZE, "height or width", values["height"])
-        _unusable(found, block, sized & ~counted, NO_FRAMES, "num_frames", frames)
+        tall, wide = (_is_count(values[name], MAX_SIDE) for name in ("height", "width"))
+        sized, counted = tall & wide, _is_count(frames, _MAX_FRAMES)
+        _unusable(found, block, ~tall, NO_SIZE, lambda at: _no_count("height", values["height"][at], MAX_SIDE))
+        _unusable(found, block, tall & ~wide, NO_SIZE, lambda at: _no_count("width", values["width"][at], MAX_SIDE))
+        _unusable(
+            found, block, sized & ~counted, NO_FRAMES, lambda at: _no_count("num_frames", frames[at], _MAX_FRAMES)
+        )
         found.has_bytes |= "num_bytes" in block.values
         stored = np.where(sized & counted, frames, 0).astype(np.int64)
         seconds = np.where(values["seconds"] > 0, values["seconds"], stored / fps)
         reached = _reached(rate, stored, fps, seconds)
-        _unusable(found, block, sized & counted & (reached < 0), NO_DURATION, "duration", seconds)
+        timing = f"frame rate rule {rate.rule!r} requires a duration or an fps above 0"
+        _unusable(found, block, sized & counted & (reached < 0), NO_DURATION, lambda _: timing)
         places = np.flatnonzero(sized & counted & (reached >= 0))
         height, width = (values[name][places].astype(np.int64) for name in ("height", "width"))
         num_bytes = np.nan_to_num(values["num_bytes"][places])
@@ -315,15 +324,19 @@ def _is_count(values: Float64Array, most: int) -> npt.NDArray[np.bool_]:
     return found
 
 
+def _no_count(name: str, value: float, most: int) -> str:
+    problem = "is missing or not a number" if math.isnan(value) else f"is {value:.12g}"
+    return f"{name} {problem}; it must be a whole number from 1 to {most}"
+
+
 def _unusable(
-    found: AssignedRows, block: FactsBlock, mask: npt.NDArray[np.bool_], kind: str, name: str, values: Float64Array
+    found: AssignedRows, block: FactsBlock, mask: npt.NDArray[np.bool_], kind: str, reason: Callable[[int], str]
 ) -> None:
+    """Count the rows in `mask` as left out. reason: function from the place of the first row to its reason."""
     places = np.flatnonzero(mask)
     if len(places):
         first = int(places[0])
-        value = float(values[first])
-        problem = "is missing or not a number" if np.isnan(value) else f"is {value:g}; must be a whole number above 0"
-        example = LeftOutRow(int(block.rows[first]), block.source(first), f"{name} {problem}")
+        example = LeftOutRow(int(block.rows[first]), block.source(first), reason(first))
         _leave_out(found, kind, len(places), example)
 
 

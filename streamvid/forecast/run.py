@@ -31,7 +31,7 @@ class PlannedRun:
 
     num_ranks: int = option(1, help="Number of data-parallel ranks.", minimum=1, maximum=MAX_NUM_RANKS)
     batch_size: int | Mapping[str, int] | BucketConfig | None = None
-    max_tokens_per_batch: int | None = option(None, help="Maximum tokens per batch, instead of --batch-size.")
+    max_tokens_per_batch: int | None = option(None, help="Maximum number of tokens per batch, instead of --batch-size.")
     options: PlanOptions = option(default_factory=PlanOptions)
     num_epochs: int = option(1, flag="--epochs", help="Number of epochs.", minimum=1, maximum=1000)
     split: str = option("train", help="Split of the dataset.")
@@ -50,10 +50,11 @@ class PlannedRun:
 class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    crop_mean, crop_max: mean and maximum cropped share of the picture.   upscale_mean: mean upscaling factor. All three
-    are None if the index does not record them.   frames_unused_share: share of the clips' frames that one pass does
-    not deliver.   bytes_mean: mean size of a stored clip or source file, in bytes.   expected: expected number of
-    metadata rows for the bucket.
+    crop_mean, crop_max: mean and maximum cropped share of the picture.
+    upscale_mean: mean upscaling factor. Like the cropped shares, it is None if the index does not record it.
+    frames_unused_share: share of the clips' frames that one pass does not deliver.
+    bytes_mean: mean size of a stored clip or source file, in bytes.
+    expected: expected number of metadata rows for the bucket.
     """
 
     num_samples: int
@@ -101,7 +102,8 @@ class LeftOut:
 class MetadataFacts:
     """Facts about metadata.
 
-    columns: name of a fact → name of its column.   num_groups: number of groups of rows with equal bucket choices.
+    columns: name of a fact → name of its column.
+    num_groups: number of groups of rows with equal bucket choices.
     left_out: rows that are not assigned to a bucket, by kind of reason, most frequent first.
     """
 
@@ -126,10 +128,11 @@ class RunDetails:
 class RunForecast:
     """Forecast of a run.
 
-    about: facts about the source.   input: interpretation of the source.
+    about: facts about the source.
+    input: interpretation of the source.
     shapes: shape of each bucket, by id; empty for a dataset without `details`.
-    details: None if they were not requested or the run has no step.
-    failure: error that the run would raise before its first step; None if it has a step.
+    details: loads, memory and time, or None if they were not requested or the run has no step.
+    failure: error that the run would raise before its first step, or None if it has a step.
     """
 
     source: str

@@ -53,7 +53,7 @@ def start_worker(
     if not sys.executable or getattr(sys, "frozen", False):
         raise ConfigError(
             f"sys.executable={sys.executable!r} is not a Python interpreter, but worker processes need one; run the "
-            "program with a Python interpreter, or use no workers (num_workers=0)"
+            "program with a Python interpreter (a VideoLoader can also run without workers: num_workers=0)"
         )
     with contextlib.ExitStack() as opened:
         mine = list(descriptors)

@@ -12,7 +12,10 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return the memory limit of the machine or its tightest control group, in bytes. It includes shared memory."""
+    """Return the memory in bytes that this process may use. It includes shared memory.
+
+    This is the smallest of the machine's memory and the memory limits of the process's control groups.
+    """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for controllers, path in _groups(groups):
         if not controllers:
@@ -45,7 +48,7 @@ def user_cache(name: str) -> Path:
 
 
 def _groups(groups: Path) -> Iterator[tuple[list[str], Path]]:
-    """Yield (controllers, path) for each control group of this process. Version 2 groups have no controllers."""
+    """Yield (controllers, path) for each control group of this process. With cgroup v2, `controllers` is empty."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:  # not Linux, or no /proc

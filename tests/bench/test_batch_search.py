@@ -133,7 +133,7 @@ def test_the_frames_of_a_failed_step_are_gone_before_the_next_batch() -> None:
         ({"shapes": []}, "shapes is empty"),
         ({"shapes": [*SHAPES, SHAPES[0]]}, "shapes contains bucket '832x480-81f' more than once"),
         ({"shapes": [("a", (1,))]}, r"shapes\['a'\]=\(1,\)"),
-        ({"base": "640x480-81f"}, "base='640x480-81f' is not a bucket in shapes; must be one of 832x480-81f"),
+        ({"base": "640x480-81f"}, "base='640x480-81f' is not a bucket in shapes; it must be one of 832x480-81f"),
         ({"max_batch_size": 0}, "max_batch_size=0"),
         ({"warmup": -1}, "warmup=-1"),
         ({"steps": 0}, "steps=0"),

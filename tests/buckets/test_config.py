@@ -68,7 +68,8 @@ def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     text = "import os\nos.abort()\nbucket_config = {'_delete_': True, '256px': {33: ((1.0, 0.5), 12), 17: (1.0, 4)}}\n"
     path = written(tmp_path, text, "stage1.py")
     with pytest.raises(
-        ConfigError, match=r"pair \[1.0, 0.5\] is ambiguous with probabilities=None; set it to opensora-v2 if"
+        ConfigError,
+        match=r"pair \[1.0, 0.5\] is ambiguous with probabilities=None; set probabilities to opensora-v2 if",
     ):
         load_bucket_config(path)
     config = load_bucket_config(path, ["probabilities=opensora-v1.2", "multiple=32"])
@@ -119,8 +120,8 @@ def test_open_sora_1_0_has_one_size(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("bucket_config = {'256q': {1: (1.0, 4)}}", "resolution='256q' is not a resolution name"),
-        ("image_size = (256,)\nnum_frames = 16", "cannot read bucket_config"),
-        ("bucket_config = " + "-" * 100_000 + "1", "cannot read bucket_config"),
+        ("image_size = (256,)\nnum_frames = 16", "cannot read the buckets in"),
+        ("bucket_config = " + "-" * 100_000 + "1", "cannot read the buckets in"),
         ("bucket_config = {'256px': {1, 2}}", "expected frame counts"),
     ],
 )
@@ -212,14 +213,16 @@ def test_frame_rules_and_models_are_kept() -> None:
         ("{buckets: [832x480@81], resolution: [256px]}", "buckets and resolution cannot be combined"),
         ("{resolution: [256px]}", "resolution requires num_frames"),
         ("{max_pixels: 1000}", "max_pixels with neither num_frames nor max_frames"),
-        ("{height: 480, max_frames: 81}", "height=480 requires width: set both for one fixed size, or max_pixels"),
+        ("{height: 480, max_frames: 81}", "height=480 requires width; set both for one fixed size, or max_pixels"),
         ("{height: 480, width: 830, max_frames: 81}", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
         ("{height: 480, width: 832, max_frames: 80}", r"max_frames: 80 frames do not follow the rule 4k\+1"),
+        ("{buckets: [832x480@2], frame_rule: 4k+3}", r"do not follow the rule 4k\+3; nearest allowed: 3$"),
+        ("{probabilities: opensora-v2}", "bucket_config keeps no clips: it is empty; add a resolution"),
         ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 cannot be combined with buckets"),
         ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar cannot be combined with buckets"),
         ("{bucket: [832x480@81]}", "bucket is not a field; did you mean 'buckets'"),
         ("{buckets: [33x480x832]}", "write it as '832x480@33'"),
-        ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None; set it to opensora-v2"),
+        ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None; set probabilities to opensora-v2"),
         ('{bucket_config: {256px: {1: [[1.0, 0.3], 12]}}, probabilities: opensora-v2}', "images need one probability"),
         ('{bucket_config: {256px: {33: [1.5, 12]}}}', "probability=1.5: must be from 0 to 1"),
         ('{bucket_config: {256px: {33: [1.0, [4, 8]]}}}', r"the batch size \[4, 8\] is a range for Open-Sora's search"),

@@ -49,7 +49,8 @@ def test_stats_of_what_is_no_dataset_say_how_to_make_one(tiny: Tiny, tmp_path: P
     for place in (tmp_path, tmp_path / "missing", tiny.videos, tiny.videos / "wide.mp4"):
         done = run_streamvid("stats", place, check=False)
         assert done.returncode == 1 and not done.stdout
-        reason = "manifest.json is missing" if place.is_dir() else "the folder does not exist"
+        reason = "it is not a folder" if place.exists() else "the folder does not exist"
+        reason = "manifest.json is missing" if place.is_dir() else reason
         assert done.stderr.startswith(f"error: no dataset at {place}: {reason}; pass the DEST of a completed")
 
 

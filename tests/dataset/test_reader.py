@@ -102,7 +102,7 @@ def test_index_files_that_are_short_or_gone(tmp_path: Path) -> None:
     data = path.read_bytes()
     for change in (lambda: path.write_bytes(data[:-1]), path.unlink):
         change()
-        with pytest.raises(IntegrityError, match="missing or has the wrong size"):
+        with pytest.raises(IntegrityError, match="is missing|bytes, not"):
             open_dataset(tmp_path).samples(shard)
 
 

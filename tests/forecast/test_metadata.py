@@ -144,7 +144,8 @@ def test_broken_rows_and_values_are_left_out_with_a_reason(tmp_path: Path) -> No
     assert {kind: one.num_rows for kind, one in found.left_out.items()} == {
         "no-size": 1, "no-frame-count": 3, "unreadable-row": 1,
     }  # fmt: skip
-    assert found.left_out["no-size"].examples == [LeftOutRow(2, "c.mp4", "height or width is missing or not a number")]
+    reason = "height is missing or not a number; it must be a whole number from 1 to 1048575"
+    assert found.left_out["no-size"].examples == [LeftOutRow(2, "c.mp4", reason)]
     (tmp_path / "m.jsonl").write_text('{"num_frames": 33, "height": 480, "width": 832}\nnot json\n[1]\n')
     found = forecast(tmp_path / "m.jsonl", CONFIGS["resolutions"])
     assert (found.num_rows, found.left_out["unreadable-row"].num_rows) == (3, 2)
@@ -165,7 +166,7 @@ def test_a_rate_that_needs_a_duration_says_so(tmp_path: Path) -> None:
 def test_metadata_without_sizes_names_what_to_use(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "m.csv", [{"path": "a.mp4", "caption": "x"}])
     with pytest.raises(
-        SourceError, match=r"no column height, width, num_frames .*; its columns: path, caption.*--dry-run"
+        SourceError, match=r"no column for height, width, num_frames .*; its columns: path, caption.*--dry-run"
     ):
         open_facts(source)
 

@@ -129,7 +129,7 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     found = reasons(records)
     assert list(found) == [1, 2, 3, 4, 5, 6]
     assert found[1].startswith("line 2 is not valid JSON")
-    assert found[2] == "has type str; it must be an object"
+    assert found[2] == "the row has type str; it must be an object"
     assert found[3] == "the path is missing"
     assert found[5].startswith("a caption has type int; it must be text")
     assert "bytes; at most 65536 are allowed" in found[6]

@@ -36,10 +36,15 @@ _CHANGED = "another process has changed the dataset, so this annotation was not 
 class AnnotateReport:
     """Result of an annotation.
 
-    state: "annotated", or "already annotated" if the last annotation was the same. num_samples: number of samples in
-    the dataset. num_annotated: number of samples that have a row in the file. num_rows: number of rows in the file.
-    num_unmatched: number of rows that match no sample. unmatched: keys of the first ten of these rows. columns: user
-    columns that were stored. has_captions: True if captions were stored. num_bytes: total size of the new files.
+    state: "annotated", or "already annotated" if the last annotation was the same.
+    num_samples: number of samples in the dataset.
+    num_annotated: number of samples that have a row in the file.
+    num_rows: number of rows in the file.
+    num_unmatched: number of rows that match no sample.
+    unmatched: keys of the first ten of these rows.
+    columns: user columns that were stored.
+    has_captions: True if captions were stored.
+    num_bytes: total size of the new files.
     """
 
     dataset: str
@@ -78,10 +83,11 @@ def annotate(
 
     key_column: index column that identifies the samples of a row. "key" identifies one sample; "record_key" and
     "source" identify all samples of a source file. None uses the first of these columns that the file contains.
-    columns: columns to add; None adds all except keys and captions. caption_column: column with a caption or a list of
-    captions per row; "" adds no captions; None uses the first column with a usual name (caption, text, prompt, …), but
-    only if `columns` is also None. overwrite: allow replacing values of existing columns. A sample keeps its values if
-    the file has no row or no value for it.
+    columns: columns to add; None adds all except keys and captions.
+    caption_column: column with a caption or a list of captions per row; "" adds no captions; None uses the first column
+    with a usual name (caption, text, prompt, …), but only if `columns` is also None.
+    overwrite: allow replacing values of existing columns. A sample keeps its values if the file has no row or no value
+    for it.
 
     Raises ConfigError if a column is missing from the file or, without `overwrite`, is already in the dataset;
     SourceError for an unreadable file, a repeated key, or keys that match no sample; DatasetError if another process
@@ -146,7 +152,9 @@ def _seal(store: Store, old: Manifest, new: Manifest) -> None:
             _remove(store, now, {file.path for file in mine})
             raise DatasetError(f"{store.url}: {_CHANGED}")
         if any(store.size(file.path) != file.num_bytes for file in mine):
-            raise DatasetError(f"{store.url}: another process removed files of this annotation; run the command again")
+            raise DatasetError(
+                f"{store.url}: another process removed files of this annotation; run the same command again"
+            )
         store.put(MANIFEST, data)
         _remove(store, new, {state.path for state in store.files("index") if _OURS.fullmatch(state.path)})
         store.abort_uploads("index")
@@ -167,8 +175,8 @@ def _locked(store: Store, token: bytes) -> Iterator[None]:
             break
         if time.monotonic() > deadline:
             raise DatasetError(
-                f"{store.url}: another annotation holds the lock; wait until it ends, and run this command again; if "
-                f"it was killed, run it again first, or remove {LOCK} from the dataset"
+                f"{store.url}: another annotation holds the lock; wait until it ends, then run this command again; if "
+                f"the other annotation was killed, rerun it first, or remove {LOCK} from the dataset"
             )
         time.sleep(0.05)
     try:

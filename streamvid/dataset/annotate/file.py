@@ -32,10 +32,13 @@ _SOURCE_NAMES = ("source", "path", "video", "file_name")
 class Annotation:
     """Rows of an annotation file as Arrow columns. Only the selected columns are kept in memory.
 
-    key_column: index column to which the keys refer. keys: one string per row, or null if the row has no key. columns:
-    user columns of type int64, double, bool or large string. text: first caption of each row. captions: JSON list of
-    all captions for rows with several captions, null for other rows. `text` and `captions` are None without a caption
-    column. sha256: digest of the file and of the names of the selected columns.
+    key_column: index column to which the keys refer.
+    keys: one string per row, or null if the row has no key.
+    columns: user columns of type int64, double, bool or large string.
+    text: first caption of each row.
+    captions: JSON list of all captions for rows with several captions, null for other rows.
+    sha256: digest of the file and of the names of the selected columns.
+    `text` and `captions` are None if there is no caption column.
     """
 
     key_column: str
@@ -52,7 +55,9 @@ def read_annotation(
     """Read an annotation file. Raises ConfigError if a column is missing and SourceError if the file cannot be read."""
     names = column_names(path)
     if not names:
-        raise SourceError(f"annotation {path} has no rows; choose a file with rows")
+        raise SourceError(
+            f"annotation {path} has no columns: it is empty, or no row can be read; add rows with a key column"
+        )
     key, own = _key_column(path, names, key_column)
     if caption_column is None and columns is None:
         caption_column = next((name for name in CAPTION_COLUMNS if name in names and name != own), None)
@@ -113,7 +118,9 @@ def _wanted(
     if columns is None:
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:
-        raise ConfigError(f"annotation {path}: no columns to add; add columns to the file, or list some in columns=")
+        raise ConfigError(
+            f"annotation {path}: no columns to add; add columns to the file, or list some in columns (--columns)"
+        )
     return list(dict.fromkeys(columns))
 
 
@@ -124,7 +131,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _user_column(path: Path, name: str, parts: Sequence[Column]) -> pa.Array:
     kind = common_kind(part.kinds() for part in parts)
     values = _joined([part.as_kind(kind) for part in parts])
-    return _checked(values, path, f"column {name!r}") if kind == "string" else values
+    return _checked(values, path, f"the text in column {name!r}") if kind == "string" else values
 
 
 def _captions(path: Path, blocks: Iterable[RowBlock], name: str) -> tuple[pa.Array, pa.Array]:
@@ -138,7 +145,7 @@ def _captions(path: Path, blocks: Iterable[RowBlock], name: str) -> tuple[pa.Arr
         several.append(pa.array([stored for _, stored in pairs], pa.large_string()))
         row += block.num_rows
     texts, stored = _checked(_joined(first), path, "the caption"), _joined(several)
-    return texts, _checked(stored, path, "the captions", MAX_CAPTIONS_BYTES)
+    return texts, _checked(stored, path, "the list of captions", MAX_CAPTIONS_BYTES)
 
 
 def _row_captions(value: Any, path: Path, row: int) -> tuple[str | None, str | None]:
@@ -159,9 +166,10 @@ def _checked(texts: pa.Array, path: Path, what: str, most: int = MAX_TEXT_BYTES)
     wrong = pc.or_(pc.greater(pc.binary_length(texts), most), pc.match_substring(texts, "\0"))
     row = pc.index(wrong, True).as_py()
     if row >= 0:
-        raise SourceError(
-            f"annotation {path}, row {row}: {what} contains a NUL character or more than {most} bytes; fix the text"
-        )
+        text = texts[row].as_py()
+        size = f"has {len(text.encode())} bytes, but at most {most} are allowed"
+        problem = "contains a NUL character" if "\0" in text else size
+        raise SourceError(f"annotation {path}, row {row}: {what} {problem}; fix the text")
     return texts
 
 

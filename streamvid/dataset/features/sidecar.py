@@ -58,9 +58,11 @@ class TensorInfo:
 class SidecarManifest:
     """Manifest of sealed features.
 
-    base_plan, base_content: fingerprints `plan` and `base` of the dataset. made_with: description of the encoder, as
-    JSON. shard_file: file of the table of shards. null_file: file of tensors that replace the tensors of the same names
-    when a sample is delivered without text. num_missing: number of visits that could not be encoded.
+    base_plan, base_content: fingerprints `plan` and `base` of the dataset.
+    made_with: description of the encoder, as JSON.
+    shard_file: file of the table of shards.
+    null_file: file of tensors that replace the tensors of the same names when a sample is delivered without text.
+    num_missing: number of visits that could not be encoded.
     """
 
     base_plan: str
@@ -91,11 +93,13 @@ class SidecarManifest:
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
         """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
-        with naming(where):
+        with naming(where, "copy it again, or create the features again with `streamvid encode`"):
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
             if type(num_visits) is not int or not 1 <= num_visits <= MAX_VISITS:
-                raise DatasetError(f"num_visits={num_visits!r}: must be from 1 to {MAX_VISITS}; copy the file again")
+                raise DatasetError(
+                    f"num_visits={num_visits!r}: must be an integer from 1 to {MAX_VISITS}; copy the file again"
+                )
             return SidecarManifest(
                 base_plan=str(value["base"]["plan"]),
                 base_content=str(value["base"]["content"]),
@@ -263,7 +267,7 @@ def read_sidecar_manifest(store: Store) -> SidecarManifest:
 
 
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:
-    """Open sealed features at a local path, or a file:// or s3:// URL.
+    """Open sealed features at a local path, or at a file:// or s3:// URL.
 
     Raises ConfigError for invalid options, DatasetError if there are no sealed features, and StorageError if they
     cannot be read.

@@ -40,7 +40,8 @@ _MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_byte
 class SidecarShard:
     """Shard of features, encoded from the dataset's shard with the same bucket and number.
 
-    base_sha256: checksum of the dataset's tar. num_missing: number of visits that could not be encoded.
+    base_sha256: checksum of the dataset's tar.
+    num_missing: number of visits that could not be encoded.
     """
 
     bucket_id: str
@@ -131,8 +132,10 @@ class SidecarShards:
 class MemberTable:
     """Locations of a shard's members in its tar, as arrays of num_samples * num_visits rows.
 
-    Rows are ordered by sample and visit. offsets: byte offsets, or -1 for a visit that could not be encoded. sizes:
-    sizes in bytes. sha256: digests, uint8 (rows, 32).
+    Rows are ordered by sample and visit.
+    offsets: byte offsets, or -1 for a visit that could not be encoded.
+    sizes: sizes in bytes.
+    sha256: digests, uint8 (rows, 32).
     """
 
     num_visits: int
@@ -157,7 +160,8 @@ class MemberTable:
         is_wrong |= offsets < BLOCK_BYTES
         in_order = np.array_equal(visits.reshape(-1, num_visits), np.tile(np.arange(num_visits), (num_samples, 1)))
         if not in_order or (is_wrong & is_there).any():
-            raise IntegrityError(f"{where} lists invalid members or misplaced visits; copy the features again")
+            problem = "a member with an invalid location or size" if in_order else "the visits of a sample out of order"
+            raise IntegrityError(f"{where} lists {problem}; copy the features again")
         return MemberTable(
             num_visits, offsets, sizes, _digests(chunk_of(table, "sha256").fill_null(bytes(_SHA256_BYTES)))
         )
@@ -197,11 +201,12 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
 
     texts = [name for name, kind in types.items() if kind == "string"]
     may_miss = {"offset", "num_bytes", "sha256"} if "visit" in types else set[str]()
-    with naming_arrow_errors(where):
+    with naming_arrow_errors(where, "copy the features again"):
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
         if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
             least, most = num_rows
-            raise ValueError(f"the table has {file.metadata.num_rows} rows; the number must be from {least} to {most}")
+            allowed = f"must have {most}" if least == most else f"can have at most {most}"
+            raise ValueError(f"the table has {file.metadata.num_rows} rows, but it {allowed}")
         check_unpacked(file.metadata, len(data))
         for field in schema(types):
             found = file.schema_arrow.field(field.name).type

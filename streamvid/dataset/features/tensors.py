@@ -43,8 +43,9 @@ _ORDER = list(DTYPES)
 class RawTensor:
     """A tensor as little-endian bytes in C order.
 
-    dtype: one of DTYPES. is_ragged: True if the size of the first dimension can differ between samples. Raises
-    ConfigError for a tensor that cannot be stored.
+    dtype: one of DTYPES.
+    is_ragged: True if the size of the first dimension can differ between samples.
+    Raises ConfigError for a tensor that cannot be stored.
     """
 
     dtype: str
@@ -59,9 +60,9 @@ class RawTensor:
             raise ConfigError(f"shape={self.shape!r}: {problem}")
         if self.is_ragged and not self.shape:
             raise ConfigError("a tensor with shape=() cannot be ragged; add a dimension")
-        if len(memoryview(self.data).cast("B")) != self.num_bytes:
+        if (found := memoryview(self.data).nbytes) != self.num_bytes:
             raise ConfigError(
-                f"the data has {len(self.data)} bytes, but {self.dtype} of shape {self.shape} needs {self.num_bytes}"
+                f"the data has {found} bytes, but {self.dtype} of shape {self.shape} needs {self.num_bytes}"
             )
 
     @property
@@ -76,15 +77,17 @@ def _wrong_shape(shape: object) -> str | None:
     # The number of bytes in the data confirms the sizes, unless one size is 0: the other sizes could then be arbitrary.
     if any(isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 48 for size in shape):
         return "sizes must be integers from 0 to 2**48 - 1"
-    if 0 in shape[1:] or (shape and shape[0] == 0 and math.prod(shape[1:]) > 1 << 40):
+    if 0 in shape[1:]:
         return "only the first dimension may have size 0"
+    if shape and shape[0] == 0 and math.prod(shape[1:]) > 1 << 40:
+        return "if the first size is 0, the product of the other sizes must be at most 2**40"
     return None
 
 
 def check_name(name: str) -> str:
     """Return `name`, which becomes a field of batches. Raises ConfigError if it is not a valid tensor name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"tensor {name!r}: the name must be a letter followed by at most 62 letters, digits and '_'")
+        raise ConfigError(f"tensor {name!r}: use an ASCII letter, followed by at most 62 ASCII letters, digits and '_'")
     return name
 
 
@@ -112,8 +115,9 @@ def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]
     view = memoryview(data).cast("B")
     try:
         size = int.from_bytes(view[:_LENGTH_BYTES], "little")
-        if not 2 <= size <= min(MAX_HEADER_BYTES, len(view) - _LENGTH_BYTES):
-            raise ValueError(f"the header has {size} bytes, but the file has {len(view)} bytes")
+        limit = min(MAX_HEADER_BYTES, len(view) - _LENGTH_BYTES)
+        if not 2 <= size <= limit:
+            raise ValueError(f"the header has {size} bytes; in a file of {len(view)} bytes, 2 to {limit} are allowed")
         header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + size]))
         body = view[_LENGTH_BYTES + size :]
         header.pop("__metadata__", None)

@@ -131,16 +131,18 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
         shape = list(one.shape[1:] if kind is not None and kind.is_ragged else one.shape)
         if kind is None or kind.dtype != one.dtype or shape != record.shapes[name]:
             raise ConfigError(
-                f"null: tensor {name!r} of dtype {one.dtype} and shape {one.shape} does not match the samples: "
-                f"{_described(record.tensors, record.shapes)}"
+                f"null: tensor {name!r} of dtype {one.dtype} and shape {one.shape} does not match the samples; "
+                f"allowed: {_described(record.tensors, record.shapes)}"
             )
 
 
 class SidecarWriter:
-    """Writer of the features of a dataset, at a local path or a file:// or s3:// URL.
+    """Writer of the features of a dataset, at a local path, or at a file:// or s3:// URL.
 
-    made_with: JSON values that readers compare, such as the encoder's checksum. num_visits: number of visits per
-    sample. Several processes may write different shards at the same time.
+    made_with: JSON values that readers compare, such as the encoder's checksum.
+    num_visits: number of visits per sample.
+
+    Several processes may write different shards at the same time.
 
     Raises ConfigError with the differences if `url` contains other features, sealed or unfinished; DatasetError if it
     contains files that are not features; StorageError if the store fails.
@@ -171,7 +173,7 @@ class SidecarWriter:
             sealed = read_sidecar_manifest(self._store)
             base = {"plan": sealed.base_plan, "content": sealed.base_content}
             stored = {"base": base, "made_with": sealed.made_with, "num_visits": sealed.num_visits}
-            self._refuse_other(stored, f"features are sealed at {url}")
+            self._refuse_other(stored, f"{url} already contains different sealed features")
             return sealed
         # Concurrent writers create the file _BEGUN before any other file.
         is_free = all(file.path.startswith(STAGING) for file in self._store.files())
@@ -179,14 +181,13 @@ class SidecarWriter:
             if not is_free:
                 raise DatasetError(f"{url} contains files that are not features; choose an empty folder or prefix")
             self._store.create(_BEGUN, json.dumps(self._facts, sort_keys=True, indent=1).encode())
-        self._refuse_other(json.loads(self._store.read(_BEGUN)), f"features are unfinished at {url}")
+        stored = json.loads(self._store.read(_BEGUN))
+        self._refuse_other(stored, f"{url} already contains different unfinished features")
         return None
 
     def _refuse_other(self, stored: Mapping[str, Any], what: str) -> None:
         if found := differences(stored, self._facts):
-            raise ConfigError(
-                f"different {what}: {'; '.join(found)}; choose another destination, or remove these features"
-            )
+            raise ConfigError(f"{what} ({'; '.join(found)}); choose another destination, or remove these features")
 
     # Shards.
 
@@ -245,10 +246,14 @@ class SidecarWriter:
     ) -> Iterator[tuple[str, dict[str, bytes]]]:
         number = -1
         for number, (key, visits) in enumerate(samples):
-            if number >= len(keys) or keys[number] != key:
+            if number >= len(keys):
                 raise DatasetError(
-                    f"sample {number} of {path} has the key {keys[number : number + 1]} in the index, not {key!r}; "
-                    "pass the samples in the order of the shard"
+                    f"{path} has {len(keys)} samples, but tensors for more samples were passed; pass each sample once"
+                )
+            if keys[number] != key:
+                raise DatasetError(
+                    f"sample {number} of {path} has the key {keys[number]!r} in the index, not {key!r}; pass the "
+                    "samples in the order of the shard"
                 )
             if len(visits) != self._num_visits:
                 raise ConfigError(
@@ -291,7 +296,8 @@ class SidecarWriter:
                 yield Path(name)
         except OSError as error:
             raise StorageError(
-                f"cannot write to {folder or tempfile.gettempdir()}: {error.strerror or error}; free disk space there"
+                f"cannot write to {folder or tempfile.gettempdir()}: {error.strerror or error}; check its free space "
+                "and its permissions"
             ) from error
 
     # Sealing.

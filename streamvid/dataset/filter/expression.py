@@ -64,8 +64,8 @@ _TEXT_TESTS = {"contains": "match_substring", "startswith": "starts_with", "ends
 def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_canonical: bool = False) -> Node:
     """Compile the condition `text`.
 
-    resolve: function that returns (index column, kind) for a name. is_canonical: True if `text` is the canonical
-    spelling of a condition, which can be longer than the original.
+    resolve: function that returns (index column, kind) for a name.
+    is_canonical: True if `text` is the canonical spelling of a condition, which can be longer than the original.
 
     Raises ConfigError with the text, the position and a remedy if `text` is not a valid condition, or contains a name
     for which `resolve` raises LookupError.
@@ -96,12 +96,12 @@ class _Compiler:
                 f"where={self._text!r} is empty; write a condition such as 'aesthetic > 5', or omit the filter"
             )
         if len(self._text) > MAX_CHARACTERS * self._slack:
-            self._fail(0, f"the condition has {len(self._text)} characters; at most {MAX_CHARACTERS} are allowed")
+            self._fail(0, f"the condition has {len(self._text)} characters; shorten it to at most {MAX_CHARACTERS}")
         self._source = self._as_python()
         tree = self._parse()
         node = self._node(tree)
         if node.kind != "bool":
-            self._fail(0, f"this is {_a(node.kind)}, not a condition; compare it, as in '{node.text} > 5'")
+            self._fail(0, f"this is {_a(node.kind)}, not a condition; compare it, as in {_compared(node)}")
         if not node.columns:
             self._fail(0, "the condition does not refer to a column; write a condition such as 'aesthetic > 5'")
         return node
@@ -116,26 +116,31 @@ class _Compiler:
             if kind == "name":
                 letter = next(letters, None)
                 if letter is None or len(part) == 2:
-                    self._fail(place, "a name in backquotes is empty" if letter else "too many names are in backquotes")
+                    empty = "a name in backquotes is empty; write a name between the backquotes"
+                    self._fail(place, empty if letter else "too many names are in backquotes; shorten the condition")
                 self._quoted[letter] = part[1:-1]
                 part = letter + " " * (len(part) - 1)
             elif kind == "string":
                 self._check_string(part, place)
             elif kind == "number" and not _NUMBER.fullmatch(part):
-                self._fail(place, f"{part[:_SHOWN]!r} is not a number; write 5, 0.5 or 1e-3")
+                self._fail(place, f"{part[:_SHOWN]!r} is not a number; write a number such as 5, 0.5 or 1e-3")
             elif kind == "word" and unicodedata.normalize("NFKC", part) != part:
-                self._fail(place, f"Python normalizes the name {part!r}; write it in backquotes: `{part}`")
+                self._fail(place, f"Python would change the name {part!r}; write it in backquotes: `{part}`")
             elif kind == "space":
                 part = " " * len(part)
-            elif part in "`#;:":
-                self._fail(place, f"{part!r} is not allowed here; put backquotes on both sides of a name")
+            elif part == "`":
+                self._fail(place, "the second backquote is missing; write it at the end of the name")
+            elif part in "#;:":
+                self._fail(place, f"{part!r} is not allowed here; write a name that contains it in backquotes")
             parts.append(part)
         return "".join(parts)
 
     def _check_string(self, part: str, place: int) -> None:
         if len(part) == 2 and self._text[place + 2 : place + 3] == part[0]:
-            self._fail(place, "triple-quoted text is not allowed; use single quotes")
-        if "\n" in part or "\r" in part or "\0" in part:
+            self._fail(place, "triple-quoted text is not allowed; use one quotation mark on each side")
+        if "\0" in part:
+            self._fail(place, "quoted text must not contain a NUL character; remove it")
+        if "\n" in part or "\r" in part:
             self._fail(place, r"quoted text must not continue on the next line; write \n for a line break")
         if _STRANGE_ESCAPE.search(part):
             self._fail(place, r"the text contains an unknown escape sequence; write a backslash as \\")
@@ -194,7 +199,7 @@ class _Compiler:
         if not isinstance(value, (bool, int, float, str)):
             self._fail(tree, f"{type(value).__name__} is not allowed; write a number, text, True or False")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            self._fail(tree, "the integer has more than 64 bits; write it as a float, such as 1e30")
+            self._fail(tree, "the integer does not fit in 64 bits; write it as a float, such as 1e30")
         if isinstance(value, float) and value == float("inf"):
             self._fail(tree, "the number is too large for a double; write a smaller number")
         if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
@@ -208,7 +213,7 @@ class _Compiler:
     def _truth(self, tree: ast.expr, word: str) -> Node:
         node = self._node(tree)
         if node.kind != "bool":
-            self._fail(tree, f"'{word}' requires conditions, not {_a(node.kind)}; compare it, as in 'x > 5'")
+            self._fail(tree, f"'{word}' requires conditions, not {_a(node.kind)}; compare it, as in {_compared(node)}")
         return node
 
     def _unary(self, tree: ast.UnaryOp) -> Node:
@@ -267,11 +272,11 @@ class _Compiler:
 
     def _member(self, node: Node, right: ast.expr) -> Node:
         if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
-            self._fail(right, "'in' requires a list, as in place in ('a', 'b'); to search in text, use contains")
+            self._fail(right, "'in' requires a list of values, as in place in ['a']; to search in text, use contains")
         items = [self._node(item) for item in right.elts]
         for tree, item in zip(right.elts, items, strict=True):
             if item.literal is None:
-                self._fail(tree, "a list may contain only numbers, text, True and False, not expressions")
+                self._fail(tree, "a list may contain only numbers, text, True and False, not columns or expressions")
             if item.kind != node.kind and not {item.kind, node.kind} <= set(NUMBERS):
                 self._fail(
                     tree,
@@ -297,6 +302,11 @@ class _Compiler:
         start = max(0, place - _SHOWN // 2)
         shown = self._text if len(self._text) <= _SHOWN else f"…{self._text[start : start + _SHOWN]}…"
         raise ConfigError(f"where={shown!r}, column {place + 1}: {message}")
+
+
+def _compared(node: Node) -> str:
+    """Return an example of a comparison with a number or text."""
+    return f"{_short(node)} == 'a'" if node.kind == "str" else f"{_short(node)} > 5"
 
 
 def _a(kind: str) -> str:

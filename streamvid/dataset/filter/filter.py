@@ -40,7 +40,8 @@ _ITEM_BYTES = 8
 class Filter:
     """A parsed condition.
 
-    text: canonical spelling, so that equal conditions compare equal. columns: index columns that the condition reads.
+    text: canonical spelling, so that equal conditions compare equal.
+    columns: index columns that the condition reads.
     """
 
     text: str
@@ -62,7 +63,9 @@ class Filter:
         try:
             mask = _compiled(self.text, kinds).run(table)
         except ConfigError as error:
-            raise DatasetError(f"the columns of an index file differ from those of the dataset: {error}") from error
+            raise DatasetError(
+                f"the columns of an index file differ from those of the dataset ({error}); copy or rebuild the dataset"
+            ) from error
         return np.asarray(pc.indices_nonzero(pc.fill_null(mask, False))).astype(np.int32)
 
 
@@ -195,7 +198,8 @@ class CountCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            _log.warning("cannot read the filter's counts in %s (%s); scanning the index again", self.path, error)
+            reason = error.strerror or error
+            _log.warning("cannot read the filter's counts in %s (%s); scanning the index again", self.path, reason)
             return None
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if len(data) == num_bytes and hashlib.sha256(body).digest() == digest and body.startswith(self.header):
@@ -221,7 +225,6 @@ class CountCache:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(wait_for_lock(self.path.with_suffix(".lock")))
             except (ImportError, OSError) as error:
-                _log.info(
-                    "cannot lock the counts in %s (%s); other processes may repeat the scan", self.path.parent, error
-                )
+                reason = error.strerror or error if isinstance(error, OSError) else error
+                _log.info("cannot lock %s (%s); other processes may repeat the scan", self.path, reason)
             yield

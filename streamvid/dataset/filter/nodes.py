@@ -17,11 +17,13 @@ _TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of a condition.
+    """Part of a condition.
 
-    kind: "int", "float", "str" or "bool". text: canonical spelling. columns: index columns that the part reads. run:
-    function that computes an array or a scalar from a table, with null for missing values and NaN. literal: value of a
-    literal, or None for other parts.
+    kind: "int", "float", "str" or "bool".
+    text: canonical spelling.
+    columns: index columns that the part reads.
+    run: function that computes an array or a scalar from a table, with null for missing values and NaN.
+    literal: value of a literal, or None for other parts.
     """
 
     kind: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import posixpath
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -132,7 +133,10 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts as large strings, and row index → reason for invalid Unicode, which is escaped or replaced."""
+    """Return the texts as large strings, and a mapping from row index to reason for texts with invalid Unicode.
+
+    Invalid characters are escaped or replaced.
+    """
     try:
         return pa.array(texts, pa.large_string()), {}
     except UnicodeEncodeError:
@@ -268,7 +272,10 @@ def _json_list(value: object, path: Path) -> list[object]:
     if isinstance(value, dict):
         lists = [part for part in value.values() if isinstance(part, list)]
         if len(lists) != 1:
-            raise SourceError(f"metadata {path}: expected a list of objects, or an object that contains one such list")
+            raise SourceError(
+                f"metadata {path} is an object with {len(lists)} lists; expected a list of objects, an object with "
+                "exactly one such list, or an object that maps file names to captions"
+            )
         value = lists[0]
     if not isinstance(value, list):
         raise SourceError(f"metadata {path} contains a value of type {type(value).__name__}, not a list of objects")
@@ -280,12 +287,12 @@ def _parse_json(data: bytes) -> Any:
 
 
 def _not_object(value: object) -> BrokenRow:
-    return BrokenRow(f"has type {type(value).__name__}; it must be an object")
+    return BrokenRow(f"the row has type {type(value).__name__}; it must be an object")
 
 
 def _check_unique(names: Sequence[str], path: Path) -> None:
-    if len(set(names)) < len(names):
-        raise SourceError(f"metadata {path} has duplicate column names: {', '.join(names)}; rename the duplicates")
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise SourceError(f"metadata {path} has duplicate column names: {', '.join(repeated)}; rename the duplicates")
 
 
 def _first_line(error: BaseException) -> str:

@@ -28,8 +28,9 @@ _TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string
 
 
 class Spill:
-    """Arrow record batches in a temporary file without a name, so that nothing is left behind. Small data stays in
-    memory. The file is in the system's temporary directory (TMPDIR).
+    """Arrow record batches in a temporary file. Small data stays in memory.
+
+    The file has no name, so that nothing is left behind. It is in the system's temporary directory (TMPDIR).
 
     Methods raise StorageError if the file cannot be written or read.
     """
@@ -70,7 +71,10 @@ class Spill:
             self._file.seek(start)
             data = self._file.read(stop - start)
         except OSError as error:
-            raise StorageError(f"cannot read a temporary file: {error.strerror or error}") from error
+            raise StorageError(
+                f"cannot read a temporary file in {tempfile.gettempdir()}: {error.strerror or error}; check the "
+                "disk, or set TMPDIR to another folder"
+            ) from error
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             self._last = number, reader.read_next_batch()
         return self._last[1]
@@ -181,8 +185,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Field:
-    """Column that stores a field. name: dotted name. kind: Arrow type; None for pickles.
+    """Column that stores a field.
 
+    name: dotted name.
+    kind: Arrow type, or None for pickles.
     default: value that is stored as null instead of a pickle.
     """
 

@@ -28,7 +28,8 @@ class MetadataTable:
 
     The rows are stored in a temporary file, so that memory does not grow with their number.
 
-    where: name of the metadata in messages. names: columns that come first, even if no row has a value for them.
+    where: name of the metadata in messages.
+    names: columns that come first, even if no row has a value for them.
     Raises SourceError for columns that an index cannot store.
     """
 
@@ -118,4 +119,6 @@ def _download(store: Store, key: str, local: Path, where: str) -> None:
 
 def _check_size(where: str | Path, num_bytes: int) -> None:
     if num_bytes > MAX_METADATA_BYTES:
-        raise SourceError(f"metadata {where} has {num_bytes} bytes; at most {MAX_METADATA_BYTES} are allowed; split it")
+        raise SourceError(
+            f"metadata {where} has {num_bytes} bytes, but at most {MAX_METADATA_BYTES} are allowed; split the file"
+        )

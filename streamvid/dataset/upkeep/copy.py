@@ -34,9 +34,11 @@ class CopyReport:
     """Result of a copy.
 
     state: "copied", "repaired" (the same dataset was at `dest`, and some of its files were written again), or "already
-    there". num_files, num_bytes: number and size of the dataset's files. num_copied, num_bytes_copied: number and size
-    of the files that this run wrote. num_kept: number of files that were already correct. num_uploads_aborted: number
-    of unfinished uploads of killed writers that were removed from `dest`.
+    there".
+    num_files, num_bytes: number and total size of the dataset's files.
+    num_copied, num_bytes_copied: number and total size of the files that this run wrote.
+    num_kept: number of files that were already correct.
+    num_uploads_aborted: number of unfinished uploads of killed writers that were removed from `dest`.
     """
 
     source: str
@@ -74,9 +76,10 @@ def copy_dataset(
     `dest`, files that are missing or have the wrong size are copied again. With `check_existing`, existing files are
     also read, and copied again if their content is wrong.
 
-    storage: options for both stores. source_storage, dest_storage: options for one store, instead of `storage`.
+    storage: options for both stores.
+    source_storage, dest_storage: options for one store, instead of `storage`.
     workers: number of files copied at a time. Each needs 16 MiB of memory and, unless `dest` is a local folder, room
-    for a tar in `temp_dir` (by default the system's temporary directory).
+        for a tar in `temp_dir` (by default the system's temporary directory).
 
     Raises DatasetError if there is no dataset at `source`, if `dest` contains other files, or if the same copy is
     already running; SealedError if another dataset is at `dest`; IntegrityError if the source is damaged; StorageError
@@ -105,7 +108,7 @@ def _read_twice(store: Store, path: str) -> bytes:
         if verdict == "stored":
             return data
     raise StorageError(
-        f"{store.url}: every read of {path} returns different bytes; check the network, and stop other writers"
+        f"{store.url}: every read of {path} returned different bytes; check the network, and stop other writers"
     )
 
 

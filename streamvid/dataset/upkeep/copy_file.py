@@ -75,9 +75,10 @@ class FileCopier:
                     digest.update(block)
                     out.write(block)
         except OSError as error:
-            raise StorageError(
-                f"cannot write {local}: {error.strerror or error}; free disk space there, or set another temp_dir"
-            ) from error
+            remedy = "free disk space there"
+            if not self.dest.is_local:
+                remedy += ", or set temp_dir (--temp-dir) to another folder"
+            raise StorageError(f"cannot write {local}: {error.strerror or error}; {remedy}") from error
         return local, digest.digest()
 
     def _local(self, path: str) -> Path:
@@ -96,8 +97,9 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
         _remove(folder)
         folder.mkdir(mode=0o700)
     except OSError as error:
+        place = "dest" if dest.is_local else "temp_dir (--temp-dir)"
         raise StorageError(
-            f"cannot write to {folder.parent}: {error.strerror or error}; choose a writable folder"
+            f"cannot write to {folder.parent}: {error.strerror or error}; set {place} to a writable folder"
         ) from error
     try:
         yield folder
@@ -106,7 +108,7 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
 
 
 def _remove(folder: Path) -> None:
-    """Remove the scratch folder of a killed run. Raises StorageError if it may not be a scratch folder."""
+    """Remove the scratch folder of a killed run. Raises StorageError if the folder may contain anything else."""
     try:
         found = folder.lstat()
     except FileNotFoundError:

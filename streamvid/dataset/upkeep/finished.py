@@ -25,8 +25,8 @@ class FinishedFiles:
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
-    folder: folder of the journal; None uses the user's cache. kind, about: values that identify the run. A later run
-    with the same values resumes an interrupted run.
+    folder: folder of the journal; None uses the user's cache.
+    kind, about: values that identify the run. A later run with the same values resumes an interrupted run.
     """
 
     def __init__(self, folder: str | Path | None, kind: str, about: Mapping[str, Any]) -> None:
@@ -81,7 +81,10 @@ class FinishedFiles:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        _log.warning("cannot record progress in %s (%s); if interrupted, this run must start over", self._path, error)
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        _log.warning(
+            "cannot record progress in %s (%s); if this run is interrupted, it must start over", self._path, reason
+        )
         self._journal = None
         with contextlib.suppress(OSError):
             self._open.close()

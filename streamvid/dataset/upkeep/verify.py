@@ -56,7 +56,8 @@ class VerifyReport:
 
     is_complete: False if the manifest or the shard table is damaged, so that shards could not be verified.
     num_shards_resumed: number of shards that were not read, because an interrupted run had verified them.
-    problems: first 1000 problems. extra: paths of the first 1000 files that are not part of the dataset.
+    problems: first 1000 problems.
+    extra: paths of the first 1000 files that are not part of the dataset.
     num_problems, num_extra: total numbers of problems and extra files; `num_extra` is None if the store does not list
         its files.
     """
@@ -108,11 +109,12 @@ def verify_dataset(
 
     The manifest and the index are verified by checksum, and shards by size. With `deep`, every byte of every shard,
     clip, caption and packet table is also verified. An interrupted deep check resumes: a journal in the folder
-    `journal` (by default the user's cache) lists the verified shards. With `fresh`, all shards are read again. workers:
-    number of files read at a time; each needs 16 MiB of memory.
+    `journal` (by default the user's cache) lists the verified shards. With `fresh`, all shards are read again.
 
-    Raises DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage raises no error;
-    the report lists it.
+    workers: number of files read at a time; each needs 16 MiB of memory.
+
+    Raises DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage does not
+    raise an error; the report lists it.
     """
     check_workers(workers)
     store = open_store(url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
@@ -123,7 +125,7 @@ def verify_dataset(
     except StreamvidError as error:
         if store.state(MANIFEST) is None:
             raise
-        problem = Problem(MANIFEST, CHECKSUM, "the manifest of a dataset", str(error))
+        problem = Problem(MANIFEST, CHECKSUM, "a valid manifest", f"an error ({error})")
         return VerifyReport(store.url, deep, num_problems=1, num_files_wrong=1, problems=(problem,))
     check = _Check(dataset, deep, workers, progress or no_progress)
     if not deep:
@@ -189,7 +191,7 @@ class _Check:
         except StorageError:
             raise
         except StreamvidError as error:
-            found.append(Problem(MANIFEST, CHECKSUM, "a manifest that matches its shard table", str(error)))
+            found.append(Problem(MANIFEST, CHECKSUM, "a manifest that matches its shard table", f"an error ({error})"))
             return False
         return True
 

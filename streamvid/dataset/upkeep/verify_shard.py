@@ -31,9 +31,10 @@ class Problem:
     """One problem with one file.
 
     what: kind of problem: "missing", "size" (in bytes), "checksum" (SHA-256), "unreadable", or "content" if the file is
-    intact but contradicts the rest of the dataset. bucket_id, shard: bucket and shard of the affected samples, or "" if
-    several shards share the file. keys: keys of at most MAX_KEYS affected samples. num_keys: number of affected
-    samples; 0 if no clip, caption or packet table is affected.
+    intact but contradicts the rest of the dataset.
+    bucket_id, shard: bucket and shard of the affected samples, or "" if several shards share the file.
+    keys: keys of at most MAX_KEYS affected samples.
+    num_keys: number of affected samples; 0 if no clip, caption or packet table is affected.
     """
 
     path: str
@@ -119,8 +120,9 @@ def check_file(
 ) -> Problem | None:
     """Verify the bytes of a file, and return its problem, or None if it has none.
 
-    Wrong bytes are read again, because they may have been damaged in transit. clips: clip checksums to compute during
-    the read. known: current state of the file, if the caller knows it.
+    Wrong bytes are read again, because they may have been damaged in transit.
+    clips: clip checksums to compute during the read.
+    known: current state of the file, if the caller knows it.
 
     Raises StorageError if the store cannot report whether the file exists.
     """
@@ -137,7 +139,9 @@ def check_file(
             # An unreachable store is not a problem of this file. In that case, the next line raises StorageError.
             state = store.state(file.path)
             if attempt == _ATTEMPTS - 1:
-                return problem_of_state(file, state) or Problem(file.path, UNREADABLE, "bytes", f"an error ({error})")
+                return problem_of_state(file, state) or Problem(
+                    file.path, UNREADABLE, "readable bytes", f"an error ({error})"
+                )
     return None if found == file.sha256 else Problem(file.path, CHECKSUM, file.sha256, found)
 
 
