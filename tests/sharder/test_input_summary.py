@@ -86,6 +86,7 @@ def test_everything_understood_is_told_before_anything_is_stored(folder: Path, t
         "repeated": {"count": 2, "examples": ["slow.mp4 (8 fps)", "equal.mp4 (8 fps)"]},
         "num_dropped": 1,
         "num_without_bucket": 1,
+        "near_duplicates": None,
     }
     again = shard(folder, tmp_path / "ds", options(), None, told.append)
     assert again.state == "already sealed" and again.input == InputSummary(told[0].sources) == told[-1]
