@@ -359,10 +359,7 @@ def need_of(
             f"the store delivers {store.samples_per_second:.1f} samples/s, but {rate * (1 + margin):.1f} are needed"
         )
     if fastest["main"] > step_seconds:
-        obstacles.append(
-            f"the main process needs {main_seconds:.3f} s of CPU time per batch, too much for steps of "
-            f"{step_seconds:g} s"
-        )
+        obstacles.append(f"the main process needs {main_seconds:.3f} s of CPU time per batch, too long for a step")
     return Need(
         step_seconds=step_seconds,
         margin=margin,

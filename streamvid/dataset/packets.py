@@ -181,6 +181,7 @@ def _is_compressed(message: pa.Message) -> bool:
     """Return True if a record batch is compressed.
 
     Such batches are refused, because pyarrow does not limit their uncompressed size.
+
     The metadata is a flatbuffer: field 2 of a Message is the header, and field 3 of a RecordBatch is the compression.
     """
     data = bytes(message.metadata)

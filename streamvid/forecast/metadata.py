@@ -69,9 +69,7 @@ def forecast_metadata(
     found = assign_rows(facts.blocks(), config, run.options.seed)
     buckets = {name: found.buckets[name].bucket for name in found.counts}
     if not buckets:
-        raise SourceError(
-            f"no row of {source} is assigned to a bucket ({_why(found)}); fix the metadata, or choose other buckets"
-        )
+        raise SourceError(f"no row of {source} is assigned to a bucket: {_why(found)}")
     sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch, config.model)
     table = default_costs(buckets.values(), config.model)
     costs = (run.costs or table).costs(sizes)
@@ -144,7 +142,8 @@ def _why(found: AssignedRows) -> str:
     kinds = sorted(found.left_out.values(), key=lambda left: -left.num_rows)
     if not kinds:
         return "the metadata has no rows"
-    return "; ".join(f"{left.kind}: {left.num_rows} row(s), for example: {left.examples[0].reason}" for left in kinds)
+    reasons = [f"{left.kind}: {left.num_rows} row(s), for example: {left.examples[0].reason}" for left in kinds]
+    return "; ".join([*reasons, "fix the metadata, or choose other buckets"])
 
 
 # ----------------------------------------------------------------------------------------------------- assigned rows
