@@ -82,7 +82,7 @@ def bench(
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if opened.manifest.clips == "text":
-        raise ConfigError(f"{opened.url} contains texts but no clips; use a dataset with clips")
+        raise ConfigError(f"{opened.url} contains texts but no clips to decode; use another dataset")
     num_cores = usable_cores()
     setup = _set_up(opened, options)
     sizes = setup.selection.batch_sizes

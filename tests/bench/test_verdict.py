@@ -100,7 +100,7 @@ def test_a_cold_store_that_is_slower_than_the_loader_is_told_and_not_taken_for_t
 
 def test_cores_that_others_have_are_told() -> None:
     verdict = judge([run_of(4, worker_cpu_seconds=10.0)], [FAST, FAST], SETTING)
-    assert any("a core for 25% of their working time" in one for one in verdict.reasons)
+    assert any("a core for only 25% of their working time" in one for one in verdict.reasons)
 
 
 def test_advice_offers_only_what_is_not_done_already() -> None:

@@ -175,7 +175,7 @@ def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> 
         ("key,a\ns0-0\n", {}, SourceError, "row 0: line 2 has 1 fields"),
         ("key,t\ns0-0,a\0b\n", {"caption_column": "t"}, SourceError, "NUL"),
         ('key,t\ns0-0,"[""\\ud800"", ""b""]"\n', {"caption_column": "t"}, SourceError, "not valid UTF-8"),
-        ("", {}, SourceError, "no rows"),
+        ("", {}, SourceError, "has no columns: it is empty"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(
