@@ -76,12 +76,15 @@ def shard(
     (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged. `on_input` is called once, before
     clips are encoded or stored, with a summary of how the input was interpreted.
 
-    Raises SourceError if input cannot be read or changes while it is read, or if every row is rejected; SealedError if
-    `dest` contains a different dataset; DatasetError if `dest` contains other files or another sharder is using `dest`;
-    and StorageError if a store fails.
+    Raises ConfigError if an option does not suit the input, `dest` or this function; SourceError if input cannot be
+    read or changes while it is read, or if every row is rejected; SealedError if `dest` contains a different dataset;
+    DatasetError if `dest` contains other files or another sharder is using `dest`; and StorageError if a store fails.
     """
     if options.work.cluster.engine == "slurm":
-        raise ConfigError("engine='slurm': only the command `streamvid shard` submits jobs; run it, or use task='I/N'")
+        raise ConfigError(
+            "work.cluster.engine='slurm': only the command `streamvid shard` submits jobs; run that command, or omit "
+            "the engine and set work.cluster.task='I/N' in each job"
+        )
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
     _check_apart(source, place.store, options)
@@ -196,9 +199,10 @@ def dry_run(
     progress: Progress | None = None,
     on_input: OnInput | None = None,
 ) -> ShardReport:
-    """Run all stages up to the shard plan without writing to `dest`. Probing results at `dest` are reused.
+    """Run all stages up to the shard plan without writing to `dest`. Earlier results of probing at `dest` are reused.
 
-    Native clips are not encoded, so the report contains neither their size nor the number of their shards.
+    No clips are encoded or cut. If the build requires this, the report contains neither the sizes of the clips nor the
+    number of shards.
 
     Raises the same errors as `shard`, except that an occupied `dest` and the rejection of all rows are not errors. The
     report lists the reasons for all rejections.
@@ -206,7 +210,8 @@ def dry_run(
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     if not options.work.share.is_whole:
         raise ConfigError(
-            f"task={options.work.cluster.task!r}: cannot be combined with a dry run, which plans all work; omit task"
+            f"work.cluster.task={options.work.cluster.task!r}: cannot be combined with a dry run, which plans all "
+            "work; omit the task (--task)"
         )
     journals = partial(SharedJournal, place.folder, store=place.store, share=WHOLE, writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
@@ -279,7 +284,7 @@ def _build(
 class _Assigned(NamedTuple):
     """Records that meet `where`, with their buckets.
 
-    bytes_read: number of bytes that were read to probe remote files; None if all files are local.
+    bytes_read: number of bytes that were read to probe remote files; None if no file is remote.
     """
 
     records: RecordSet
@@ -331,10 +336,10 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
 
 
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
-    """Return the report of the sealed dataset in `store` if it equals the requested dataset; None if there is none.
+    """Return the report of the sealed dataset in `store` if it equals the requested dataset, or None if there is none.
 
     If a different dataset is sealed in `store`, return None if `overwrite` is True. Otherwise, raise SealedError, which
-    reports the difference.
+    reports the difference. An unreadable dataset counts as different.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -344,12 +349,16 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
         if difference is None:
             return report_dataset(dataset)
     except StreamvidError as error:
-        difference = str(error)
+        if overwrite:
+            return None
+        raise SealedError(
+            f"{store.url} holds another sealed dataset, which cannot be read ({error}); choose another dest"
+        ) from error
     if overwrite:
         return None
     raise SealedError(
         f"{store.url} holds another sealed dataset ({difference}); choose another dest, or set "
-        "overwrite=True (--overwrite) to replace it"
+        "work.overwrite=True (--overwrite) to replace it"
     )
 
 
@@ -385,8 +394,8 @@ def _condemn_old(staging: Staging) -> None:
         paths += [path for info in old.shards for path in (info.path, offsets_path(info.path))]
     except StreamvidError as error:
         raise DatasetError(
-            f"{store.url} holds a damaged dataset ({error}), so its files cannot be distinguished from other files; "
-            "delete everything there, or choose another dest"
+            f"{store.url} holds a dataset that cannot be read ({error}), so its files cannot be distinguished from "
+            "other files; choose another dest, or, if the dataset is damaged, delete everything at that location"
         ) from error
     staging.condemn(paths)
 

@@ -224,7 +224,7 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
         (("--workers", "0"), "--workers 0: must be an integer from 1 to 1024"),
         (("--seed", "-1"), "--seed -1: must be an integer from 0"),
         (("--clips", "raw"), "'copy', 'native'"),
-        (("--crf", "20"), "--crf 20: cannot be combined with clips='copy'"),
+        (("--crf", "20"), "--crf 20: cannot be combined with clips.kind='copy'"),
         (("--clips", "native", "--crf", "x"), "'x' is not a number"),
         (("--clips", "native", "--codec", "vp9"), "it must be one of h264"),
         (("--clips", "native", "--fps", "1/0"), "write it as 24, 0.5 or 30000/1001"),
