@@ -109,15 +109,10 @@ class SourceOptions:
         None, help="Base folder for relative paths in the metadata.", metavar="FOLDER", shown_default="SOURCE"
     )
     video_column: str | None = option(
-        None,
-        help="Metadata column that holds media paths.",
-        metavar="C",
-        shown_default="path, video, file_name, …",
+        None, help="Metadata column that holds media paths.", metavar="C", shown_default="path, video, file_name, …"
     )
     time_columns: tuple[str, ...] = option(
-        (),
-        help="Metadata columns with each clip's start and end in seconds.",
-        metavar="LIST",
+        (), help="Metadata columns with each clip's start and end in seconds.", metavar="LIST"
     )
     whole_files: bool = option(
         False, help="Use the whole file for each row, even if rows share a file or have time ranges."
@@ -316,11 +311,9 @@ class ShardOptions:
         if self.clips.is_native:
             self._check_native()
         elif self.cuts_copies and self.source.media:
-            cuts = (
-                ("source.time_columns", bool(self.source.time_columns)),
-                ("clips.max_clip_seconds", bool(self.clips.max_clip_seconds)),
-            )
-            cut = next((name for name, is_set in cuts if is_set), "curation.scene_cuts")
+            names = ("source.time_columns", "clips.max_clip_seconds", "curation.scene_cuts")
+            given = (self.source.time_columns, self.clips.max_clip_seconds, True)
+            cut = next(name for name, value in zip(names, given, strict=True) if value)
             raise ConfigError(
                 f"source.media={dict(self.source.media)!r}: cannot be combined with {cut} and clips.kind='copy', "
                 f"because conditioning inputs are copied whole; set clips.kind='native' (--clips native), or omit {cut}"
