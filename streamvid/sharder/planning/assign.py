@@ -207,7 +207,7 @@ def _drawn(
     options: ShardOptions,
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
-    """Yield (window, bucket, draw set or "") for each bucket that stores a window, (window, None, reason) if none does.
+    """Yield (window, bucket, draw set or "") for each bucket that stores a window, or (window, None, reason).
 
     A draw depends only on the seed and the clip, so adding input never changes the buckets of existing clips.
     """
@@ -280,7 +280,7 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
 
 
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the clip that stores a window of a file: the whole file, or the facts known before a clip is made."""
+    """Return the clip that stores a window of a file. If it must be made, return the facts that are known before."""
     is_native, seconds = options.clips.is_native, window.num_frames / probe.num_frames * probe.duration_seconds
     if not is_native and window.num_frames == probe.num_frames:
         return copy
@@ -295,8 +295,8 @@ def sample_key(
 ) -> str:
     """Return a sample's key: a readable stem followed by a hash. Adding input never changes existing keys.
 
-    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name from which to derive the
-    stem, instead of `source`.
+    occurrence: number of earlier rows with the same file, window and bucket.
+    stem_of: name from which to derive the stem, instead of `source`.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:
