@@ -54,6 +54,10 @@ OnInput: TypeAlias = Callable[[InputSummary], None]
 """Callback that is called once with a summary of the input, before clips are encoded or stored."""
 
 _REASONS_SHOWN = 5
+_NOT_SUBMITTED = (
+    "work.cluster.engine='slurm': only the command `streamvid shard` submits jobs; run that command, or omit "
+    "the engine and set work.cluster.task='I/N' in each job"
+)
 _logger = logging.getLogger(__name__)
 
 
@@ -81,10 +85,7 @@ def shard(
     DatasetError if `dest` contains other files or another sharder is using `dest`; and StorageError if a store fails.
     """
     if options.work.cluster.engine == "slurm":
-        raise ConfigError(
-            "work.cluster.engine='slurm': only the command `streamvid shard` submits jobs; run that command, or omit "
-            "the engine and set work.cluster.task='I/N' in each job"
-        )
+        raise ConfigError(_NOT_SUBMITTED)
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
     _check_apart(source, place.store, options)
