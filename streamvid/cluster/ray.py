@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 _RETRIES = 3
 _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_REPORTS = 10.0, 2.0
 _MAX_ROUNDS = 4
-"""A build has up to four phases: probe, curate, encode, build. Other work needs further rounds only if tasks are lost."""
+"""A build has up to four phases: probe, curate, encode, build. Other work needs more rounds only if tasks are lost."""
 _logger = logging.getLogger(__name__)
 
 

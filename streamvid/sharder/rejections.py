@@ -59,7 +59,11 @@ REMEDIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RejectedKind:
-    """Rejections of one kind. remedy: advice for the user. examples: (row, source, reason) of the first rejections."""
+    """Rejections of one kind.
+
+    remedy: advice for the user.
+    examples: (row, source, reason) of the first rejections.
+    """
 
     kind: str
     count: int

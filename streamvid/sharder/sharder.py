@@ -31,6 +31,7 @@ from streamvid.sharder.planning.plan import Build, ShardPlan, make_plan
 from streamvid.sharder.planning.trusted import StatedFacts, confirm, look_up
 from streamvid.sharder.planning.where import apply_where
 from streamvid.sharder.probing import Probed, Progress, journal_header, probe_all
+from streamvid.sharder.rejections import REMEDIES
 from streamvid.sharder.report import (
     BUILT,
     DRY_RUN,
@@ -404,7 +405,9 @@ def _condemn_old(staging: Staging) -> None:
 def _nothing_accepted(rejections: tuple[Rejection, ...]) -> str:
     shown = "; ".join(f"row {row.row} {row.source}: {row.reason}" for row in rejections[:_REASONS_SHOWN])
     more = f"; and {len(rejections) - _REASONS_SHOWN} more" if len(rejections) > _REASONS_SHOWN else ""
-    return f"all {len(rejections)} records were rejected, so nothing was built. {shown}{more}"
+    known = (REMEDIES[row.kind] for row in rejections[:_REASONS_SHOWN] if row.kind in REMEDIES)
+    remedies = "; ".join(dict.fromkeys(known)) or "fix the input as the reasons describe"
+    return f"all records were rejected, so nothing was built. Reasons: {shown}{more}. Remedies: {remedies}"
 
 
 def _ignore_input(summary: InputSummary) -> None:

@@ -184,7 +184,7 @@ def test_overwrite_with_nothing_to_put_there_keeps_the_old(built: Built, tmp_pat
     dest = shutil.copytree(built.dest, tmp_path / "out")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.mp4").write_bytes(b"text")
-    with pytest.raises(SourceError, match=r"all 1 records were rejected.*row 0 x.mp4"):
+    with pytest.raises(SourceError, match=r"all records were rejected.*row 0 x.mp4"):
         shard(tmp_path / "bad", dest, options(overwrite=True))
     assert open_dataset(dest).samples_table().num_rows == 14
 

@@ -107,8 +107,8 @@ class Staging:
     def _other_work(self) -> DatasetError:
         return DatasetError(
             f"there is unfinished work on a different dataset at {self.store.url}; run all tasks with the same input "
-            "and options, or run the command with --abandon (streamvid.sharder.sharder.abandon) to remove the work, then "
-            "run the tasks again"
+            "and options, or run the command with --abandon (streamvid.sharder.sharder.abandon) to remove the work, "
+            "then run the tasks again"
         )
 
     def open_plan(self, plan_sha256: str, paths: Iterable[str]) -> Path:
