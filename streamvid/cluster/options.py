@@ -70,8 +70,8 @@ class ClusterOptions:
             name = word.removeprefix("--").partition("=")[0]
             if not word.startswith("--") or not name or any(own.startswith(name) for own in _OWN_SBATCH_OPTIONS):
                 raise ConfigError(
-                    f"sbatch_options={word!r}: must be a long option such as --partition=cpu, and must not be, or "
-                    f"abbreviate, one that streamvid sets or does not support: "
+                    f"sbatch_options={word!r}: must be a long option such as --partition=cpu, and must not be a "
+                    "reserved option or an abbreviation of one; reserved: "
                     f"{', '.join(f'--{own}' for own in _OWN_SBATCH_OPTIONS)}"
                 )
 

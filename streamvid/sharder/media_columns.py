@@ -61,8 +61,8 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
         twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
         if twice:
             raise ConfigError(
-                f"media: {', '.join(twice)} is reserved or occurs more than once; use names that differ in more than "
-                "underscores, and a different column for each name, but not txt or json"
+                f"media uses reserved or duplicate names: {', '.join(twice)}; give each input a different name and "
+                "column other than txt and json (underscores in names are ignored)"
             )
     if len(found) > MAX_MEDIA:
         raise ConfigError(f"media has {len(found)} conditioning inputs; use at most {MAX_MEDIA}")

@@ -343,8 +343,8 @@ class ShardOptions:
         other = next((name for name, is_set in others.items() if is_set), None)
         if self.trust_metadata and other is not None:
             raise ConfigError(
-                f"trust_metadata=True: cannot be combined with {other}, because it requires that each sample is one "
-                "unchanged file in one bucket; omit one of the two options"
+                f"trust_metadata=True: cannot be combined with {other}, because trust_metadata requires each "
+                "sample to be one unchanged file in one bucket; omit one of the two"
             )
 
     def _check_curation(self) -> None:
@@ -387,7 +387,7 @@ class ShardOptions:
 
     def _check_native(self) -> None:
         if self.frame_rate.rule not in ("native", "resample"):
-            name = "the buckets' frame rate rule" if self.clips.frame_rate is None else "clips.fps_rule"
+            name = "buckets.frame_rate.rule" if self.clips.frame_rate is None else "clips.fps_rule"
             raise ConfigError(
                 f"{name}={self.frame_rate.rule!r}: cannot be combined with clips.kind='native', which selects the "
                 "frames nearest in time; set clips.fps and clips.fps_rule='resample', or clips.kind='copy'"

@@ -354,7 +354,7 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
         if overwrite:
             return None
         raise SealedError(
-            f"{store.url} holds another sealed dataset, which cannot be read ({error}); choose another dest"
+            f"{store.url} holds a sealed dataset that cannot be read ({error}); choose another dest"
         ) from error
     if overwrite:
         return None

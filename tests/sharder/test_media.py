@@ -139,8 +139,8 @@ def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
         ({"control": "depth"}, "'depth' is not a column of the metadata; available columns: path, caption"),
         ({"Control": "refs"}, r"must be \[KIND:\]NAME\[\?\]=COLUMN"),
         ({"audio:control": "refs"}, r"KIND is one of video, image, mask"),
-        ({"txt": "refs"}, "media: txt is reserved or occurs more than once"),
-        ({"a_b": "refs", "ab": "matte"}, "media: ab is reserved or occurs more than once"),
+        ({"txt": "refs"}, "media uses reserved or duplicate names: txt; give"),
+        ({"a_b": "refs", "ab": "matte"}, "media uses reserved or duplicate names: ab; give"),
     ):
         with pytest.raises((ConfigError, SourceError), match=message):
             dry_run(source.write(), tmp_path / "dataset", options(given))

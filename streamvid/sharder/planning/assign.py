@@ -207,9 +207,10 @@ def _drawn(
     options: ShardOptions,
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
-    """Yield (window, bucket, draw set or "") for each bucket that stores a window, or (window, None, reason).
+    """Yield (window, bucket, draw set or "") for each bucket that stores a window.
 
-    A draw depends only on the seed and the clip, so adding input never changes the buckets of existing clips.
+    If no bucket stores it, yield (window, None, reason) instead. A draw depends only on the seed and the
+    clip, so adding input never changes the buckets of existing clips.
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
