@@ -218,7 +218,7 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease of each name. Other files, and leases that cannot be parsed, have no known holder."""
+    """Return the latest lease of each name. Other files are ignored; a damaged lease has an unknown holder."""
     latest: dict[str, tuple[int, str, int]] = {}
     for state in store.files(folder):
         match = _FILE.fullmatch(state.path.rpartition("/")[2])

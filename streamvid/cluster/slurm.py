@@ -84,7 +84,7 @@ def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
     ids: list[str] = []
     for each in [[size, "--output=%x-%A-%a.log"]] * jobs.num_arrays + [["--output=%x-%j.log"]] * jobs.has_last:
         after = [f"--dependency=afterany:{ids[-1]}"] if ids else []
-        # The user's options come last, so that they win.
+        # The user's options come last, so that they take precedence.
         answer = _run(["sbatch", *each, *jobs.options, *after, *(options.sbatch_options or ())], jobs.script)
         ids.append(answer.strip().partition(";")[0])
         if len(ids) == 1:

@@ -77,7 +77,7 @@ def _submit(run: TrainConfig, cluster: ClusterOptions, *, as_json: bool) -> int:
 
 @dataclass(frozen=True)
 class EncodeSurvey:
-    """Progress of an encoding run. num_bytes_expected: estimated total size; None if no shard is finished."""
+    """Progress of an encoding run. num_bytes_expected: estimated total size, or None if no shard is finished."""
 
     features: str | None
     num_visits: int

@@ -66,12 +66,12 @@ class PlannedSample:
 
     @property
     def cropped_share(self) -> float | None:
-        """Fraction of the source frame that is cropped away to fit the bucket's shape; None for text."""
+        """Fraction of the source frame that is cropped away to fit the bucket's shape, or None for text."""
         return None if self.bucket.is_text else float(cropped_share(*self._sizes))
 
     @property
     def upscale(self) -> float | None:
-        """Scaling factor from the source's size to the bucket's size; None for text."""
+        """Scaling factor from the source's size to the bucket's size, or None for text."""
         return None if self.bucket.is_text else float(cover_scale(*self._sizes))
 
     @property

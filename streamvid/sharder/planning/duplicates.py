@@ -137,7 +137,7 @@ class _Table:
         return _Table(signatures, has_signature, is_image, quality, np.asarray(file), is_val, stays_val)
 
     def leaders(self) -> Numbers:
-        """Return the number of the best row of each row's group. Images and videos have separate groups."""
+        """Return, for each row, the number of the best row in its group. Images and videos have separate groups."""
         leaders = np.arange(len(self.file))
         best = np.lexsort(tuple(-value for value in reversed(self.quality)))  # equal rows stay in order
         for is_image in (False, True):
