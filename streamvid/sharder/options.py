@@ -77,13 +77,13 @@ class CaptionOptions:
             )
         if self.weight_column is not None and self.column == "":
             raise ConfigError(
-                f"weight_column={self.weight_column!r}: cannot be combined with captions.column='', which disables "
-                "captions; omit one of the two"
+                f"weight_column={self.weight_column!r}: cannot be combined with source.captions.column='', which "
+                "disables captions; omit one of the two"
             )
         if self.weight_column is not None and self.weight_column in several:
             raise ConfigError(
                 f"weight_column={self.weight_column!r}: must differ from the caption columns; set "
-                "captions.weight_column to the column that contains the weights, or omit it"
+                "source.captions.weight_column to the column that contains the weights, or omit it"
             )
 
 
@@ -154,7 +154,8 @@ class SourceOptions:
             )
         if self.time_columns and self.whole_files:
             raise ConfigError(
-                f"time_columns={self.time_columns!r}: cannot be combined with whole_files=True; omit one of the two"
+                f"time_columns={self.time_columns!r}: cannot be combined with source.whole_files=True; omit one of "
+                "the two"
             )
         _ = self.media_columns
 
@@ -222,13 +223,13 @@ class ClipOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.fps_rule is not None and self.fps is None:
-            raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set fps, such as fps=16")
+            raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set clips.fps, such as 16")
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
             if self.max_growth is not None and self.encoding.crf is None:
                 raise ConfigError(
                     f"max_growth={self.max_growth!r}: {self.codec} is lossless, so its clips cannot be made smaller; "
-                    "omit max_growth, or choose another codec"
+                    "omit clips.max_growth, or choose another clips.codec"
                 )
             return
         for name in ("codec", "crf", "gop", "min_psnr", "max_growth", "max_clip_seconds"):

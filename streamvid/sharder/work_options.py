@@ -63,8 +63,8 @@ class WorkOptions:
         check_options(self)
         if self.overwrite and not self.cluster.is_local:
             raise ConfigError(
-                "overwrite=True: cannot be combined with cluster.task, or with a cluster.engine other than 'local', "
-                "because tasks remove no files; omit one of the two"
+                "overwrite=True: cannot be combined with work.cluster.task, or with a work.cluster.engine other than "
+                "'local', because tasks remove no files; omit one of the two"
             )
 
     @property

@@ -129,7 +129,7 @@ def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "ds").manifest.frame_rate.to_json() == {"rule": "cap", "fps": "30000/1001"}
     refused = run_streamvid("shard", tiny.videos, tmp_path / "no", *OPTIONS, "--fps-rule", "cap", check=False)
     assert refused.returncode == 2
-    assert "--fps-rule 'cap': requires a frame rate; also set fps" in refused.stderr
+    assert "--fps-rule 'cap': requires a frame rate; also set clips.fps" in refused.stderr
 
 
 def test_what_was_understood_comes_before_the_tables(tiny: Tiny, tmp_path: Path) -> None:

@@ -318,7 +318,10 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"max_clip_seconds": 8, "media": {"a": "b"}}, "media=.* with clips.max_clip_seconds and clips.kind='copy'"),
         ({"max_clip_seconds": 8, "trust_metadata": True}, "trust_metadata=True: cannot be combined"),
         ({"clips": "native", "time_columns": ("start", "start")}, "must be two different columns"),
-        ({"clips": "native", "time_columns": ("a",), "whole_files": True}, "cannot be combined with whole_files"),
+        (
+            {"clips": "native", "time_columns": ("a",), "whole_files": True},
+            "cannot be combined with source.whole_files",
+        ),
         ({"clips": "copy", "max_growth": 1}, "max_growth=1: cannot be combined"),
         ({"clips": "native", "max_growth": 0}, "max_growth=0"),
         ({"clips": "native", "codec": "ffv1", "max_growth": 1}, "max_growth=1: ffv1 is lossless"),
