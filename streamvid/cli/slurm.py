@@ -19,7 +19,7 @@ _ENGINE_FLAGS = {"--engine", "--num-tasks", "--sbatch-option"}
 def submit_command(jobs: SlurmJobs, cluster: ClusterOptions, follow_up: str, *, as_json: bool) -> int:
     """Submit jobs that run this process's command with a task instead of an engine. Return the exit code.
 
-    jobs: their `arguments` come before those of this command, which therefore win.
+    jobs: jobs whose `arguments` come before those of this command, which therefore take precedence.
     follow_up: advice on how to see the progress.
     """
     words = sys.argv[1:]
@@ -33,7 +33,7 @@ def submit_command(jobs: SlurmJobs, cluster: ClusterOptions, follow_up: str, *, 
     if as_json:
         print_json({"jobs": ids, "name": jobs.name})
     else:
-        click.echo(printable(f"submitted Slurm jobs {', '.join(ids)} with logs in {jobs.name}-*.log"))
+        click.echo(printable(f"submitted Slurm jobs {', '.join(ids)}; their logs are written to {jobs.name}-*.log"))
         click.echo(printable(follow_up))
     return 0
 

@@ -34,8 +34,10 @@ _FILE = re.compile(r"(.+)-(\d{6,60})\.json")
 
 @dataclass(frozen=True, slots=True)
 class LeaseNote:
-    """Content of a lease. process: this process among all processes of all machines. renewed: Unix time.
+    """Content of a lease.
 
+    process: identity of the holder among all processes on all machines.
+    renewed: Unix time of the last renewal.
     admits_tasks: True if other leases may be held at the same time.
     """
 
@@ -47,12 +49,12 @@ class LeaseNote:
 
     @property
     def is_here(self) -> bool:
-        """True if the holder is a process of this machine, alive or dead."""
+        """True if the holder is or was a process on this machine."""
         return self.process.rpartition("/")[0] == _machine()
 
     @property
     def is_dead(self) -> bool:
-        """True if the holder was a process of this machine and has ended."""
+        """True if the holder was a process on this machine and has ended."""
         return self.is_here and self.process != _process(self.pid)
 
 
@@ -102,11 +104,12 @@ class Lease:
         return latest is None or latest.path != self.path
 
     def check(self) -> None:
-        """Raise DatasetError if another process has taken over, because this one did not renew its lease in time."""
+        """Raise DatasetError if the lease was lost: another process has taken over, or the lease was removed."""
         if self._is_lost:
             raise DatasetError(
-                f"{self._store.url}: this process could not renew its lease for {EXPIRE_SECONDS:.0f} s, and another "
-                "one has taken over; wait until it ends, then run the same command again"
+                f"{self._store.url}: this process has lost its lease, because it could not renew the lease for "
+                f"{EXPIRE_SECONDS:.0f} s and another process has taken over, or because the lease was removed; wait "
+                "until no other process is working there, then run the same command again"
             )
 
     def close_to_tasks(self) -> None:
@@ -121,7 +124,7 @@ class Lease:
             self._thread.join()
 
     def release(self) -> None:
-        """Give the lease back. If the store fails, the lease expires."""
+        """Remove the lease. If the store fails, the lease remains until it expires."""
         self.stop()
         if not self._is_lost:
             with contextlib.suppress(StorageError):
@@ -134,8 +137,8 @@ def acquire(
     """Acquire the lease `name` in a folder of the store.
 
     conflicts: function that returns True for a lease of another name that must not be held at the same time.
-    The lease of a process that has ended on this machine is taken over at once. That of another machine is taken over
-    once it has expired, for which this function waits.
+    The lease of a process that has ended on this machine is taken over at once. The lease of a process on another
+    machine is taken over once it has expired; this function waits for that.
     Raises DatasetError if another process holds the lease or a conflicting one, and StorageError if the store fails.
     """
     watch = _Watch(store, folder)
@@ -175,7 +178,7 @@ def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease],
 
 
 class _Watch:
-    """Observation of leases. Clocks of machines may differ, so that only a change shows that a holder is alive."""
+    """Observation of leases. Clocks of machines may differ, so only a change shows that a holder is alive."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store, self._folder = store, folder
@@ -215,7 +218,7 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease of each name. Other files, and leases that cannot be parsed, have no known holder."""
+    """Return the latest lease of each name. Other files are ignored; a damaged lease has an unknown holder."""
     latest: dict[str, tuple[int, str, int]] = {}
     for state in store.files(folder):
         match = _FILE.fullmatch(state.path.rpartition("/")[2])
@@ -236,7 +239,7 @@ def _read(store: Store, latest: dict[str, tuple[int, str, int]]) -> Iterator[Fou
 
 
 def _parse(data: bytes) -> LeaseNote:
-    """Parse a lease. One that no process of this package wrote (SAFE-1) has expired."""
+    """Parse a lease. If this package did not write it (SAFE-1), it counts as expired."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         note = LeaseNote(**json.loads(data))
         kinds = {"host": str, "pid": int, "process": str, "renewed": int | float, "admits_tasks": bool}
@@ -260,7 +263,7 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return the identity of a process of this machine, which no later process has; "" if it has ended."""
+    """Return an identity of a process on this machine that no later process has, or "" if the process has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

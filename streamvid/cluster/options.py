@@ -22,14 +22,14 @@ class ClusterOptions:
     engine: "local" for this process and its workers; "ray" to run tasks on a Ray cluster; "slurm" to submit arrays of
         tasks, which only the commands `streamvid shard` and `streamvid encode` can do.
     num_tasks: None for as many tasks as a Ray cluster runs at a time, or for 16 tasks on Slurm.
-    sbatch_options: further options for sbatch, such as "--partition=cpu". sbatch also reads its SBATCH_… variables.
+    sbatch_options: additional options for sbatch, such as "--partition=cpu". sbatch also reads its SBATCH_… variables.
     """
 
     task: str | None = option(
-        None, help="Process only share I of N, with I from 0 to N-1; for any scheduler.", metavar="I/N", group=""
+        None, help="Process only share I of N (I from 0 to N-1); works with any scheduler.", metavar="I/N", group=""
     )
     engine: Engine = option(
-        "local", help="Where tasks run: in this process, on a Ray cluster (streamvid[ray]), or as Slurm jobs.", group=""
+        "local", help="Run in this process, on a Ray cluster (requires streamvid[ray]), or as Slurm jobs.", group=""
     )
     ray_address: str = option("auto", help="Address of the Ray cluster.", metavar="ADDRESS", group="")
     num_tasks: int | None = option(
@@ -43,7 +43,7 @@ class ClusterOptions:
     )
     sbatch_options: str | tuple[str, ...] | None = option(
         None,
-        help="Further option for sbatch, such as --sbatch-option=--partition=cpu; repeatable.",
+        help="Additional option for sbatch, such as --sbatch-option=--partition=cpu; repeatable.",
         metavar="OPTION",
         flag="--sbatch-option",
         group="",
@@ -55,7 +55,7 @@ class ClusterOptions:
             raise ConfigError(f"task={self.task!r}: cannot be combined with engine={self.engine!r}; omit one of them")
         if self.num_tasks is not None and self.engine == "local":
             raise ConfigError(
-                f"num_tasks={self.num_tasks!r}: requires engine='ray' or 'slurm'; add it, or omit num_tasks"
+                f"num_tasks={self.num_tasks!r}: requires engine='ray' or engine='slurm'; set one, or omit num_tasks"
             )
         self._check_sbatch()
 
@@ -65,13 +65,14 @@ class ClusterOptions:
         words = (self.sbatch_options,) if isinstance(self.sbatch_options, str) else tuple(self.sbatch_options)
         object.__setattr__(self, "sbatch_options", words)
         if self.engine != "slurm":
-            raise ConfigError(f"sbatch_options={words!r}: requires engine='slurm'; add it, or omit sbatch_options")
+            raise ConfigError(f"sbatch_options={words!r}: requires engine='slurm'; set it, or omit sbatch_options")
         for word in words:
             name = word.removeprefix("--").partition("=")[0]
             if not word.startswith("--") or not name or any(own.startswith(name) for own in _OWN_SBATCH_OPTIONS):
                 raise ConfigError(
-                    f"sbatch_options={word!r}: must be a long option such as --partition=cpu, and none of "
-                    f"{', '.join(f'--{own}' for own in _OWN_SBATCH_OPTIONS)}, which this tool sets"
+                    f"sbatch_options={word!r}: must be a long option such as --partition=cpu, and must not be a "
+                    "reserved option or an abbreviation of one; reserved: "
+                    f"{', '.join(f'--{own}' for own in _OWN_SBATCH_OPTIONS)}"
                 )
 
     @property

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 _RETRIES = 3
 _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_REPORTS = 10.0, 2.0
 _MAX_ROUNDS = 4
-"""A build has up to four phases: probe, curate, encode, build. Other work needs further rounds only for lost tasks."""
+"""A build has up to four phases: probe, curate, encode, build. Other work needs more rounds only if tasks are lost."""
 _logger = logging.getLogger(__name__)
 
 
@@ -31,7 +31,7 @@ class TaskNeeds:
     """Resources of each task.
 
     num_cpus: None for all CPUs of a machine, or for its CPUs per GPU if tasks use GPUs.
-    option: name of the option that sets `num_cpus`, for errors.
+    option: name of the option that sets `num_cpus`, for error messages.
     uses_gpu: True to give each task one GPU if any machine of the cluster has GPUs.
     max_tasks: largest useful number of tasks.
     """
@@ -49,7 +49,7 @@ def run_on_ray(
     options: ClusterOptions,
     report: Callable[[], None],
 ) -> list[Result]:
-    """Run all tasks on a Ray cluster, up to three times, until a task finds all work done. Return their results.
+    """Run all tasks on a Ray cluster, up to four times, until a task finds all work done. Return their results.
 
     task: function of a share and the task's number of CPUs; it is sent to the cluster.
     is_done: function that returns True for the result of a task that found all work done.
@@ -99,7 +99,7 @@ def _connected(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("engine='ray' needs Ray: pip install 'streamvid[ray]'") from error
+        raise ConfigError("engine='ray' requires Ray; install it with `pip install 'streamvid[ray]'`") from error
     if ray.is_initialized():  # by the caller
         yield ray
         return
@@ -124,7 +124,10 @@ def _divide(machines: Sequence[Mapping[str, float]], num_gpus: int, needs: TaskN
     usable = [machine for machine in machines if machine.get("GPU", 0) >= num_gpus and machine.get("CPU", 0) >= 1]
     shares = [int(machine["CPU"] // (machine["GPU"] if num_gpus else 1)) for machine in usable]
     num_cpus = max(1, min(shares, default=1)) if needs.num_cpus is None else needs.num_cpus
-    most = int(max((machine["CPU"] for machine in usable), default=0))
+    if not usable:
+        needed = "a GPU and a CPU" if num_gpus else "a CPU"
+        raise ConfigError(f"engine='ray': no machine in the Ray cluster has {needed}; add one to the cluster")
+    most = int(max(machine["CPU"] for machine in usable))
     if most < num_cpus:
         raise ConfigError(
             f"{needs.option}={num_cpus}: must be at most {most}, the number of CPUs of the largest machine in the Ray "
@@ -143,5 +146,7 @@ def _result(ray: Any, reference: Any) -> list[Any]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, StreamvidError) else RuntimeError(str(error)) from None
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.RaySystemError, ray.exceptions.NodeDiedError) as error:
-        _logger.warning("a task was lost %d times; its remaining work is done later (%s)", _RETRIES + 1, error)
+        _logger.warning(
+            "a task was lost %d times; another round or the next run does its remaining work (%s)", _RETRIES + 1, error
+        )
         return []

@@ -38,9 +38,10 @@ class SlurmJobs:
     """Jobs to submit.
 
     program, arguments: command of each job; a task's `--task I/N` is inserted between them.
-    dest: URL of the results, which identifies the jobs. num_cpus: number of CPUs per task.
-    num_arrays: number of arrays that run one after the other. has_last: True to run the command without a task at the
-    end.
+    dest: URL of the results, which identifies the jobs.
+    num_cpus: number of CPUs per task.
+    num_arrays: number of arrays that run one after the other.
+    has_last: True to run the command without a task at the end.
     """
 
     verb: str
@@ -83,7 +84,7 @@ def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
     ids: list[str] = []
     for each in [[size, "--output=%x-%A-%a.log"]] * jobs.num_arrays + [["--output=%x-%j.log"]] * jobs.has_last:
         after = [f"--dependency=afterany:{ids[-1]}"] if ids else []
-        # The user's options come last, so that they win.
+        # The user's options come last, so that they take precedence.
         answer = _run(["sbatch", *each, *jobs.options, *after, *(options.sbatch_options or ())], jobs.script)
         ids.append(answer.strip().partition(";")[0])
         if len(ids) == 1:
@@ -109,13 +110,15 @@ def _run(command: Sequence[str], script: bytes = b"") -> str:
         done = subprocess.run(command, input=script, capture_output=True, check=False, timeout=_SECONDS_TO_ANSWER)
     except FileNotFoundError:
         raise ConfigError(
-            f"engine='slurm' needs the program {command[0]}; run the command on a login node of the Slurm cluster"
+            f"engine='slurm' requires the program {command[0]}; run the command on a login node of the Slurm cluster"
         ) from None
     except subprocess.TimeoutExpired:
         raise StreamvidError(
             f"{command[0]} did not answer in {_SECONDS_TO_ANSWER:.0f} s; run the same command again"
         ) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise StreamvidError(f"{command[0]} failed: {said}; change --sbatch-option, --workers or --num-tasks")
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        remedy = "change --sbatch-option, --num-tasks, or the number of CPUs per task (--workers or data.num_workers)"
+        is_refused = command[0] == "sbatch"
+        raise StreamvidError(f"{command[0]} failed: {said}; {remedy if is_refused else 'run the same command again'}")
     return done.stdout.decode(errors="replace")

@@ -136,7 +136,7 @@ def shard_sizes(store: Store) -> dict[str, int]:
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
     """Build every shard of this task that is not finished yet. Raises the same errors as `build_shard`.
 
-    Encoded clips are removed as soon as no unfinished shard needs them, unless other tasks may need them.
+    Encoded and cut clips are removed as soon as no unfinished shard needs them, unless other tasks may need them.
     """
     folder = staging.plan_folder(plan.sha256)
     shards = [shard for shard in staging.share.of(plan.shards) if shard.samples]
@@ -160,18 +160,21 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
 
         for number, answer in pool.run(len(todo), unit):
             if isinstance(answer, Crash):
-                raise StorageError(
-                    f"cannot write {todo[number].path}: the worker process died twice ({answer}). Signal 9 (SIGKILL) "
-                    "usually means that the system ran out of memory; run the same command again with fewer workers"
-                )
+                raise StorageError(f"cannot write {todo[number].path}: its worker process died twice ({answer}){_HINT}")
             done += 1
             if options.makes_clips and staging.share.is_whole:
                 _drop_clips(todo[number], clips, uses)
             progress("build", done, len(shards))
 
 
+_HINT = (
+    "; see the worker's messages on stderr, then run the same command again. Signal 9 (SIGKILL) usually means that the "
+    "system ran out of memory; in that case, free up memory first"
+)
+
+
 def remaining_shards(plan: ShardPlan, staging: Staging) -> Remaining | None:
-    """Return how many shards the tasks have not built yet; None if all are built."""
+    """Return how many shards the tasks have not built yet, or None if all are built."""
     folder = staging.plan_folder(plan.sha256)
     notes = staging.notes_of(folder)
     num_missing = sum(marker_path(folder, shard.path).name not in notes for shard in plan.shards if shard.samples)
@@ -214,8 +217,8 @@ def _paths(shards: Iterable[PlannedShard]) -> Iterator[str]:
 def build_shard(unit: ShardUnit) -> None:
     """Write a shard's offsets, tar, packets and marker, in this order and each atomically. Runs in a worker.
 
-    Raises SourceError if a file has changed since it was probed, and StorageError if writing fails or an encoded clip
-    is damaged.
+    Raises SourceError if a file has changed since it was probed, and StorageError if writing fails or an encoded or
+    cut clip is damaged.
     """
     folder, shard = unit.folder, unit.shard
     temporary = folder / f"{Path(shard.path).stem}.{os.getpid()}.tmp"
@@ -250,7 +253,9 @@ def build_shard(unit: ShardUnit) -> None:
         )
         put_note(store, marker_path(folder, shard.path), json.dumps(asdict(marker)).encode())
     except OSError as error:
-        raise StorageError(f"cannot write {shard.path}: {write_reason(error)}") from error
+        raise StorageError(
+            f"cannot write a temporary file for {shard.path} in {folder}: {write_reason(error)}"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
         temporary_offsets.unlink(missing_ok=True)
@@ -278,7 +283,7 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _read(clip: Clip, file: Record | MediaFile, unit: ShardUnit) -> bytes:
-    """Read a clip. Raises SourceError if its source has changed, and StorageError if the encoded clip is damaged."""
+    """Read a clip. Raises SourceError if its source has changed, and StorageError if a made clip is damaged."""
     if clip.sha256:
         return unit.clips.read(clip.path, file.source, clip.sha256)
     return file.media(unit.storage).read()

@@ -1,4 +1,4 @@
-"""Curation of all files in worker processes: figures of their pictures become columns of the records."""
+"""Curation of all files in worker processes. Figures that describe their frames become columns of the records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamvid.dataset.tabular.columns import check_count
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected, SourceError
 from streamvid.host.journal import FileState, Key
-from streamvid.sharder.curation.options import BAR_COLUMNS, BARS, SIGNATURE
+from streamvid.sharder.curation.options import BAR_COLUMNS, BARS, GROUP, SIGNATURE
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Probes, Progress, file_state, rejection_of, run_missing
 from streamvid.sharder.source.media import Media
@@ -25,7 +25,7 @@ from streamvid.sharder.windows import Timing
 from streamvid.sharder.work.shared_journal import SharedJournal
 from streamvid.video.cropping import NO_MARGINS
 
-_LIMIT = "encode_timeout_seconds"  # as every other decode of a whole file
+_LIMIT = "encode_timeout_seconds"  # the limit for every other decode of a whole file
 
 
 def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
@@ -35,9 +35,10 @@ def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
     """
     for name in options.curation.columns:
         if name in records.user_types:
+            added_by = "dedup" if name == GROUP else "black_bars" if name in BAR_COLUMNS else "scores"
             raise SourceError(
-                f"the metadata already has a column {name!r}, in which curation would store what it determines; rename "
-                "the column, or omit the option that adds it (--scores, --black-bars, --dedup)"
+                f"the metadata already has a column {name!r}, which curation.{added_by} would also add; rename the "
+                f"column, or omit curation.{added_by} (--{added_by.replace('_', '-')})"
             )
     user_types = {**records.user_types, **options.curation.columns}
     check_count(len(user_types), "the metadata, with the columns that curation adds,")
@@ -63,7 +64,7 @@ def curate(
 
     With `scene_cuts`, a record becomes one record per scene. A record whose file does not decode, or whose time range
     does not fit its video, becomes a rejection. A record that probing rejected is kept, so that its rejection reports
-    the reason from probing. Other arguments: see `probe_all`.
+    the reason from probing. For the other arguments, see `probe_all`.
     Raises TasksUnfinished unless other tasks have measured the remaining files.
     """
     files = _files(records, probes)
@@ -94,7 +95,10 @@ def curate(
 
 @dataclass
 class _File:
-    """A file with the spans of its records, each with its place in the finding."""
+    """File with the spans of its records.
+
+    spans: span → index of its result in the finding.
+    """
 
     state: FileState
     source: str
@@ -157,7 +161,7 @@ def _curated(
 
 
 def _columns(figures: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the columns that hold these figures. Black bars that cannot be measured are none."""
+    """Return the columns that hold these figures. If black bars could not be measured, their sizes are 0."""
     found = {name: value for name, value in figures.items() if name not in (BARS, SIGNATURE)}
     if BARS in figures:
         found |= zip(BAR_COLUMNS, figures[BARS] or NO_MARGINS, strict=True)

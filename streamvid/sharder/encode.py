@@ -102,7 +102,7 @@ def restore_clips(
 ) -> None:
     """Make the missing clips of these samples again. Remove all other clips, unless other tasks may need them.
 
-    Raises StorageError if making a clip again produces different bytes.
+    Raises StorageError if a clip cannot be made again with the same bytes.
     """
     wanted, clips = _wanted(samples, options), staging.clips(options)
     if staging.share.is_whole:
@@ -111,18 +111,20 @@ def restore_clips(
     missing = [job for key, job in wanted.items() if sizes.get(_name(key)) != job.clip.num_bytes]
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
+            reason = finding.get("rejected", "the new clip has different bytes")
             raise StorageError(
-                f"making the clip of {wanted[key].file.source} again produced different bytes; delete "
-                f"{staging.folder} and run the same command again"
+                f"a clip of {wanted[key].file.source} is missing and cannot be made again: {reason}; run the command "
+                "with --abandon (streamvid.sharder.sharder.abandon) to remove the unfinished work, then start again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Encoding of one file, or cutting of a clip from it: the file of a sample's clip or of a conditioning input.
+    """Job that encodes a file or cuts a clip from it. The file is a sample's source or one of its conditioning inputs.
 
-    clip: facts known before. follows: for a conditioning video, the Timing of the sample's source as text.
+    clip: facts that are known before the clip is made.
+    follows: for a conditioning video, the Timing of the sample's source as text; otherwise "".
     source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
         for other files.
     bars: black bars to crop; see Record.
@@ -155,7 +157,7 @@ class Job:
 def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
     """Return the jobs of a sample: one for its clip, then one per file of its conditioning inputs.
 
-    A copy has one job if it is a part of its source, and otherwise none.
+    A copied clip has one job if it is a part of its source, and none otherwise.
     """
     probe = sample.probe
     if not options.clips.is_native:
@@ -242,7 +244,7 @@ def _name(key: Key) -> str:
 
 
 def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
-    """Return the clip. Raises Rejected if it could not be made, or a native clip is too short or below min_psnr."""
+    """Return the clip. Raises Rejected if it could not be made, or does not meet the requirements for native clips."""
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})
@@ -261,7 +263,7 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
 
 
 def _max_bytes(job: Job, options: ShardOptions) -> float | None:
-    """Return the size limit of a video clip in bytes; None if there is none."""
+    """Return the size limit of a video clip in bytes, or None if there is none."""
     growth = options.clips.max_growth
     return growth * job.source_bytes if growth is not None and job.source_bytes else None
 
@@ -291,8 +293,8 @@ class _Growth:
         if self.clip_bytes > self.source_bytes and not self.has_warned:
             self.has_warned = True
             _logger.warning(
-                "%d native clips are %.2f times as large as their sources; to store fewer bytes, raise --crf, choose "
-                "--codec av1, or limit the size of each clip with --max-growth",
+                "native clips encoded so far: %d, %.2f times as large as their sources; to store fewer bytes, use "
+                "--codec av1 or a higher --crf, or limit the size of each clip with --max-growth",
                 self.num_clips,
                 self.clip_bytes / self.source_bytes,
             )

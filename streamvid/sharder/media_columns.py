@@ -18,8 +18,8 @@ _SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
 class MediaColumn:
     """Conditioning input, and the metadata column that contains its file paths.
 
-    kind: "video" for files with as many frames as the clip, at the same times; "image" for one picture per clip;
-        None to select "image" if all files are images, else "video".
+    kind: "video" for files with as many frames as the clip, at the same times; "image" for one still image per
+        clip; None to select "image" if all files are images, and "video" otherwise.
     is_mask: True for masks, which are never interpolated and which native datasets store losslessly in one channel.
     is_optional: True if rows without the input are accepted.
     """
@@ -43,17 +43,17 @@ class MediaColumn:
 def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
     """Parse conditioning inputs such as ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte"}``.
 
-    Names consist of lowercase letters, digits and underscores. "?" after a name makes the input optional; "video:",
-    "image:" or "mask:" before a name sets its kind. Raises ConfigError for anything else.
+    A name is a lowercase letter followed by up to 31 lowercase letters, digits or underscores. "?" after a name makes
+    the input optional; "video:", "image:" or "mask:" before a name sets its kind. Raises ConfigError for anything else.
     """
     found: list[MediaColumn] = []
     for key, column in given.items():
         match = _SPELLING.fullmatch(key) if isinstance(key, str) else None
         if match is None or match[1] not in (None, *KINDS) or not isinstance(column, str) or not column:
             raise ConfigError(
-                f"media {key!r}={column!r}: must be [KIND:]NAME[?]=COLUMN, where KIND is one of {', '.join(KINDS)} and "
-                "NAME consists of lowercase letters, digits and underscores, such as control=control_video or "
-                "mask:matte=matte"
+                f"media {key!r}={column!r}: must be [KIND:]NAME[?]=COLUMN, such as control=control_video or "
+                f"mask:matte=matte. KIND is one of {', '.join(KINDS)}; NAME is a lowercase letter followed by up to 31 "
+                "lowercase letters, digits or underscores"
             )
         is_mask = match[1] == "mask"
         found.append(MediaColumn(match[2], column, None if is_mask else match[1], is_mask, match[3] is not None))
@@ -61,10 +61,11 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
         twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
         if twice:
             raise ConfigError(
-                f"media: names and columns must be unique, and txt and json are reserved; rename {', '.join(twice)}"
+                f"media uses reserved or duplicate names: {', '.join(twice)}; give each input a different name and "
+                "column other than txt and json (underscores in names are ignored)"
             )
     if len(found) > MAX_MEDIA:
-        raise ConfigError(f"media has {len(found)} conditioning inputs; at most {MAX_MEDIA} are allowed")
+        raise ConfigError(f"media has {len(found)} conditioning inputs; use at most {MAX_MEDIA}")
     return tuple(found)
 
 
@@ -73,7 +74,7 @@ def file_keys(text: str) -> tuple[str, dict[str, str]]:
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(
-            f"data_file_keys={text!r}: must be a list of file columns that starts with the clip's column, such as "
-            "video,control_video"
+            f"data_file_keys={text!r}: contains an empty column name; list the columns that hold media paths, the "
+            "clip's column first, such as 'video,control_video'"
         )
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

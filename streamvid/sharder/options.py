@@ -1,7 +1,7 @@
 """Sharder options. The YAML fields and the flags of `streamvid shard` are derived from these classes.
 
 ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
-              ├─ buckets: a BucketConfig, a preset's name, a YAML file, or a mapping of its fields
+              ├─ buckets: a BucketConfig, a preset's name, the path to a YAML file, or a mapping of its fields
               ├─ clips: ClipOptions
               ├─ curation: CurationOptions
               ├─ work: WorkOptions
@@ -42,7 +42,7 @@ class CaptionOptions:
 
     column: str | tuple[str, ...] | None = option(
         None,
-        help="Metadata column with captions, as text or lists; '' disables captions. Repeatable.",
+        help="Metadata column with captions (text or lists); '' disables captions; repeatable.",
         metavar="C",
         group="",
         flag="--caption-column",
@@ -69,16 +69,21 @@ class CaptionOptions:
         check_options(self)
         several = self.column if isinstance(self.column, tuple) else (self.column,)
         if not several or not all(isinstance(name, str | None) for name in several):
-            raise ConfigError(f"column={self.column!r}: must be a column name or a list of names")
+            raise ConfigError(f"column={self.column!r}: must be a column name or a list of column names")
         if len(set(several)) < len(several) or (len(several) > 1 and not all(several)):
             raise ConfigError(
                 f"column={self.column!r}: contains a duplicate or empty name; list each column only once, or pass "
                 "only '' to disable captions"
             )
-        if self.weight_column is not None and (self.column == "" or self.weight_column in several):
+        if self.weight_column is not None and self.column == "":
             raise ConfigError(
-                f"weight_column={self.weight_column!r}: must differ from the caption columns, and cannot be combined "
-                "with column=''; pass another column, or omit weight_column"
+                f"weight_column={self.weight_column!r}: cannot be combined with source.captions.column='', which "
+                "disables captions; omit one of the two"
+            )
+        if self.weight_column is not None and self.weight_column in several:
+            raise ConfigError(
+                f"weight_column={self.weight_column!r}: must differ from the caption columns; set "
+                "source.captions.weight_column to the column that contains the weights, or omit it"
             )
 
 
@@ -104,15 +109,10 @@ class SourceOptions:
         None, help="Base folder for relative paths in the metadata.", metavar="FOLDER", shown_default="SOURCE"
     )
     video_column: str | None = option(
-        None,
-        help="Metadata column that holds media paths.",
-        metavar="C",
-        shown_default="path, video, file_name, …",
+        None, help="Metadata column that holds media paths.", metavar="C", shown_default="path, video, file_name, …"
     )
     time_columns: tuple[str, ...] = option(
-        (),
-        help="Metadata columns with each clip's start and end in seconds.",
-        metavar="LIST",
+        (), help="Metadata columns with each clip's start and end in seconds.", metavar="LIST"
     )
     whole_files: bool = option(
         False, help="Use the whole file for each row, even if rows share a file or have time ranges."
@@ -154,7 +154,8 @@ class SourceOptions:
             )
         if self.time_columns and self.whole_files:
             raise ConfigError(
-                f"time_columns={self.time_columns!r}: cannot be combined with whole_files=True; omit one of the two"
+                f"time_columns={self.time_columns!r}: cannot be combined with source.whole_files=True; omit one of "
+                "the two"
             )
         _ = self.media_columns
 
@@ -168,8 +169,8 @@ class SourceOptions:
 class ClipOptions:
     """Options for storing clips in shards.
 
-    kind: "copy" stores each source file, or the packets of a part of it, unchanged; "native" stores it at its bucket's
-        size, encoded for fast decoding; "text" uses metadata without files, and each row with a caption becomes a
+    kind: "copy" stores each source file, or the packets of a part of it, unchanged; "native" encodes each clip at its
+        bucket's size for fast decoding; "text" uses metadata without files, and turns each row with a caption into a
         sample.
     fps, fps_rule: frame rate at which clips are read, and the rule that selects the frames: "resample" (nearest in
         time), "cap" (every n-th frame, at a rate of at most fps) or "fix_frame_rate" (by frame number, as DiffSynth
@@ -198,7 +199,7 @@ class ClipOptions:
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="Select frames by nearest time, by a fixed step up to --fps, or by number as in DiffSynth.",
+        help="Select the frames nearest in time, every n-th frame (at most --fps), or by number as in DiffSynth.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
@@ -222,13 +223,13 @@ class ClipOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.fps_rule is not None and self.fps is None:
-            raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set fps, such as fps=16")
+            raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set clips.fps, such as 16")
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
             if self.max_growth is not None and self.encoding.crf is None:
                 raise ConfigError(
                     f"max_growth={self.max_growth!r}: {self.codec} is lossless, so its clips cannot be made smaller; "
-                    "omit max_growth, or choose another codec"
+                    "omit clips.max_growth, or choose another clips.codec"
                 )
             return
         for name in ("codec", "crf", "gop", "min_psnr", "max_growth", "max_clip_seconds"):
@@ -236,8 +237,8 @@ class ClipOptions:
             if value is not None and not (self.kind == "copy" and name == "max_clip_seconds"):
                 stores = "encodes nothing" if self.kind == "copy" else "has no files"
                 raise ConfigError(
-                    f"{name}={value!r}: cannot be combined with clips={self.kind!r}, which {stores}; use "
-                    f"ClipOptions(kind='native') (--clips native), or omit {name}"
+                    f"{name}={value!r}: cannot be combined with clips.kind={self.kind!r}, which {stores}; set "
+                    f"clips.kind='native' (--clips native), or omit clips.{name}"
                 )
 
     @property
@@ -256,7 +257,7 @@ class ClipOptions:
 
     @cached_property
     def frame_rate(self) -> FrameRate | None:
-        """Frame rate at which clips are read; None if the buckets determine it."""
+        """Frame rate at which clips are read, or None if the buckets determine it."""
         return None if self.fps is None else FrameRate(self.fps_rule or "resample", self.fps)  # type: ignore[arg-type]
 
 
@@ -264,7 +265,7 @@ class ClipOptions:
 class ShardOptions:
     """Options for the sharder. Nested options may be given as mappings of their fields.
 
-    buckets: a BucketConfig, the name of a preset, the path of a YAML file, or a mapping with the fields of such a file.
+    buckets: a BucketConfig, the name of a preset, the path to a YAML file, or a mapping with the fields of such a file.
         None selects 256px with 1, 17 and 33 frames.
     verify: "decode" decodes every frame of a source, so that damaged files are rejected; "probe" decodes one key frame.
         None selects "probe" for copies. Native clips are always decoded.
@@ -311,11 +312,12 @@ class ShardOptions:
         if self.clips.is_native:
             self._check_native()
         elif self.cuts_copies and self.source.media:
-            cuts = {"time_columns": self.source.time_columns, "max_clip_seconds": self.clips.max_clip_seconds}
-            cut = next((name for name, value in cuts.items() if value), "scene_cuts")
+            names = ("source.time_columns", "clips.max_clip_seconds", "curation.scene_cuts")
+            given = (self.source.time_columns, self.clips.max_clip_seconds, True)
+            cut = next(name for name, value in zip(names, given, strict=True) if value)
             raise ConfigError(
-                f"media={dict(self.source.media)!r}: cannot be combined with {cut} and clips='copy', because "
-                "conditioning inputs are copied whole; use ClipOptions(kind='native') (--clips native)"
+                f"source.media={dict(self.source.media)!r}: cannot be combined with {cut} and clips.kind='copy', "
+                f"because conditioning inputs are copied whole; set clips.kind='native' (--clips native), or omit {cut}"
             )
 
     @cached_property
@@ -323,8 +325,8 @@ class ShardOptions:
         """Bucket configuration. It is read once, so that later changes to its file have no effect."""
         if self.clips.is_text:
             if self.buckets is not None or self.clips.fps is not None:
-                name = "fps" if self.buckets is None else "buckets"
-                raise ConfigError(f"{name} cannot be combined with clips='text', which has no pictures; omit {name}")
+                name = "clips.fps" if self.buckets is None else "buckets"
+                raise ConfigError(f"{name} cannot be combined with clips.kind='text', which has no files; omit {name}")
             return BucketConfig(buckets=(TEXT_BUCKET,))
         config = bucket_config_of(DEFAULT_BUCKETS if self.buckets is None else self.buckets)
         if self.clips.frame_rate is None or self.clips.is_native:  # the rate of native clips is part of their encoding
@@ -332,67 +334,75 @@ class ShardOptions:
         return replace(config, frame_rate=self.clips.frame_rate)
 
     def _check_trust(self) -> None:
-        is_copied_whole = self.clips.kind == "copy" and not self.cuts_copies
-        if self.trust_metadata and (not is_copied_whole or self.source.media or self.config.assign == "all"):
+        others = {
+            f"clips.kind={self.clips.kind!r}": self.clips.kind != "copy",
+            "source.time_columns": bool(self.source.time_columns),
+            "clips.max_clip_seconds": bool(self.clips.max_clip_seconds),
+            "source.media": bool(self.source.media),
+            "buckets.assign='all'": self.config.assign == "all",
+        }
+        other = next((name for name, is_set in others.items() if is_set), None)
+        if self.trust_metadata and other is not None:
             raise ConfigError(
-                "trust_metadata=True: cannot be combined with clips='native' or 'text', time_columns, "
-                "max_clip_seconds, media, or assign='all', which need facts that metadata does not state; omit "
-                "trust_metadata"
+                f"trust_metadata=True: cannot be combined with {other}, because trust_metadata requires each "
+                "sample to be one unchanged file in one bucket; omit one of the two"
             )
 
     def _check_curation(self) -> None:
         if self.curation.is_on and self.trust_metadata:
             name, value = next((name, value) for name, value in vars(self.curation).items() if value)
             raise ConfigError(
-                f"{name}={value!r}: cannot be combined with trust_metadata=True, because every file must be decoded "
-                "before it is assigned to a shard; omit one of the two"
+                f"curation.{name}={value!r}: cannot be combined with trust_metadata=True, because every file must be "
+                "decoded before it is assigned to a shard; omit one of the two"
             )
-
         if self.curation.black_bars and self.source.media and self.clips.is_native:
             raise ConfigError(
-                "black_bars=True: cannot be combined with media and clips='native', because conditioning inputs would "
-                "keep the bars that their clip loses; omit one of them"
+                "curation.black_bars=True: cannot be combined with source.media and clips.kind='native', because the "
+                "bars would be cropped from the clips, but not from the conditioning inputs; omit one of the three"
             )
 
     def _check_text(self) -> None:
         given = {
-            "video_column": self.source.video_column,
-            "time_columns": self.source.time_columns,
-            "media": self.source.media,
-            "base_path": self.source.base_path,
-            "min_fps": self.source.min_fps,
+            "source.video_column": self.source.video_column,
+            "source.time_columns": self.source.time_columns,
+            "source.media": self.source.media,
+            "source.base_path": self.source.base_path,
+            "source.min_fps": self.source.min_fps,
             "verify": self.verify,
-            "scores": self.curation.scores,
-            "scene_cuts": self.curation.scene_cuts,
-            "black_bars": self.curation.black_bars,
-            "dedup": self.curation.dedup,
+            "curation.scores": self.curation.scores,
+            "curation.scene_cuts": self.curation.scene_cuts,
+            "curation.black_bars": self.curation.black_bars,
+            "curation.dedup": self.curation.dedup,
         }
         for name, value in given.items():
             if value:
                 raise ConfigError(
-                    f"{name}={value!r}: cannot be combined with clips='text', which has no files; omit one of the two"
+                    f"{name}={value!r}: cannot be combined with clips.kind='text', which has no files; omit {name}, or "
+                    "choose another clips.kind (--clips)"
                 )
         if self.source.captions.column == "" or self.source.captions.lines:
             raise ConfigError(
-                "clips='text' requires captions from metadata; omit --caption-column '' and --caption-lines"
+                "clips.kind='text' requires captions from metadata; omit source.captions.column='' "
+                "(--caption-column '') and source.captions.lines (--caption-lines)"
             )
 
     def _check_native(self) -> None:
         if self.frame_rate.rule not in ("native", "resample"):
+            name = "buckets.frame_rate.rule" if self.clips.frame_rate is None else "clips.fps_rule"
             raise ConfigError(
-                f"fps_rule={self.frame_rate.rule!r}: cannot be combined with clips='native', which selects the "
-                "frames nearest in time; use fps_rule='resample' or clips='copy'"
+                f"{name}={self.frame_rate.rule!r}: cannot be combined with clips.kind='native', which selects the "
+                "frames nearest in time; set clips.fps and clips.fps_rule='resample', or clips.kind='copy'"
             )
         if self.verify == "probe":
             raise ConfigError(
-                "verify='probe': cannot be combined with clips='native', because encoding decodes every frame; omit "
-                "verify"
+                "verify='probe': cannot be combined with clips.kind='native', because encoding decodes every frame; "
+                "omit verify"
             )
         for bucket in () if self.config.is_dynamic else self.table.candidates:
             if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
                 raise ConfigError(
                     f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips must be even and "
-                    f"between 16 and {_NATIVE_SIDES[-1]}; choose another size, or use clips='copy'"
+                    f"between 16 and {_NATIVE_SIDES[-1]}; choose another size, or set clips.kind='copy' (--clips copy)"
                 )
 
     @property
@@ -428,7 +438,7 @@ class ShardOptions:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frame rate to which native clips are resampled; None to keep the source's rate, as for copies."""
+        """Frame rate to which native clips are resampled, or None to keep the source's rate, as for copies."""
         return self.frame_rate.fps if self.clips.is_native else None
 
     @property

@@ -88,9 +88,10 @@ def run_missing(
     held_fd: int,
     progress: Progress,
 ) -> None:
-    """Run the units of this task that the journal lacks, and add their findings to it. Other arguments: `run_units`.
+    """Run the units of this task that the journal lacks, and add their findings to it.
 
     paths: path or URL of each unit's file, by the unit's key. The order of the keys decides which task runs a unit.
+    For the other arguments, see `run_units`.
     Raises TasksUnfinished if other tasks have not run their units yet.
     """
     own = share.of(list(paths))
@@ -123,7 +124,7 @@ class Probed:
 
     @property
     def bytes_read(self) -> int | None:
-        """Number of bytes read from remote files in this and earlier runs; None if no file is remote."""
+        """Number of bytes read from remote files in this and earlier runs, or None if no file is remote."""
         findings = (self.findings[state] for state in self.states)
         read = [finding["bytes_read"] for finding in findings if "bytes_read" in finding]
         return sum(read) if read else None
@@ -140,10 +141,10 @@ def probe_all(
 ) -> Probed:
     """Probe all files of the records, or a share of them. The result does not depend on the number of workers or tasks.
 
-    Raises TasksUnfinished unless other tasks have probed the files outside `share`.
+    A file that crashes the decoder or exceeds the limits on time and memory is rejected.
 
-    folder: directory for temporary copies of remote files; None for the system's temporary directory. A file that
-    crashes the decoder or exceeds the limits on time and memory is rejected.
+    folder: directory for temporary copies of remote files; None for the system's temporary directory.
+    Raises TasksUnfinished unless other tasks have probed the files outside `share`.
     """
     sources: dict[FileState, str] = {}  # names of the files
     for path, num_bytes, version, source, extra in records.tuples("path", "num_bytes", "version", "source", "extra"):

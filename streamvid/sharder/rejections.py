@@ -17,13 +17,13 @@ NO_BUCKET = frozenset(
 
 REMEDIES: Mapping[str, str] = {
     "bad-row": "fix the metadata row as the reason describes",
-    "bad-path": "fix the path in the metadata; it must be relative to the source, absolute, or s3://bucket/key",
+    "bad-path": "fix the path in the metadata; use a relative or absolute path, or a URL such as s3://bucket/key",
     "missing-file": "put the file at the path in its row, or set the base folder of paths: --base-path FOLDER",
     "unreadable-file": "replace the path with that of a regular file that you have permission to read",
     "empty-file": "download or create the file again: it is empty",
     "no-text": "add a caption to the row, or specify the caption column: --caption-column C",
     "max-clip-bytes": "accept larger files: --max-clip-bytes 4GB",
-    "medium": "fix the row's conditioning input, or make it optional: --media NAME?=COLUMN",
+    "medium": "fix the row's conditioning input, or leave its cell empty and make it optional: --media NAME?=COLUMN",
     "stated-facts": "correct the metadata, or omit --trust-metadata, so that files are probed before planning",
     "where": "relax the condition of --where, or omit it",
     "duplicate": "to keep all rows and mark near-duplicates in a column, use --dedup mark",
@@ -34,7 +34,7 @@ REMEDIES: Mapping[str, str] = {
     "timestamps": "re-encode the file: its frames have no usable timestamps",
     "hdr": "tone-map the video to SDR, or accept HDR video unchanged: --hdr allow",
     "color": "convert the video to BT.709, for example with FFmpeg's zscale",
-    "picture": "re-encode the video with square pixels and without rotation",
+    "picture": "re-encode the file as the reason describes, for example with square pixels or without rotation",
     "changes-size": "re-encode the video to a single frame size and pixel format",
     "limit": "split or reduce the file; the reason states which limit is exceeded",
     "timeout": "allow more time: --encode-timeout S, or --probe-timeout S",
@@ -42,16 +42,16 @@ REMEDIES: Mapping[str, str] = {
     "crash": "re-encode the file: it crashes the decoder",
     "fault": "report this bug in streamvid, and attach the file",
     "no-image-bucket": "to accept images, add 1 to --num-frames, or add buckets with 1 frame to a copy of the preset",
-    "no-video-bucket": "to accept videos, add larger frame counts to --num-frames or to the configuration's buckets",
-    "too-small": "set --min-area below 0.8 to accept smaller sources, or add a smaller size to the buckets",
+    "no-video-bucket": "to accept videos, add counts above 1 to --num-frames, or to buckets in a copy of the preset",
+    "too-small": "lower --min-area (default 0.8) to accept smaller sources, or add a smaller size to the buckets",
     "too-few-frames": "add a smaller count to --num-frames or to the buckets, or raise --fps to read more frames",
-    "too-short-for-its-size": "add a bucket with a size and frame count no larger than the clip's",
+    "too-short-for-its-size": "add a bucket whose size and frame count are no larger than the clip's",
     "max-upscale": "raise --max-upscale, or add a smaller size to the buckets",
     "max-crop": "raise --max-crop, or add aspect ratios: --num-ar-buckets N",
     "probability": "raise the probabilities in --bucket-config, or draw a new bucket in each epoch: --assign all",
     "long-text": "shorten the text, or truncate captions: --long-captions truncate",
     "time-range": "correct the times; use seconds or H:MM:SS from the start of the video, within its duration",
-    "cut": "encode the clips: --clips native; or convert the file to MP4",
+    "cut": "encode the clips (--clips native), or convert the file to MP4",
     "min-psnr": "accept lower quality with a lower --min-psnr, or store more bytes with a lower --crf",
     "max-growth": "allow larger clips with a higher --max-growth, or choose --codec av1",
 }
@@ -59,7 +59,11 @@ REMEDIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RejectedKind:
-    """Rejections of one kind. remedy: advice for the user. examples: (row, source, reason) of the first rejections."""
+    """Rejections of one kind.
+
+    remedy: advice for the user.
+    examples: (row, source, reason) of the first rejections.
+    """
 
     kind: str
     count: int

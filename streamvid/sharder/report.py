@@ -69,7 +69,7 @@ class ShardReport:
     probe_bytes_read: number of bytes read from remote files for probing; None if no remote file was probed.
     input: the sharder's interpretation of its input; without facts from probing if the dataset was already sealed.
     remaining: after a task, the unfinished work of other tasks; None if only sealing remains. The report of a task
-        contains no buckets and no rejections.
+        contains neither buckets nor rejections.
     """
 
     state: str
@@ -124,7 +124,7 @@ class ShardReport:
         """Return a short summary as text, with at most `max_rejections` rejections."""
         lines = [
             f"{self.state}: {self.num_samples} samples in {self.num_shards} shards, {self.num_bytes} bytes; "
-            f"{self.num_rejected} of {self.num_records} records rejected"
+            f"{self.num_records} records, {self.num_rejected} rejections"
         ]
         lines += [
             f"  {row.bucket_id}: {row.num_samples} samples, {row.num_shards} shards, {row.duration_seconds:.1f} s"

@@ -157,8 +157,10 @@ def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
 def _named(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, TypeError) as error:
-        raise StorageError(f"cannot read {path}: {error}; run the same command again") from error
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}; run the same command again") from error
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{path} is damaged ({error}); run the same command again") from error
 
 
 def _marker(shard: PlannedShard, folder: Path) -> Marker:

@@ -31,6 +31,7 @@ from streamvid.sharder.planning.plan import Build, ShardPlan, make_plan
 from streamvid.sharder.planning.trusted import StatedFacts, confirm, look_up
 from streamvid.sharder.planning.where import apply_where
 from streamvid.sharder.probing import Probed, Progress, journal_header, probe_all
+from streamvid.sharder.rejections import REMEDIES
 from streamvid.sharder.report import (
     BUILT,
     DRY_RUN,
@@ -54,6 +55,10 @@ OnInput: TypeAlias = Callable[[InputSummary], None]
 """Callback that is called once with a summary of the input, before clips are encoded or stored."""
 
 _REASONS_SHOWN = 5
+_NOT_SUBMITTED = (
+    "work.cluster.engine='slurm': only the command `streamvid shard` submits jobs; run that command, or omit "
+    "the engine and set work.cluster.task='I/N' in each job"
+)
 _logger = logging.getLogger(__name__)
 
 
@@ -76,12 +81,12 @@ def shard(
     (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged. `on_input` is called once, before
     clips are encoded or stored, with a summary of how the input was interpreted.
 
-    Raises SourceError if input cannot be read or changes while it is read, or if every row is rejected; SealedError if
-    `dest` contains a different dataset; DatasetError if `dest` contains other files or another sharder is using `dest`;
-    and StorageError if a store fails.
+    Raises ConfigError if an option does not suit the input, `dest` or this function; SourceError if input cannot be
+    read or changes while it is read, or if every row is rejected; SealedError if `dest` contains a different dataset;
+    DatasetError if `dest` contains other files or another sharder is using `dest`; and StorageError if a store fails.
     """
     if options.work.cluster.engine == "slurm":
-        raise ConfigError("engine='slurm': only the command `streamvid shard` submits jobs; run it, or use task='I/N'")
+        raise ConfigError(_NOT_SUBMITTED)
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     place.check_free()
     _check_apart(source, place.store, options)
@@ -196,9 +201,10 @@ def dry_run(
     progress: Progress | None = None,
     on_input: OnInput | None = None,
 ) -> ShardReport:
-    """Run all stages up to the shard plan without writing to `dest`. Probing results at `dest` are reused.
+    """Run all stages up to the shard plan without writing to `dest`. Earlier results of probing at `dest` are reused.
 
-    Native clips are not encoded, so the report contains neither their size nor the number of their shards.
+    No clips are encoded or cut. If the build requires this, the report contains neither the sizes of the clips nor the
+    number of shards.
 
     Raises the same errors as `shard`, except that an occupied `dest` and the rejection of all rows are not errors. The
     report lists the reasons for all rejections.
@@ -206,7 +212,8 @@ def dry_run(
     place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
     if not options.work.share.is_whole:
         raise ConfigError(
-            f"task={options.work.cluster.task!r}: cannot be combined with a dry run, which plans all work; omit task"
+            f"work.cluster.task={options.work.cluster.task!r}: cannot be combined with a dry run, which plans all "
+            "work; omit the task (--task)"
         )
     journals = partial(SharedJournal, place.folder, store=place.store, share=WHOLE, writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
@@ -279,7 +286,7 @@ def _build(
 class _Assigned(NamedTuple):
     """Records that meet `where`, with their buckets.
 
-    bytes_read: number of bytes that were read to probe remote files; None if all files are local.
+    bytes_read: number of bytes that were read to probe remote files; None if no file is remote.
     """
 
     records: RecordSet
@@ -331,10 +338,10 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
 
 
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
-    """Return the report of the sealed dataset in `store` if it equals the requested dataset; None if there is none.
+    """Return the report of the sealed dataset in `store` if it equals the requested dataset, or None if there is none.
 
     If a different dataset is sealed in `store`, return None if `overwrite` is True. Otherwise, raise SealedError, which
-    reports the difference.
+    reports the difference. An unreadable dataset counts as different.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -344,12 +351,16 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
         if difference is None:
             return report_dataset(dataset)
     except StreamvidError as error:
-        difference = str(error)
+        if overwrite:
+            return None
+        raise SealedError(
+            f"{store.url} holds a sealed dataset that cannot be read ({error}); choose another dest"
+        ) from error
     if overwrite:
         return None
     raise SealedError(
         f"{store.url} holds another sealed dataset ({difference}); choose another dest, or set "
-        "overwrite=True (--overwrite) to replace it"
+        "work.overwrite=True (--overwrite) to replace it"
     )
 
 
@@ -385,8 +396,8 @@ def _condemn_old(staging: Staging) -> None:
         paths += [path for info in old.shards for path in (info.path, offsets_path(info.path))]
     except StreamvidError as error:
         raise DatasetError(
-            f"{store.url} holds a damaged dataset ({error}), so its files cannot be distinguished from other files; "
-            "delete everything there, or choose another dest"
+            f"{store.url} holds a dataset that cannot be read ({error}), so its files cannot be distinguished from "
+            "other files; choose another dest, or, if the dataset is damaged, delete everything at that location"
         ) from error
     staging.condemn(paths)
 
@@ -394,7 +405,9 @@ def _condemn_old(staging: Staging) -> None:
 def _nothing_accepted(rejections: tuple[Rejection, ...]) -> str:
     shown = "; ".join(f"row {row.row} {row.source}: {row.reason}" for row in rejections[:_REASONS_SHOWN])
     more = f"; and {len(rejections) - _REASONS_SHOWN} more" if len(rejections) > _REASONS_SHOWN else ""
-    return f"all {len(rejections)} records were rejected, so nothing was built. {shown}{more}"
+    known = (REMEDIES[row.kind] for row in rejections[:_REASONS_SHOWN] if row.kind in REMEDIES)
+    remedies = "; ".join(dict.fromkeys(known)) or "fix the input as the reasons describe"
+    return f"all records were rejected, so nothing was built. Reasons: {shown}{more}. Remedies: {remedies}"
 
 
 def _ignore_input(summary: InputSummary) -> None:

@@ -28,7 +28,10 @@ TEXT_EXTENSION = "txt"
 
 
 def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
-    """Return an instance of `cls` with the fields that it shares with `source`. Values in `others` take precedence."""
+    """Create an instance of `cls` from the values of all fields that `cls` and `source` share.
+
+    Values in `others` take precedence.
+    """
     names = {field.name for field in fields(cast("Any", cls))} & {field.name for field in fields(source)}
     return cls(**{**{name: getattr(source, name) for name in names}, **others})
 
@@ -40,8 +43,10 @@ class Clip:
     A clip is either a source file as it is, or it is *made*: encoded, or cut from its source. Before a clip is made,
     num_bytes is 0 and path is empty.
 
-    path: path or URL of the file that stores the bytes. sha256: checksum of a clip that was made; "" for a whole file.
-    psnr_y: PSNR-Y in decibels; None for a copy. encode_seconds: CPU time for encoding.
+    path: path or URL of the file that stores the bytes.
+    sha256: checksum of a clip that was made; "" for a whole file.
+    psnr_y: PSNR-Y in decibels; None for a copy.
+    encode_seconds: CPU time for encoding.
     """
 
     path: str
@@ -59,7 +64,7 @@ class Clip:
 
     @property
     def is_made(self) -> bool:
-        """True if the clip is not a source file as it is."""
+        """True if the clip is encoded or cut from its source, instead of being a whole source file."""
         return not self.path or bool(self.sha256)
 
 
@@ -67,7 +72,8 @@ class Clip:
 class Window:
     """Range of `num_frames` source frames from index `start` on.
 
-    num_clip_frames: frame count for the bucket: that of the native clip, or of a copy that is read at a frame rate.
+    num_clip_frames: frame count that determines the bucket: that of the native clip, or that of a copy when it is read
+        at its frame rate.
     """
 
     start: int
@@ -79,7 +85,8 @@ class Window:
 class Timing:
     """Presentation times of a source's frames, in ascending ticks of time_base.
 
-    last_duration: duration of the last frame in ticks; 0 if unknown. usual_rate: average frame rate; None if unknown.
+    last_duration: duration of the last frame in ticks; 0 if unknown.
+    usual_rate: average frame rate; None if unknown.
     """
 
     timestamps: Sequence[int]

@@ -36,12 +36,12 @@ class WorkOptions:
     )
     overwrite: bool = option(False, help="Replace a different sealed dataset at DEST.", group="")
     work_dir: str | Path | None = option(
-        None, help="Local folder for unfinished work if DEST is in an object store.", metavar="FOLDER"
+        None, help="Local folder for unfinished work; only if DEST is in an object store.", metavar="FOLDER"
     )
     cluster: ClusterOptions = option(default_factory=ClusterOptions, group="")
     probe_timeout_seconds: float = option(
         60.0,
-        help="Seconds allowed to probe a file.",
+        help="Seconds allowed to probe one file.",
         metavar="S",
         flag="--probe-timeout",
         above=0,
@@ -49,7 +49,7 @@ class WorkOptions:
     )
     encode_timeout_seconds: float = option(
         4 * 3600.0,
-        help="Seconds allowed to encode or fully decode one clip.",
+        help="Seconds allowed to encode one clip or to decode one whole file.",
         metavar="S",
         flag="--encode-timeout",
         above=0,
@@ -63,8 +63,8 @@ class WorkOptions:
         check_options(self)
         if self.overwrite and not self.cluster.is_local:
             raise ConfigError(
-                "overwrite=True: cannot be combined with task, or with an engine other than 'local', because tasks "
-                "remove no files; omit overwrite"
+                "overwrite=True: cannot be combined with work.cluster.task, or with a work.cluster.engine other than "
+                "'local', because tasks remove no files; omit one of the two"
             )
 
     @property

@@ -117,7 +117,7 @@ def test_whoever_lost_the_lease_stops(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     lease = hold(store)
     store.put(f"{FOLDER}/run-000002.json", note(time.time()))
-    with pytest.raises(DatasetError, match="could not renew its lease for 120 s, and another one has taken over"):
+    with pytest.raises(DatasetError, match="could not renew the lease for 120 s and another process has taken over"):
         lease.renew()
     with pytest.raises(DatasetError, match="has taken over"):
         lease.check()

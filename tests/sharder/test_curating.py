@@ -174,7 +174,7 @@ def test_time_ranges_have_their_own_scores(tmp_path: Path) -> None:
         ({"scores": ("motion", "sharpness")}, ConfigError, "'sharpness' is not a score; use motion or blur"),
         ({"scores": ("blur", "blur")}, ConfigError, "contains a score twice"),
         ({"trust_metadata": True}, ConfigError, "scores=.*trust_metadata=True"),
-        ({"clips": "text", "buckets": None}, ConfigError, "scores=.*clips='text', which has no files"),
+        ({"clips": "text", "buckets": None}, ConfigError, "scores=.*clips.kind='text', which has no files"),
         ({"where": "blurr > 1"}, ConfigError, "did you mean 'blur'"),
         ({"metadata": "taken.jsonl", **UNNAMED}, SourceError, "already has a column 'blur'"),
     ],

@@ -79,7 +79,7 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
         "empty.mp4": "'control' is empty",
         "missing.mp4": "'control': cannot be read: No such file",
         "../outside.mp4": "'control': the path leaves the source folder",
-        "ref2-0.jpg": "'control': ref2-0.jpg has one picture, but the clip has 24 frames",
+        "ref2-0.jpg": "'control': ref2-0.jpg is a still image, but the clip has 24 frames",
         "": "'control' is missing: column 'control_video' is empty; use control?=control_video to accept rows without it",
     }
     bad = [{**rows[0], "control_video": path} for path in wrong]
@@ -102,7 +102,7 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
     row, clip, picture = source.rows[2], "control2.mkv", "ref2-0.jpg"
     for key, value, message in (
         ("image:control", clip, "is a video, but must be an image"),
-        ("video:control", picture, "has one picture, but the clip has 26 frames"),
+        ("video:control", picture, "is a still image, but the clip has 26 frames"),
         ("control", [picture, clip], "a list must contain only images"),
         ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
         ("control", [picture, 7], "number 1: the path has type int"),
@@ -139,8 +139,8 @@ def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
         ({"control": "depth"}, "'depth' is not a column of the metadata; available columns: path, caption"),
         ({"Control": "refs"}, r"must be \[KIND:\]NAME\[\?\]=COLUMN"),
         ({"audio:control": "refs"}, r"KIND is one of video, image, mask"),
-        ({"txt": "refs"}, "txt and json are reserved; rename txt"),
-        ({"a_b": "refs", "ab": "matte"}, "reserved; rename ab"),
+        ({"txt": "refs"}, "media uses reserved or duplicate names: txt; give"),
+        ({"a_b": "refs", "ab": "matte"}, "media uses reserved or duplicate names: ab; give"),
     ):
         with pytest.raises((ConfigError, SourceError), match=message):
             dry_run(source.write(), tmp_path / "dataset", options(given))

@@ -407,7 +407,7 @@ def test_the_same_file_in_two_rows_is_encoded_once(long_source: Path, tmp_path: 
 def test_a_clip_that_takes_too_long_is_rejected_by_name(long_source: Path, tmp_path: Path) -> None:
     """SHARD-3: encoding has a wall clock for each clip; with more time it is tried again, and nothing else is."""
     run = options(buckets=WIDE, encode_timeout_seconds=0.0001)
-    with pytest.raises(SourceError, match=r"all 1 records were rejected.*longer than encode_timeout_seconds=0.0001"):
+    with pytest.raises(SourceError, match=r"all records were rejected.*longer than encode_timeout_seconds=0.0001"):
         shard(long_source, tmp_path / "out", run)
     with pytest.raises(Stop):
         shard(long_source, tmp_path / "out", options(buckets=WIDE), stop_at("build", 0))

@@ -184,7 +184,7 @@ def test_overwrite_with_nothing_to_put_there_keeps_the_old(built: Built, tmp_pat
     dest = shutil.copytree(built.dest, tmp_path / "out")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.mp4").write_bytes(b"text")
-    with pytest.raises(SourceError, match=r"all 1 records were rejected.*row 0 x.mp4"):
+    with pytest.raises(SourceError, match=r"all records were rejected.*row 0 x.mp4"):
         shard(tmp_path / "bad", dest, options(overwrite=True))
     assert open_dataset(dest).samples_table().num_rows == 14
 
@@ -297,11 +297,11 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"seed": -1}, "seed=-1"),
         ({"probe_timeout_seconds": 0}, "probe_timeout_seconds=0"),
         ({"clips": "raw"}, "kind='raw': must be 'copy', 'native' or 'text'"),
-        ({"clips": "copy", "codec": "h264"}, "codec='h264': cannot be combined with clips='copy'"),
+        ({"clips": "copy", "codec": "h264"}, "codec='h264': cannot be combined with clips.kind='copy'"),
         ({"clips": "copy", "crf": 20}, "crf=20: cannot be combined"),
         ({"clips": "copy", "gop": 8}, "gop=8: cannot be combined"),
         ({"clips": "copy", "min_psnr": 30}, "min_psnr=30: cannot be combined"),
-        ({"clips": "native", "verify": "probe"}, "verify='probe': cannot be combined with clips='native'"),
+        ({"clips": "native", "verify": "probe"}, "verify='probe': cannot be combined with clips.kind='native'"),
         ({"clips": "native", "verify": "hash"}, "verify='hash': must be 'decode' or 'probe'"),
         ({"clips": "native", "hdr": "tonemap"}, "hdr='tonemap': must be 'refuse' or 'allow'"),
         ({"clips": "native", "codec": "vp9"}, "codec is 'vp9'; it must be one of h264"),
@@ -311,11 +311,17 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"clips": "native", "fps": "many"}, "fps='many': must be a number, or None"),
         ({"clips": "native", "max_clip_seconds": 0}, "max_clip_seconds=0"),
         ({"clips": "native", "min_psnr": 101}, "min_psnr=101"),
-        ({"time_columns": ("start", "end"), "media": {"a": "b"}}, "media=.* with time_columns and clips='copy'"),
-        ({"max_clip_seconds": 8, "media": {"a": "b"}}, "media=.* with max_clip_seconds and clips='copy'"),
+        (
+            {"time_columns": ("start", "end"), "media": {"a": "b"}},
+            "media=.* with source.time_columns and clips.kind='copy'",
+        ),
+        ({"max_clip_seconds": 8, "media": {"a": "b"}}, "media=.* with clips.max_clip_seconds and clips.kind='copy'"),
         ({"max_clip_seconds": 8, "trust_metadata": True}, "trust_metadata=True: cannot be combined"),
         ({"clips": "native", "time_columns": ("start", "start")}, "must be two different columns"),
-        ({"clips": "native", "time_columns": ("a",), "whole_files": True}, "cannot be combined with whole_files"),
+        (
+            {"clips": "native", "time_columns": ("a",), "whole_files": True},
+            "cannot be combined with source.whole_files",
+        ),
         ({"clips": "copy", "max_growth": 1}, "max_growth=1: cannot be combined"),
         ({"clips": "native", "max_growth": 0}, "max_growth=0"),
         ({"clips": "native", "codec": "ffv1", "max_growth": 1}, "max_growth=1: ffv1 is lossless"),

@@ -195,7 +195,8 @@ def test_a_task_that_cannot_be_is_an_error(task: str) -> None:
 
 def test_options_that_do_not_go_with_a_task(built: Built, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="cannot be combined with task, or with an engine other than 'local', because tasks remove"
+        ConfigError,
+        match="cannot be combined with work.cluster.task, or with a work.cluster.engine other than 'local'",
     ):
         shard_options(task="0/2", overwrite=True)
     with pytest.raises(ConfigError, match="cannot be combined with a dry run"):

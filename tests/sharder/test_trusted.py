@@ -86,7 +86,7 @@ def wrong(facts: Facts) -> tuple[list[dict[str, Any]], dict[str, str]]:
         "gone.mp4": "cannot be read: No such file or directory",
         "bad/text.mp4": "the file is not a video or image that FFmpeg can read",
         "bad/empty.mp4": "the file is empty",
-        "vélo.webm": "the metadata of the row is incomplete: fps or duration must be a number above 0",
+        "vélo.webm": "the metadata of the row is incomplete or invalid: fps or duration must be a number above 0",
     }
     return list(rows.values()), reasons
 
@@ -152,7 +152,7 @@ def test_nothing_right_leaves_the_old_dataset(built: Built, facts: Facts, tmp_pa
     dest = tmp_path / "dataset"
     shutil.copytree(built.dest, dest)
     rows = [{**row, "num_frames": row["num_frames"] + 1} for row in facts.values()]
-    with pytest.raises(SourceError, match="all 14 records were rejected, .*the metadata states num_frames"):
+    with pytest.raises(SourceError, match="all records were rejected, .*the metadata states num_frames"):
         build(built, write_rows(tmp_path / "m.jsonl", rows), dest, overwrite=True)
     assert open_dataset(dest).manifest == open_dataset(built.dest).manifest
 

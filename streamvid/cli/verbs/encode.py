@@ -30,7 +30,7 @@ the command is stopped or killed, run it again: it resumes and writes the same b
 run."""
 
 _SLURM_CPUS = 12
-"""CPUs per task on Slurm if data.num_workers is not set."""
+"""Number of CPUs per task on Slurm if data.num_workers is not set."""
 
 
 @click.command(epilog=_EPILOG)
@@ -44,7 +44,7 @@ _SLURM_CPUS = 12
 def command(
     config: str | None, overrides: tuple[str, ...], cluster: ClusterOptions, dry_run: bool, as_json: bool
 ) -> int:
-    """Encode the dataset of a config with the config's model and store the features in data.features.url."""
+    """Encode the dataset of a config with the config's model, and store the features in data.features.url."""
     from streamvid.config import load_config
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig
@@ -56,7 +56,7 @@ def command(
         return 0
     if is_launched() and not cluster.is_local:
         raise click.UsageError(
-            "--task and --engine cannot be used in a process that a launcher started; omit them, or the launcher"
+            "--task and --engine cannot be used in a process that a launcher started; omit them or the launcher"
         )
     if cluster.engine == "slurm":
         return _submit(run, cluster, as_json=as_json)
@@ -72,7 +72,7 @@ def _submit(run: TrainConfig, cluster: ClusterOptions, *, as_json: bool) -> int:
     url = open_store(str(run.data.features.url), run.data.storage).url
     num_cpus = _SLURM_CPUS if run.data.num_workers is None else max(1, run.data.num_workers)
     jobs = SlurmJobs("encode", url, num_cpus, uses_gpu=not run.accelerate.cpu)
-    return submit_command(jobs, cluster, "progress: the same command with --dry-run", as_json=as_json)
+    return submit_command(jobs, cluster, "progress: run the same command with --dry-run", as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class EncodeSurvey:
             click.echo(f"sealed: {size(self.num_bytes_done)}, nothing to do")
         elif self.num_bytes_expected is not None:
             click.echo(
-                f"{self.num_shards_done} shards are finished, {size(self.num_bytes_done)}; estimated total "
+                f"{self.num_shards_done} shards are finished ({size(self.num_bytes_done)}); estimated total size: "
                 f"{size(self.num_bytes_expected)}"
             )
         else:

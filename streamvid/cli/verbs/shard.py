@@ -40,7 +40,7 @@ Examples:
 SOURCE is a folder of videos, a metadata file (CSV, JSONL, JSON or Parquet), a folder of Parquet
 files, a folder of tars (webdataset, video2dataset, cosmos-curate), or a sealed dataset. Captions of
 a folder come from metadata.csv, .jsonl, .json or .parquet in it or in its subfolders, from prompt.txt
-beside videos.txt, or from a .txt file beside each video. Several sources become one dataset.
+next to videos.txt, or from a .txt file next to each video. Several sources become one dataset.
 If the command is stopped, run it again to resume."""
 
 _OPTIONS = flags_of(ShardOptions)
@@ -51,7 +51,7 @@ _KEYS = Flag(
     help="Columns with media paths, beginning with the clip's column, such as 'video,control_video'.",
 )
 _SLURM_CPUS = 8
-"""CPUs per task on Slurm, because the CPUs of a login node say nothing about the nodes."""
+"""Default number of CPUs per task on Slurm. The CPUs of the login node say nothing about the compute nodes."""
 _GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Curation", "Verification", "Work", "Storage")
 _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.index(flag.group or ""))
 
@@ -101,7 +101,7 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
 
 
 def _submit(dest: str, options: ShardOptions, num_cpus: int, *, as_json: bool) -> int:
-    """Submit an array per phase, and a job that seals the dataset."""
+    """Submit one array per phase and a job that seals the dataset."""
     from streamvid.cli.slurm import submit_command
     from streamvid.cluster.slurm import SlurmJobs
     from streamvid.sharder.work.destination import find_destination

@@ -66,12 +66,12 @@ class PlannedSample:
 
     @property
     def cropped_share(self) -> float | None:
-        """Fraction of the source frame that is cropped away to fit the bucket's shape; None for text."""
+        """Fraction of the source frame that is cropped away to fit the bucket's shape, or None for text."""
         return None if self.bucket.is_text else float(cropped_share(*self._sizes))
 
     @property
     def upscale(self) -> float | None:
-        """Scaling factor from the source's size to the bucket's size; None for text."""
+        """Scaling factor from the source's size to the bucket's size, or None for text."""
         return None if self.bucket.is_text else float(cover_scale(*self._sizes))
 
     @property
@@ -207,9 +207,10 @@ def _drawn(
     options: ShardOptions,
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
-    """Yield (window, bucket, draw set or "") for each bucket that stores a window, (window, None, reason) if none does.
+    """Yield (window, bucket, draw set or "") for each bucket that stores a window.
 
-    A draw depends only on the seed and the clip, so adding input never changes the buckets of existing clips.
+    If no bucket stores it, yield (window, None, reason) instead. A draw depends only on the seed and the
+    clip, so adding input never changes the buckets of existing clips.
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
@@ -280,7 +281,7 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
 
 
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the clip that stores a window of a file: the whole file, or the facts known before a clip is made."""
+    """Return the clip that stores a window of a file. If it must be made, return the facts that are known before."""
     is_native, seconds = options.clips.is_native, window.num_frames / probe.num_frames * probe.duration_seconds
     if not is_native and window.num_frames == probe.num_frames:
         return copy
@@ -295,8 +296,8 @@ def sample_key(
 ) -> str:
     """Return a sample's key: a readable stem followed by a hash. Adding input never changes existing keys.
 
-    occurrence: number of earlier rows with the same file, window and bucket. stem_of: name from which to derive the
-    stem, instead of `source`.
+    occurrence: number of earlier rows with the same file, window and bucket.
+    stem_of: name from which to derive the stem, instead of `source`.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:

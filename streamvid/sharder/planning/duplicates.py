@@ -1,6 +1,6 @@
 """Near-duplicates among the rows of all sources: their groups, the row to keep, and one split per group.
 
-Facts about rows are kept in arrays, of about 130 bytes per row. Only groups that are found have objects.
+Facts about rows are kept in arrays, which use about 130 bytes per row. Objects are created only for found groups.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _Flags: TypeAlias = npt.NDArray[np.bool_]
 def group_duplicates(assignment: Assignment, options: ShardOptions) -> Assignment:
     """Find the near-duplicates. Return the samples with their group in a column, and with one split per group.
 
-    With `dedup="keep-largest"`, all rows of a group but the best become rejections (SHARD-3). Only rows that a bucket
-    accepts are grouped, so that no row is removed in favor of a row that is not stored.
+    With `dedup="keep-largest"`, all rows of a group except the best become rejections (SHARD-3). Only rows that a
+    bucket accepts are grouped, so that no row is removed in favor of a row that is not stored.
     """
     if options.curation.dedup is None:
         return assignment
@@ -70,12 +70,12 @@ _NAMES = ("record.row", "record.source", "record.time_range")
 
 
 def _name(source: str, time_range: TimeRange | None) -> str:
-    """Return the name of a row, by which its group is identified."""
+    """Return the name of a row. The name of its best row identifies a group."""
     return source if time_range is None else f"{source} ({time_range.text})"
 
 
 class _SampleRows:
-    """Rows of samples. The samples of a row follow each other. numbers: for each sample, the number of its row."""
+    """Rows of samples. The samples of a row are consecutive. numbers: for each sample, the number of its row."""
 
     def __init__(self, samples: Rows[PlannedSample]) -> None:
         self._samples = samples
@@ -90,7 +90,7 @@ class _SampleRows:
         return int(self._is_first.sum())
 
     def tuples(self, is_wanted: _Flags | None, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the number and the values of each wanted row. None: of all rows."""
+        """Yield the number and the values of each wanted row. is_wanted=None selects all rows."""
         wanted = self._is_first if is_wanted is None else self._is_first & is_wanted[self.numbers]
         numbers = self.numbers[wanted].tolist()
         found = compress(self._samples.tuples(*names), wanted.tolist())
@@ -99,9 +99,12 @@ class _SampleRows:
 
 @dataclass(frozen=True)
 class _Table:
-    """Facts about each row. quality: pixels, seconds and bytes. file: hash of the record key.
+    """Facts about each row.
 
-    has_signature: False for rows that are not compared. stays_val: True if the row is in split "val" of its source.
+    has_signature: False for rows that are not compared.
+    quality: pixels, seconds and bytes.
+    file: hash of the record key.
+    stays_val: True if the row is in split "val" of its source.
     """
 
     signatures: Words
@@ -134,7 +137,7 @@ class _Table:
         return _Table(signatures, has_signature, is_image, quality, np.asarray(file), is_val, stays_val)
 
     def leaders(self) -> Numbers:
-        """Return the number of the best row of each row's group. Images and videos have separate groups."""
+        """Return, for each row, the number of the best row in its group. Images and videos have separate groups."""
         leaders = np.arange(len(self.file))
         best = np.lexsort(tuple(-value for value in reversed(self.quality)))  # equal rows stay in order
         for is_image in (False, True):
@@ -160,7 +163,7 @@ class _Table:
 
 
 def _least(values: Numbers, groups: Numbers) -> Numbers:
-    """Return the least value of each value's group."""
+    """Return, for each value, the least value of its group."""
     least = np.full(len(values), len(values))
     np.minimum.at(least, groups, values)
     return least[groups]

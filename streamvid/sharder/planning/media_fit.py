@@ -27,7 +27,7 @@ SHAPE_TOLERANCE = 0.02
 class PlannedMedium:
     """One file of a conditioning input, as stored with a sample's clip.
 
-    is_still: True for one picture per clip; False for a video with as many frames as the clip.
+    is_still: True for one still image per clip; False for a video with as many frames as the clip.
     """
 
     column: MediaColumn
@@ -94,14 +94,14 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     """Raise Rejected unless an input has as many frames as the clip, at the same times."""
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: a list must contain only images, but {file.source} is used as a video; declare the input "
-            f"as image:{file.name}",
+            f"{file.label}: {file.source} is in a list and is used as a video, but a list must contain only images; "
+            f"use one video per row, or list only images and declare the input as image:{file.name}",
             kind="medium",
         )
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
         raise Rejected(
-            f"{file.label}: {file.source} has {_count(own)}, but the clip has {_count(probe)}; a video input must have "
-            f"the same number of frames as the clip (use image:{file.name} for one picture per clip)",
+            f"{file.label}: {file.source} {_length(own)}, but the clip {_length(probe)}; a video input must have as "
+            f"many frames as the clip; for one still image per clip, declare the input as image:{file.name}",
             kind="medium",
         )
     if own.is_image or not (own.timing and probe.timing):
@@ -110,14 +110,14 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     if apart > limit:
         raise Rejected(
             f"{file.label}: a frame of {file.source} is {apart:.3f} s away from the corresponding frame of the clip; "
-            f"at most {limit:.3f} s (half a frame) is allowed; convert both files to the same frame rate "
-            f"(now {own.fps:.3f} and {probe.fps:.3f})",
+            f"at most {limit:.3f} s (half a frame) is allowed; convert both files to the same constant frame rate "
+            f"(their average rates are {own.fps:.3f} and {probe.fps:.3f})",
             kind="medium",
         )
 
 
 def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
-    """Raise Rejected if the input's crop would show a different part of the picture than the clip's crop."""
+    """Raise Rejected if the crops of the input and of the clip would show different parts of the frame."""
     share = abs(own.width * probe.height - own.height * probe.width) / (own.height * probe.width)
     if share > SHAPE_TOLERANCE:
         raise Rejected(
@@ -128,8 +128,8 @@ def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
         )
 
 
-def _count(probe: Probe) -> str:
-    return "one picture" if probe.is_image else f"{probe.num_frames} frames"
+def _length(probe: Probe) -> str:
+    return "is a still image" if probe.is_image else f"has {probe.num_frames} frames"
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:

@@ -55,7 +55,8 @@ class PlannedShard:
 class ShardPlan:
     """Shards in the order of the bucket table, and rejections in the order of the input.
 
-    samples: samples of all shards, in the order of the shards. draws: sets of clips that are stored in several buckets.
+    samples: samples of all shards, in the order of the shards.
+    draws: sets of clips that are stored in several buckets.
     """
 
     shards: tuple[PlannedShard, ...]
@@ -109,7 +110,7 @@ def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Buc
 
 
 _Group: TypeAlias = tuple[str, str, tuple[str, ...]]
-"""(bucket id, split, member extensions): shared by the samples of a shard, because other tools refuse a tar whose
+"""(bucket id, split, member extensions). All samples of a shard share them, because other tools refuse a tar whose
 samples have different members."""
 
 
@@ -120,7 +121,8 @@ class _Facts:
     codes: index of the sample's group in `groups`, or -1 for a sample that several buckets store.
     places: hash that determines the sample's place in its group, so that the order of the input does not matter. Two
         samples of a group share a hash with a probability of 2**-64.
-    sizes: size of the sample in bytes. drawn: samples that several buckets store.
+    sizes: size of the sample in bytes.
+    drawn: samples that several buckets store.
     """
 
     groups: list[_Group]
@@ -219,8 +221,10 @@ def cut_by_bytes(sizes: Int64Array, shard_size_bytes: int) -> Iterator[slice]:
 class DrawnSample:
     """Sample of a clip that several buckets store.
 
-    number: index of the sample in the input. size: size in bytes. clip: identity of the clip. place: hash that
-    determines the clip's place among all clips.
+    number: index of the sample in the input.
+    size: size in bytes.
+    clip: identity of the clip.
+    place: hash that determines the clip's place among all clips.
     """
 
     number: int
@@ -238,8 +242,9 @@ class DrawnSample:
 class DrawnGroup:
     """Clips with the same draw set, split and member extensions, divided into shards.
 
-    buckets: (bucket id, probability times UNIT) pairs. shards: for each bucket, in the order of `buckets`, the numbers
-    of each shard's samples. All buckets store the same clips in the same order.
+    buckets: (bucket id, probability times UNIT) pairs.
+    shards: for each bucket, in the order of `buckets`, the numbers of each shard's samples. All buckets store the same
+        clips in the same order.
     """
 
     buckets: tuple[tuple[str, int], ...]
@@ -247,7 +252,7 @@ class DrawnGroup:
     shards: tuple[tuple[Int64Array, ...], ...]
 
     def shards_of(self, bucket_id: str) -> tuple[Int64Array, ...]:
-        """Return the sample numbers of each shard in a bucket; () for a bucket outside the group."""
+        """Return the sample numbers of each shard in a bucket, or () for a bucket outside the group."""
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:

@@ -37,7 +37,7 @@ _STORED = tuple(map(attrgetter, ("bucket", "split", "window.start", "window.num_
 class StatedFacts:
     """Facts about clips from the metadata, used instead of the results of probing.
 
-    The fields are names of metadata columns; fps or seconds may be "" if there is no such column.
+    The fields are names of metadata columns. One of fps and seconds may be "" if there is no such column.
     """
 
     num_frames: str
@@ -81,7 +81,7 @@ class StatedFacts:
 
 
 def _unusable(allowed: str) -> Rejected:
-    return Rejected(f"the metadata of the row is incomplete: {allowed}", kind="stated-facts")
+    return Rejected(f"the metadata of the row is incomplete or invalid: {allowed}", kind="stated-facts")
 
 
 def _number(value: object) -> float:
@@ -178,6 +178,9 @@ def _confirmed(sample: PlannedSample, probes: Probes, options: ShardOptions) -> 
 
 def _difference(stated: Probe, probe: Probe) -> str:
     names = [name for name in _SHOWN if getattr(stated, name) != getattr(probe, name)]
+    if not names and stated.extension == probe.extension:
+        stated_seconds, seconds = stated.duration_seconds, probe.duration_seconds
+        return f"the metadata implies a duration of {stated_seconds:.6g} s, but the file lasts {seconds:.6g} s"
     if not names:
         return f"the name indicates a .{stated.extension} file, but the content is that of a .{probe.extension} file"
     said = " and ".join(f"{name} {getattr(stated, name):.6g}" for name in names)

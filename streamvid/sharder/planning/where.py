@@ -46,7 +46,7 @@ class Where:
     """Condition on records. text: the condition as the user wrote it. node: the parsed condition.
 
     kinds: type of each available column: the user's columns (such as `user.aesthetic`), FACTS, `text` and `source`.
-    figures: the columns that curation adds, such as `user.motion`.
+    figures: names of the columns that curation adds, such as `user.motion`.
     """
 
     text: str
@@ -146,14 +146,14 @@ def apply_where(
     where = parse_where(text, records.user_types, options.curation.columns)
     if options.curation.dedup is not None and f"user.{GROUP}" in where.node.columns:
         raise ConfigError(
-            f"where={text!r}: near-duplicates are grouped after the rows are selected, so {GROUP!r} is not known yet; "
-            "use it in a condition of the loader"
+            f"source.where={text!r}: near-duplicates are grouped after the rows are selected, so {GROUP!r} is not "
+            "known yet; remove it from the condition, or use the condition as the loader's `where`"
         )
     if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())
         raise ConfigError(
-            f"where={text!r}: {names[0]!r} describes videos, but clips='text' has none; use one of text, source"
-            f"{''.join(f', {name}' for name in records.user_types)}"
+            f"source.where={text!r}: {names[0]!r} describes videos, but clips.kind='text' has none; use one of text, "
+            f"source{''.join(f', {name}' for name in records.user_types)}"
         )
     if not is_curated:
         return where.keep(records, probes, is_final=False) if where.can_fail_early else records

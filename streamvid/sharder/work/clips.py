@@ -1,4 +1,4 @@
-"""Encoded clips that are not in a shard yet."""
+"""Encoded and cut clips that are not in a shard yet."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ _CLIPS = "clips"
 
 @dataclass(frozen=True, slots=True)
 class ClipFolder:
-    """Encoded clips in a folder of this machine and, if tasks share an object store, in `.staging/` of the store.
+    """Encoded and cut clips in a folder on this machine and, if tasks share an object store, in its `.staging/`.
 
-    folder: staging folder. dest: URL of the dataset. is_shared: True to write clips to the store, not to the folder.
+    folder: staging folder.
+    dest: URL of the dataset.
+    is_shared: True to write clips to the store instead of the folder.
     """
 
     folder: Path
@@ -39,7 +41,10 @@ class ClipFolder:
         data = store.read(path)
         if hashlib.sha256(data).hexdigest() != sha256:
             store.remove(path)
-            raise StorageError(f"the encoded clip of {source} was damaged in {store.url}; run the same command again")
+            raise StorageError(
+                f"a clip of {source} was damaged in {store.url} and has been removed; run the same command again to "
+                "make it again"
+            )
         return data
 
     def sizes(self) -> dict[str, int]:

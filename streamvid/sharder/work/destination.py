@@ -19,7 +19,11 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """Destination of a dataset. store: store of the dataset. folder: local work folder, which need not exist."""
+    """Destination of a dataset.
+
+    store: store of the dataset.
+    folder: local work folder, which need not exist.
+    """
 
     store: Store
     folder: Path
@@ -56,13 +60,13 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     if not isinstance(store, LocalStore):
         if store.url.startswith("memory:"):
             raise ConfigError(
-                f"dest {store.url}: workers cannot access the memory of this process; choose another dest"
+                f"dest {store.url}: workers cannot access the memory of this process; choose a folder or object store"
             )
         return Destination(store, _work_folder(store.url, options))
     if options.work.work_dir is not None:
         raise ConfigError(
-            f"work_dir={str(options.work.work_dir)!r} applies only to datasets in object stores; omit work_dir, "
-            "because unfinished work on a dataset in a folder is stored in that folder"
+            f"work.work_dir={str(options.work.work_dir)!r} applies only to datasets in object stores; omit it, because "
+            "unfinished work on a dataset in a folder is stored in that folder"
         )
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
     if root.exists() and not root.is_dir():

@@ -1,7 +1,7 @@
 """Local engine that runs independent units of work in worker processes.
 
 A unit that kills its worker does not affect others. Each worker has one unit at a time. Units are pickled, because a
-worker trusts its caller. Answers are JSON, so that a compromised decoder cannot attack the caller.
+worker trusts its caller. Results are JSON, so that a compromised decoder cannot attack the caller.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Pool:
     handler: "module:function" of a function that workers call with a unit and that returns a JSON value.
     held_fd: file descriptor that every worker keeps open, so that a lock on it lasts until the last worker has ended.
     opens_stores: True if units read or write object stores; see `start_worker`.
-    timeout_seconds: time limit per unit. memory_bytes: memory limit per worker. 0 means no limit.
+    timeout_seconds: time limit per unit; 0 for no limit.
+    memory_bytes: memory limit per worker; 0 for no limit.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class Pool:
     def run(self, num_units: int, make_unit: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
         """Yield (unit number, result) as units finish; the result is a Crash if the unit killed its worker.
 
-        `make_unit(number)` is called just before the unit is sent. If a unit raises a StreamvidError,
-        the error is raised here and ends the run.
+        `make_unit(number)` is called just before the unit is sent. If a unit raises an error, this method raises it,
+        which ends the run.
         """
         suspects: list[int] = []
         for number, result in self._run(deque(range(num_units)), make_unit, self._num_workers):
@@ -117,7 +118,7 @@ class Pool:
                     yield number, message
 
     def _receive(self, worker: _Worker) -> Any:
-        """Return the result of the worker's unit, a Crash if the worker died, or _READY."""
+        """Return the result of the worker's unit, a Crash if the worker died, or _READY if it has started."""
         try:
             answer = json.loads(worker.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
@@ -127,7 +128,7 @@ class Pool:
             if not worker.is_ready and code >= 0:
                 raise errors.StreamvidError(
                     f"a worker process ended with exit code {code} before its first unit of work; see its messages on "
-                    "stderr, and increase worker_memory_bytes if it ran out of memory"
+                    "stderr, and increase work.worker_memory_bytes (--worker-memory) if it ran out of memory"
                 ) from None
             return Crash(max(0, -code))
         if "ready" in answer:

@@ -1,8 +1,8 @@
-"""Staging folder of an unfinished dataset. It contains its lock, findings, shard markers and the names of files.
+"""Staging folder of an unfinished dataset. It contains a lock, findings, shard markers and lists of file names.
 
 The folder is on this machine. `.staging/` in the store holds what other machines and later runs need: the leases of
 running processes, the build, the names of each plan's files, and the markers of finished shards. For a dataset in a
-folder, it is the same folder.
+folder, both are the same folder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _logger = logging.getLogger(__name__)
 
 
 def put_note(store: Store, file: Path, data: bytes) -> None:
-    """Write a note to a remote store first, then to a plan's folder, so that every local note is also in the store."""
+    """Write a note to the store if it is remote, then to the plan's folder. Every local note is thus in the store."""
     if not store.is_local:
         store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)
     LocalStore(file.parent).put(file.name, data)
@@ -85,7 +85,7 @@ class Staging:
         return SharedJournal(self.folder, name, header, self.store, self.share)
 
     def clips(self, options: ShardOptions) -> ClipFolder:
-        """Return the encoded clips that are not in a shard yet."""
+        """Return the encoded and cut clips that are not in a shard yet."""
         is_shared = not self.store.is_local and not self.share.is_whole
         return ClipFolder(self.folder, self.store.url, options.worker_storage, is_shared)
 
@@ -94,9 +94,9 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def announce(self, build: Mapping[str, object]) -> None:
-        """Record the build. Raises DatasetError if this is a task, and there is unfinished work on another dataset.
+        """Record the build. A run without a task works alone and replaces unfinished work on another dataset.
 
-        A run without tasks works alone and replaces unfinished work.
+        Raises DatasetError if this is a task and there is unfinished work on another dataset.
         """
         data = json.dumps(build, sort_keys=True).encode()
         if self.share.is_whole:
@@ -106,8 +106,9 @@ class Staging:
 
     def _other_work(self) -> DatasetError:
         return DatasetError(
-            f"there is unfinished work on a different dataset at {self.store.url}; run the command with --abandon "
-            "(streamvid.sharder.sharder.abandon) to remove it, then run the tasks again"
+            f"there is unfinished work on a different dataset at {self.store.url}; run all tasks with the same input "
+            "and options, or run the command with --abandon (streamvid.sharder.sharder.abandon) to remove the work, "
+            "then run the tasks again"
         )
 
     def open_plan(self, plan_sha256: str, paths: Iterable[str]) -> Path:
@@ -226,7 +227,7 @@ def leased(dest: Destination, share: Share = WHOLE, *, admits_tasks: bool = Fals
 
     A run without tasks excludes all other runs. A task excludes only other runs of the same task.
     admits_tasks: True for a run that first lets other machines do tasks.
-    Raises DatasetError if another process works at `dest`.
+    Raises DatasetError if another process is working at `dest`.
     """
     is_new = isinstance(dest.store, LocalStore) and not dest.store.root.exists()
     if dest.store.is_local:
@@ -253,7 +254,7 @@ def check_unused(dest: Destination) -> None:
 
 
 def end_tasks(dest: Destination, lease: Lease) -> None:
-    """Admit no more tasks. Wait for the leases of lost tasks; raise DatasetError if a task is running."""
+    """Admit no more tasks, and wait for the leases of lost tasks. Raises DatasetError if a task is running."""
     lease.close_to_tasks()
     wait_until_free(dest.store, _LEASES, lambda other: other.name != _RUN)
 
@@ -290,8 +291,8 @@ def _writing_to(dest: Destination) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(
-            f"cannot write to {dest.folder.parent}: {error.strerror}; choose a destination (or a work_dir) that "
-            "you can write to"
+            f"cannot write to {dest.folder.parent}: {error.strerror}; choose a destination (for an object "
+            "store, a work.work_dir) that you can write to"
         ) from error
 
 

@@ -36,7 +36,8 @@ _SECONDS_ALIVE = 600.0
 class Phase:
     """Progress of one phase of a build.
 
-    done, total: numbers of rows, files, clips or shards. done_before: number that an earlier run had finished.
+    done, total: numbers of files, clips or shards.
+    done_before: number that an earlier run had finished.
     seconds: time that this run has spent in the phase.
     """
 
@@ -48,13 +49,13 @@ class Phase:
 
     @property
     def per_second(self) -> float | None:
-        """Average rate of this run; None if this run has not finished anything yet."""
+        """Average rate of this run in units per second, or None if this run has not finished anything yet."""
         done = self.done - self.done_before
         return done / self.seconds if done > 0 and self.seconds > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Expected remaining time of the phase at its average rate; None if the rate is unknown."""
+        """Expected remaining time of the phase at its average rate, or None if the rate is unknown."""
         return None if self.per_second is None else (self.total - self.done) / self.per_second
 
     def to_json(self) -> dict[str, Any]:
@@ -71,8 +72,8 @@ class ShardStatus:
     host, pid: machine and process ID of the last run.
     seconds_ago: seconds since `phases` was last updated; a run updates it about once per second.
     phases: phases of the last run, the current one last; for tasks, sums over the tasks that have started.
-    rejections: kind of rejection → number of files or clips. num_tasks: number of tasks that have started; 0 without
-        tasks.
+    rejections: kind of rejection → number of files or clips.
+    num_tasks: number of tasks that have started; 0 without tasks.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""Tasks of a build: each does a fixed share of each phase (probe, curate, encode, build) and then ends.
+"""Tasks of a build. Each task does a fixed share of every phase (probe, curate, encode, build) and then ends.
 
 Each task reads the same input. It stores its findings in the destination, where the other tasks read them. If a task is
 lost, its remaining share is done when it runs again, or by the final run without tasks, which also seals the dataset.
