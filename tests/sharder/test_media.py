@@ -80,7 +80,8 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
         "missing.mp4": "'control': cannot be read: No such file",
         "../outside.mp4": "'control': the path leaves the source folder",
         "ref2-0.jpg": "'control': ref2-0.jpg has one picture, but the clip has 24 frames",
-        "": "'control' is missing: column 'control_video' is empty; use control?=control_video to accept rows without it",
+        "": "'control' is missing: column 'control_video' is empty in this row; to accept rows without it, use --media"
+        " control?=control_video",
     }
     bad = [{**rows[0], "control_video": path} for path in wrong]
     found = source.reasons([*bad, rows[0]], tmp_path / "dataset", {"control": "control_video"})

@@ -325,8 +325,8 @@ def test_time_ranges_make_a_record_each(
     ("cells", "reason"),
     [
         ({"timestamp": "[[1, 2], [3, 4], [5, 6]]"}, "3 time ranges, but 2 captions"),
-        ({"timestamp": "[[1, 2], [3, 4"}, "cannot be parsed as a list"),
-        ({"timestamp": "[" * 5000}, "cannot be parsed as a list"),
+        ({"timestamp": "[[1, 2], [3, 4"}, "cannot be parsed; use a JSON or Python list"),
+        ({"timestamp": "[" * 5000}, "cannot be parsed; use a JSON or Python list"),
         ({"timestamp": "[[1, 2, 3]]"}, "not a (start, end) pair"),
         ({"timestamp": "7"}, "'7' is not a (start, end) pair"),
         ({"timestamp": "[2, 1]"}, "2 to 1 s does not end after its start"),
@@ -334,7 +334,7 @@ def test_time_ranges_make_a_record_each(
             ({"start": text, "end": "9"}, "is invalid; use a number of seconds")
             for text in ("-1", "nan", "1e400", "1:2:3:4", "x")
         ),
-        ({"start": "1", "end": ""}, "one of its times is missing"),
+        ({"start": "1", "end": ""}, "a start, end or duration is missing"),
         ({"start": "[1, 2]", "end": "[3]"}, "2 start times, but 1 end"),
     ],
 )

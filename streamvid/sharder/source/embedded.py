@@ -77,7 +77,7 @@ class EmbeddedFiles:
         return value_column([self._name(f"{prefix}/{row}", cell) for row, cell in enumerate(_values(column), first)])
 
     def _name(self, name: str, cell: object) -> object:
-        """Return the name of the file in a cell, the path of a cell without bytes, or None for an empty cell."""
+        """Return the name of the file in a cell. If the cell contains no bytes, return its path, which may be None."""
         path = cell.get("path") if isinstance(cell, Mapping) else None
         data = cell.get("bytes") if isinstance(cell, Mapping) else cell
         if not isinstance(data, bytes):
