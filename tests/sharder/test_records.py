@@ -281,7 +281,7 @@ def test_time_ranges_are_refused_unless_whole_files_are_wanted(tmp_path: Path, c
     """Each row would be a sample of the whole film, with the caption of a part."""
     touch(tmp_path, "film.mp4")
     write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": "a dog", **columns}])
-    with pytest.raises(SourceError, match=rf"{next(iter(columns))}.* time ranges: .*--time-columns.*--whole-files"):
+    with pytest.raises(SourceError, match=rf"{next(iter(columns))}.* time ranges, so .*--time-columns.*--whole-files"):
         read(tmp_path, whole_files=False)
     assert len(read(tmp_path, whole_files=True).records) == 1
 

@@ -143,9 +143,9 @@ def _strip_scheme(text: str) -> str:
     if match is None:
         return text
     if match[1].lower() != "file":
+        remedy = "write s3 in lowercase" if match[1].lower() in OBJECT_SCHEMES else "download the file first"
         raise Rejected(
-            f"the path starts with {match[0]}, but only local files and s3:// URLs (in lowercase) are supported; "
-            "download the file first, or fix the URL",
+            f"the path starts with {match[0]}, but only local files and s3:// URLs are supported; {remedy}",
             kind="bad-path",
         )
     parts = urlsplit(text)

@@ -211,8 +211,8 @@ def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _S
         return _Source(place, options, embedded)
     if "/" in url.removeprefix("s3://") and open_store(parent, storage).state(name) is not None:
         raise SourceError(
-            f"source {url} is a single object, but neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a .tar "
-            f"file; pass its folder, {parent}"
+            f"source {url} is a single object, but is neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a "
+            f".tar file; pass its folder, {parent}"
         )
     raise SourceError(f"source {url} contains no objects; check the URL")
 
@@ -375,7 +375,7 @@ def _read_parquet(source: _Source) -> SourceInput:
     names = _outside_datasets(source, ".parquet")
     if not names:
         raise SourceError(
-            f"source {source.place.url} contains no .parquet file, except in streamvid datasets; choose another layout "
+            f"source {source.place.url} contains no .parquet file outside streamvid datasets; choose another layout "
             "with --layout"
         )
     return SourceInput(source.place, source.table(names), metadata=tuple(names))
@@ -389,7 +389,7 @@ def _read_tars(source: _Source) -> SourceInput:
     names = _tars(source)
     if not names:
         raise SourceError(
-            f"source {source.shown} contains no .tar file, except in streamvid datasets; choose another layout with "
+            f"source {source.shown} contains no .tar file outside streamvid datasets; choose another layout with "
             "--layout"
         )
     wanted = {source.options.source.video_column or "", *source.options.source.media.values()}

@@ -159,16 +159,16 @@ def read_records(
         found = find_input(one, options, EmbeddedFiles(folder, extracts, wanted, finds_video))
         parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
         if not parts[-1].num_rows:
-            raise SourceError(f"nothing to shard: {_what_is_missing(found)}")
+            raise SourceError(f"nothing to shard: {_what_is_missing(found, one)}")
     return parts[0] if len(parts) == 1 else _joined(parts, sources)
 
 
-def _what_is_missing(found: SourceInput) -> str:
+def _what_is_missing(found: SourceInput, source: str | Path) -> str:
     """Return the reason why an input has no rows, and the remedy."""
     if found.layout == "dataset":
         return f"the dataset {found.place.url} has no samples; check the path"
     if found.table is not None and found.layout != "tars":
-        return f"the metadata {', '.join(found.metadata[:3])} has no rows; add rows, or choose another file"
+        return f"the metadata {', '.join(found.metadata[:3])} of source {source} has no rows; check the file"
     where = f"the tars of {found.place.url} contain" if found.layout == "tars" else f"{found.place.url} contains"
     extensions = ", ".join(VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
     return (

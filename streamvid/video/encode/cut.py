@@ -135,9 +135,9 @@ class Cutter:
         ticks_per_tick = line.time_base / info.time_base
         times = tuple(time - info.timestamps[0] for time in info.timestamps)
         if times != tuple(tick * ticks_per_tick for tick in line.ticks):
-            raise _refused(
-                f"the copy shows {len(times)} frames instead of {len(line.ticks)}, or shows them at other times"
-            )
+            if len(times) != len(line.ticks):
+                raise _refused(f"the copy would show {len(times)} frames instead of {len(line.ticks)}")
+            raise _refused("the copy would show its frames at other times")
         wanted = {**asdict(self._format), "codec": self._video.codec_name}
         for name, value in wanted.items():
             if getattr(info, name) != value:
@@ -217,7 +217,7 @@ class _Writer:
             for path, place, long_place in _DURATIONS:
                 box = find_box(read_at, 0, len(data), *path)
                 if box is None or (path[-1] == b"elst" and read_at(box[1] + 4, 4) != b"\0\0\0\1"):
-                    raise _refused("the copy has no edit list with exactly one entry")
+                    raise _refused("the copy would not have an edit list with exactly one entry")
                 kind, at = (">Q", long_place) if data[box[1]] else (">I", place)
                 struct.pack_into(kind, data, box[1] + at, ticks * self._scale)
         return self._sink.getvalue()
