@@ -105,8 +105,8 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
         ("image:control", clip, "is a video, but must be an image"),
         ("video:control", picture, "has one picture, but the clip has 26 frames"),
         ("control", [picture, clip], "a list must contain only images"),
-        ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
-        ("control", [picture, 7], "number 1: the path has type int"),
+        ("control", [picture] * 9, "lists 9 files; at most 8 are allowed"),
+        ("control", [picture, 7], "item 1: the path has type int"),
         ("control", {"a": 1}, "the path has type dict"),
         ("control", [], "is missing"),
     ):

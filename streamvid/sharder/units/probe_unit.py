@@ -54,7 +54,7 @@ _EXTENSIONS_OF_NAMES = {
 }
 
 Finding: TypeAlias = dict[str, Any]
-"""JSON result of a worker, as the journal stores it: the fields of a Probe or Clip, or "rejected" and "kind"."""
+"""JSON result of a worker, as the journal stores it, such as the fields of a Probe, or "rejected" and "kind"."""
 
 
 @dataclass(frozen=True, slots=True)

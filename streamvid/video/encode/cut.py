@@ -172,7 +172,7 @@ class _Writer:
 
         timescale = str(self._time_base.denominator)
         options = {
-            # No dates and versions. The first frame of the window is at 0, and the edit list begins there.
+            # No dates or versions are written. The first frame of the window is at 0, where the edit list begins.
             "fflags": "+bitexact",
             "use_editlist": "1",
             "avoid_negative_ts": "disabled",
@@ -183,7 +183,7 @@ class _Writer:
             container = av.open(self._sink, "w", format=name, options=options)
             try:
                 stream = container.add_stream_from_template(video.stream, opaque=True)
-            except ValueError:  # this format does not hold the codec
+            except ValueError:  # this format cannot hold the codec
                 continue
             if ratio := video.stream.sample_aspect_ratio:  # Matroska states it only there
                 stream.codec_context.sample_aspect_ratio = ratio
@@ -194,7 +194,7 @@ class _Writer:
     def write(
         self, packet: Packet[VideoStream], time: int, decode_time: int, duration: int, *, is_key: bool, core: int
     ) -> None:
-        """Append a packet. core: version of x264 that decoders must know; 0 if they need not."""
+        """Append a packet. core: version of x264 that decoders must know; 0 if there is none."""
         if core and not h264.x264_core(memoryview(packet), self._header):
             content = h264.x264_message(core, self._header) + bytes(packet)
             packet = cast("Packet[VideoStream]", type(packet)(len(content)))
