@@ -218,8 +218,8 @@ class Media:
 
     def _gone(self, reason: str) -> SourceError:
         return SourceError(
-            f"{self.source} was found, but can no longer be read ({reason}); restore it, or run the same command "
-            "again, which then rejects it"
+            f"{self.source} was found, but can no longer be read ({reason}); restore it, then run the same "
+            "command again, which rejects rows whose files are missing"
         )
 
     def _changed(self) -> SourceError:
