@@ -80,7 +80,8 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
         "missing.mp4": "'control': cannot be read: No such file",
         "../outside.mp4": "'control': the path leaves the source folder",
         "ref2-0.jpg": "'control': ref2-0.jpg is a still image, but the clip has 24 frames",
-        "": "'control' is missing: column 'control_video' is empty; use control?=control_video to accept rows without it",
+        "": "'control' is missing: column 'control_video' is empty in this row; to accept rows without it, use --media"
+        " control?=control_video",
     }
     bad = [{**rows[0], "control_video": path} for path in wrong]
     found = source.reasons([*bad, rows[0]], tmp_path / "dataset", {"control": "control_video"})
@@ -104,8 +105,8 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
         ("image:control", clip, "is a video, but must be an image"),
         ("video:control", picture, "is a still image, but the clip has 26 frames"),
         ("control", [picture, clip], "a list must contain only images"),
-        ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
-        ("control", [picture, 7], "number 1: the path has type int"),
+        ("control", [picture] * 9, "lists 9 files; at most 8 are allowed"),
+        ("control", [picture, 7], "item 1: the path has type int"),
         ("control", {"a": 1}, "the path has type dict"),
         ("control", [], "is missing"),
     ):

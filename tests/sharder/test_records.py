@@ -190,9 +190,9 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"captions.column='no' is not a column.*Prompt, where, say"):
         read(tmp_path, caption_column="no")
     write_rows(tmp_path / "metadata.csv", [{"one": "a.mp4", "two": "x"}])
-    with pytest.raises(SourceError, match=r"a usual name for video_column.*one, two"):
+    with pytest.raises(SourceError, match=r"a usual name for source.video_column.*one, two"):
         read(tmp_path)
-    with pytest.raises(SourceError, match="to omit captions, set captions.column=''"):
+    with pytest.raises(SourceError, match="to omit captions, set source.captions.column=''"):
         read(tmp_path, video_column="one")
 
 
@@ -222,7 +222,7 @@ def test_metadata_that_cannot_be_read(tmp_path: Path, name: str, content: bytes,
 def test_two_metadata_files_are_ambiguous(tmp_path: Path) -> None:
     for name in ("metadata.csv", "metadata.jsonl"):
         (tmp_path / name).write_text("")
-    with pytest.raises(SourceError, match="metadata.csv and metadata.jsonl; choose one"):
+    with pytest.raises(SourceError, match="choose one with --metadata: metadata.csv, metadata.jsonl"):
         read(tmp_path)
 
 
@@ -281,7 +281,7 @@ def test_time_ranges_are_refused_unless_whole_files_are_wanted(tmp_path: Path, c
     """Each row would be a sample of the whole film, with the caption of a part."""
     touch(tmp_path, "film.mp4")
     write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": "a dog", **columns}])
-    with pytest.raises(SourceError, match=rf"{next(iter(columns))}.* time ranges: .*--time-columns.*--whole-files"):
+    with pytest.raises(SourceError, match=rf"{next(iter(columns))}.* time ranges, so .*--time-columns.*--whole-files"):
         read(tmp_path, whole_files=False)
     assert len(read(tmp_path, whole_files=True).records) == 1
 
@@ -325,8 +325,8 @@ def test_time_ranges_make_a_record_each(
     ("cells", "reason"),
     [
         ({"timestamp": "[[1, 2], [3, 4], [5, 6]]"}, "3 time ranges, but 2 captions"),
-        ({"timestamp": "[[1, 2], [3, 4"}, "cannot be parsed as a list"),
-        ({"timestamp": "[" * 5000}, "cannot be parsed as a list"),
+        ({"timestamp": "[[1, 2], [3, 4"}, "cannot be parsed; use a JSON or Python list"),
+        ({"timestamp": "[" * 5000}, "cannot be parsed; use a JSON or Python list"),
         ({"timestamp": "[[1, 2, 3]]"}, "not a (start, end) pair"),
         ({"timestamp": "7"}, "'7' is not a (start, end) pair"),
         ({"timestamp": "[2, 1]"}, "2 to 1 s does not end after its start"),
@@ -334,7 +334,7 @@ def test_time_ranges_make_a_record_each(
             ({"start": text, "end": "9"}, "is invalid; use a number of seconds")
             for text in ("-1", "nan", "1e400", "1:2:3:4", "x")
         ),
-        ({"start": "1", "end": ""}, "one of its times is missing"),
+        ({"start": "1", "end": ""}, "a start, end or duration is missing"),
         ({"start": "[1, 2]", "end": "[3]"}, "2 start times, but 1 end"),
     ],
 )
@@ -348,7 +348,7 @@ def test_a_bad_time_range_is_a_rejection(tmp_path: Path, cells: dict[str, str], 
 def test_time_columns_must_exist(tmp_path: Path) -> None:
     touch(tmp_path, "film.mp4")
     chosen = {"clips": "native", "whole_files": False, "time_columns": ("start", "end")}
-    with pytest.raises(SourceError, match="has no metadata, but time_columns"):
+    with pytest.raises(SourceError, match="has no metadata, but source.time_columns"):
         read(tmp_path, **chosen)
     write_rows(tmp_path / "metadata.csv", [{"video": "film.mp4", "caption": "a", "begin": 1, "end": 2}])
     with pytest.raises(SourceError, match="time_columns='start' is not a column"):

@@ -128,5 +128,5 @@ def test_a_window_is_encoded_of_the_same_frames() -> None:
 
 def test_a_folder_that_is_not_there_is_no_fault_of_the_object(tmp_path: Path) -> None:
     """SHARD-3: a local disk that does not work is no reason to reject a source."""
-    with pytest.raises(StorageError, match="set another work_dir"):
+    with pytest.raises(StorageError, match="use another disk .work.work_dir, --work-dir"):
         SpooledFile(media_of(b"x"), tmp_path / "not" / "there")

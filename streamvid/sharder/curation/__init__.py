@@ -1,7 +1,7 @@
-"""Curation: figures of the pictures of a file, by which rows are selected before buckets are assigned.
+"""Curation: figures measured on the pictures of each file, for selecting rows before buckets are assigned.
 
-Read in this order: `options.py`, `figures.py`. `units/curate_unit.py` measures one file in a worker, and `curating.py`
-does so for all files and adds the figures to the records as columns.
+Read `options.py` first, then `figures.py`, `bars.py` and `scenes.py`. `units/curate_unit.py` measures one file in a
+worker. `curating.py` measures all files and adds the figures to the records as columns.
 
 `signature.py` and `groups.py` find near-duplicates; `planning/duplicates.py` applies the groups to the samples.
 """

@@ -8,16 +8,16 @@ import numpy.typing as npt
 from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.survey.frames import MIN_SIDE, FrameView
 
-_WHOLE = 1 << 15  # a longer side above that of any video, so that pictures are not scaled
+_WHOLE = 1 << 15  # a longer side than that of any video, so that pictures are not scaled
 _MAX_MEAN, _MAX_LEVEL = 8, 64  # luma of a row or column of a bar: compression blurs edges and adds noise
-_MIN_SHARE = (1, 3)  # of each side that must be left
+_MIN_SHARE = (1, 3)  # of each side that must remain
 
 
 class BlackBars:
     """Rows and columns at the edges that are black in every sample, as `Margins` of the displayed frame in pixels.
 
-    Each is rounded up to an even number. Samples that are black as a whole, as in a fade, do not count. None if all
-    samples are black, or if less than a third of a side would be left.
+    Each is rounded up to an even number. Samples that are completely black, as in a fade, do not count. The value is
+    None if all samples are black, or if less than a third of a side would remain.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class BlackBars:
         self._size = luma.shape[1], luma.shape[0]
 
     def value(self, start: int, stop: int) -> list[int] | None:
-        """Return (left, top, right, bottom) for samples `start` to `stop` (exclusive)."""
+        """Return (left, top, right, bottom), or None, for samples `start` to `stop` (exclusive)."""
         found = [bars for bars in self._found[start:stop] if bars is not None]
         if not found:
             return None

@@ -2,9 +2,9 @@
 
 All sums are integers, and each figure is rounded once, so that it is the same on every machine.
 
-To add a figure, write a class like those below and name it in FIGURES; `CurationOptions.figures` says when it is
-computed, and `CurationOptions.columns` whether it becomes a column. It sees every sample of the file in order, and is
-then asked for the value of each part of the file.
+To add a figure, write a class like those below and add it to FIGURES. `CurationOptions.figures` determines when it is
+computed, and `CurationOptions.columns` whether it becomes a column. `see` is called for every sample of the file in
+order, and then `value` for each part of the file.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Value: TypeAlias = float | int | str | list[int] | None
 
 
 class Figure(Protocol):
-    """A figure that is measured sample by sample."""
+    """Figure that is computed sample by sample."""
 
     def see(self, frame: FrameView, step: int) -> None:
         """Measure the next sample of the file. step: number of the first multiple of 1/8 second that shows it."""
 
     def value(self, start: int, stop: int) -> Value:
-        """Return the value for samples `start` to `stop` (exclusive) in the order seen; None if it has none."""
+        """Return the value for samples `start` to `stop` (exclusive) in the order seen, or None if they have none."""
 
 
 class Motion:
-    """Mean absolute change of luma within 1/8 second, in levels of 0 to 255, at 64 pixels on the longer side.
+    """Mean absolute change of luma within 1/8 second, in levels from 0 to 255, at 64 pixels on the longer side.
 
-    None for fewer than two samples. The first sample of a part is compared with nothing.
+    None for fewer than two samples. The first sample of a part is not compared with the sample before the part.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class Motion:
 class Blur:
     """Perceptual blur (Crete et al., "The blur effect", 2007) at up to 512 pixels on the longer side, from 0 to 1.
 
-    A blur filter changes a sharp picture much and a blurred one little. The figure is the share of the differences
-    between neighboring pixels that a box filter of 9 pixels keeps: the larger one of both directions, as a mean over
-    samples. None if all samples are flat.
+    Blurring changes a sharp picture more than one that is already blurred. The figure is the share of the differences
+    between neighboring pixels that remains after a box filter of 9 pixels: the larger share of the two directions,
+    averaged over the samples. None if all samples are flat or too small.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,10 @@ class Blur:
 
 
 def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
-    """Return the share of the differences between neighboring rows that a box filter keeps, in millionths."""
+    """Return the share of the differences between neighboring rows that a box filter keeps, in millionths.
+
+    Return None if there are no differences or too few rows.
+    """
     size, length = 2 * _BLUR_REACH + 1, len(luma)
     if length <= size:
         return None
@@ -100,7 +103,7 @@ def _kept_share(luma: npt.NDArray[np.int32]) -> int | None:
 
 
 class Signature:
-    """Signature by which copies of a part are found; see signature.py. None if most samples are flat."""
+    """Signature for finding copies of a part; see signature.py. None if most samples are flat."""
 
     def __init__(self) -> None:
         self._spectra: list[npt.NDArray[np.int32]] = []
@@ -128,7 +131,8 @@ def _rounded(total: int, count: int) -> float:
 def sample_steps(timestamps: Sequence[int], time_base: Fraction) -> dict[int, int]:
     """Return the samples: frame number → number of the first multiple of 1/8 second at which the frame is shown.
 
-    Frames that are shown at no multiple are left out. The last frame counts as long as the one before it.
+    Frames that are not shown at any multiple are omitted. The last frame is assumed to last as long as the one before
+    it.
     """
     rate = time_base * SAMPLES_PER_SECOND
     end = timestamps[-1] + max(1, timestamps[-1] - timestamps[-2] if len(timestamps) > 1 else 1)

@@ -1,4 +1,4 @@
-"""Groups of similar rows, found in time and memory that suit 10 million rows.
+"""Groups of similar rows, found with time and memory that are practical for 10 million rows.
 
 Each group has a leader, its first row, and each other row of the group is similar to the leader itself, so that no
 chain of small changes joins different videos.
@@ -20,7 +20,7 @@ from streamvid.sharder.curation.signature import APPEARANCE_BITS, NUM_APPEARANCE
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 MOST_DIFFERENT = 100
-"""Most bits, of 504, by which the appearance of similar rows differs."""
+"""Maximum number of bits, of 504, by which the appearance of similar rows may differ."""
 _LEAST_MOVING = 8  # values that must move in either row for their motion to be compared
 _LEAST_AGREEING = 3  # of the values that move, at least 1 / 3 must agree
 _NUM_KEYS, _KEY_BITS, _NUM_NEIGHBORS = 64, 32, 24
@@ -29,7 +29,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def find_leaders(signatures: Words) -> Numbers:
-    """Return the leader of each row; it is the row itself if no earlier row is similar to it.
+    """Return the leader of each row. A row without a similar earlier leader is its own leader.
 
     signatures: (words, rows), at most 2**32 rows, in the order in which rows become leaders.
     """
@@ -49,7 +49,7 @@ def find_leaders(signatures: Words) -> Numbers:
 
 
 def similar(signatures: Words, first: Numbers, second: Numbers) -> npt.NDArray[np.bool_]:
-    """Return True for each pair of rows that are similar. signatures: (words, rows)."""
+    """Return an array that is True for each pair of similar rows. signatures: (words, rows)."""
     appearance, (high, low) = signatures[:NUM_APPEARANCE_WORDS], signatures[NUM_APPEARANCE_WORDS:]
     different = sum(_count_bits(word[first] ^ word[second]) for word in appearance)
     same = _count_bits(high[first] & high[second]) + _count_bits(low[first] & low[second])
@@ -75,7 +75,7 @@ def _follow(leaders: Numbers, pairs: Numbers, signatures: Words) -> Numbers:
 
 
 def _neighbors(signatures: Words, rows: Numbers, key: int) -> Numbers:
-    """Return the pairs of similar rows among neighbors in the order of a key, as an ascending array (pairs, 2)."""
+    """Return the pairs of similar rows among neighbors in the order of a key, as a sorted array (pairs, 2)."""
     ordered = _ordered(signatures, rows, key)
     word = signatures[key % NUM_APPEARANCE_WORDS][ordered]
     found = [np.empty((0, 2), np.int64)]

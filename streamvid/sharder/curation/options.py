@@ -16,9 +16,9 @@ BARS = "bars"
 BAR_COLUMNS = ("bar_left", "bar_top", "bar_right", "bar_bottom")
 Dedup: TypeAlias = Literal["mark", "keep-largest"]
 SIGNATURE, GROUP = "signature", "duplicate_group"
-"""Figure by which near-duplicates are found, and the column with the group of each."""
+"""Figure for finding near-duplicates, and the column that holds the group of each near-duplicate."""
 CURATION_VERSION = 1
-"""Version of the definitions in the other files of this folder. Other definitions lead to other datasets."""
+"""Version of the definitions in this folder. It changes with them, because they determine the dataset's content."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,21 @@ class CurationOptions:
     """Options for measuring the pictures of each file before buckets are assigned. Each file is decoded once.
 
     scores: figures to compute and to store as columns, for `where` and for the loader. "motion" is the mean change of
-        luma within 1/8 second, in levels of 0 to 255. "blur" is the share of the picture's small differences that a
-        blur filter keeps, from 0 (sharp) to 1 (blurred). `docs/content/guides/curation.md` describes both.
+        luma within 1/8 second, in levels from 0 to 255. "blur" is the share of the differences between neighboring
+        pixels that remains after a blur filter, from 0 (sharp) to 1 (blurred). `docs/content/guides/curation.md`
+        describes both.
     scene_cuts: True to divide each video, or each of its time ranges, into scenes at hard cuts. Each scene becomes a
         clip, as if the metadata listed the scenes as time ranges.
     black_bars: True to find borders that stay black in all frames, and to store their sizes as columns bar_left,
         bar_top, bar_right and bar_bottom, in pixels of the displayed frame. Native clips are cropped accordingly before
         a bucket is assigned; copies keep their bars.
     dedup: "mark" stores the group of each near-duplicate in the column duplicate_group. "keep-largest" also rejects all
-        rows of a group but the one with the most pixels (then the longest, with the most bytes, the first).
+        rows of a group except the one with the most pixels. If several have as many, the longest is kept, then the one
+        with the most bytes, then the first.
     """
 
     scores: tuple[str, ...] = option(
-        (), help="Figures to measure and to store as columns: motion, blur.", metavar="LIST"
+        (), help="Scores to compute and to store as columns: motion, blur.", metavar="LIST"
     )
 
     scene_cuts: bool = option(False, help="Divide videos into clips at hard cuts.")
@@ -79,7 +81,7 @@ class CurationOptions:
 
     @property
     def findings(self) -> dict[str, Any]:
-        """Return everything that determines the figures and the scenes."""
+        """Settings that determine the figures and the scenes."""
         return {"version": CURATION_VERSION, "figures": list(self.figures), "scene_cuts": self.scene_cuts}
 
     def to_json(self) -> dict[str, Any]:

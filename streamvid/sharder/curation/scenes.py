@@ -1,8 +1,9 @@
 """Detection of hard cuts from the changes between consecutive frames, in integers.
 
 A cut changes the whole picture from one frame to the next, and the frames around it change little in comparison. Fast
-motion and fades change several frames in a row. A frame therefore begins a scene if its change is large, and a multiple
-of the changes of its neighbors. The mean of luma is removed first, so that changes of brightness alone count little.
+motion and fades change several frames in a row. A frame therefore begins a scene if its change is large in absolute
+terms and in comparison with the changes of its neighbors. The mean of luma is removed first, so that changes of
+brightness alone count little.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class CutDetector:
         self._last = frame.number, planes
 
     def cuts(self, start: int, stop: int) -> list[int]:
-        """Return the numbers of the frames within `start` to `stop` (exclusive) that begin a scene, without `start`.
+        """Return the numbers of the frames between `start` and `stop` that begin a new scene.
 
-        A scene has at least four frames.
+        At least four frames lie between two cuts, and before the first and after the last cut.
         """
         found: list[int] = []
         last = start

@@ -1,12 +1,12 @@
-"""Signature of a part of a video: 80 bytes, by which its copies are found after scaling, re-encoding or slight crops.
+"""Signature of a part of a video: 80 bytes that resemble those of scaled, re-encoded or slightly cropped copies.
 
 The signature is computed from four samples (see figures.py) at fixed fractions of the part. Flat samples, such as black
-ones, are left out. Each sample is reduced to the lowest frequencies of its cosine transform, 8 in each direction.
+ones, are omitted. Each sample is reduced to the lowest frequencies of its cosine transform, 8 in each direction.
 
 - Appearance: for each sample and each frequency, whether the value is high, low, or near 0. Values near 0 are a third
   case because a copy easily changes their sign.
-- Motion: the same for the three differences between the samples, in absolute levels. It tells apart parts of the same
-  fixed view. A logo or a border does not move and leaves it unchanged.
+- Motion: the same for the three differences between the samples, in absolute levels. It distinguishes parts of the
+  same fixed view. A logo or a border does not move and leaves it unchanged.
 
 All arithmetic is in integers, so that a signature has the same bits on every machine.
 """
@@ -77,13 +77,13 @@ def to_text(words: Words) -> str:
 
 
 def from_text(text: str) -> Words:
-    """Return the signature that `to_text` wrote."""
+    """Parse the output of `to_text`."""
     return np.frombuffer(base64.b64decode(text), ">u8").astype(np.uint64)
 
 
 @lru_cache(64)
 def _cosines(size: int) -> npt.NDArray[np.float64]:
-    """Return the lowest frequencies of the cosine transform of `size` values, as integers."""
+    """Return the lowest basis functions of the cosine transform of `size` values, scaled to integers."""
     places = np.arange(_SIDE)[:, None] * (2 * np.arange(size) + 1)[None]
     return np.asarray(np.rint(_COSINE * np.cos(np.pi * places / (2 * size))))
 

@@ -1,4 +1,4 @@
-"""Captions of a record, read from columns, from lists with weights, or from the lines of a caption file."""
+"""Captions of a record, read from metadata columns or from a caption file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def find_caption_columns(
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
-        find_column(names, weights, (), "captions.weight_column")
+        find_column(names, weights, (), "source.captions.weight_column")
     return CaptionColumns(found, weights, is_timed)
 
 
@@ -92,7 +92,7 @@ def caption_lines(text: str | None) -> Captions:
 def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
     """Return the captions. If `truncates` is True, truncate each to MAX_TEXT_BYTES.
 
-    Raises Rejected if a caption is not valid text or too long, or if the captions are too long in total.
+    Raises Rejected if a caption is not valid text or is too long, or if the captions are too long in total.
     """
     if truncates:
         captions = tuple((_truncated(text), weight) for text, weight in captions)
@@ -101,12 +101,15 @@ def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
     if len(captions) > 1:
         num_bytes = len(captions_to_json(captions).encode())
         if num_bytes > MAX_CAPTIONS_BYTES:
-            raise Rejected(f"the captions have {num_bytes} bytes in total; at most {MAX_CAPTIONS_BYTES} are allowed")
+            raise Rejected(
+                f"the captions have {num_bytes} bytes in total; at most {MAX_CAPTIONS_BYTES} are allowed; shorten or "
+                "remove some of them"
+            )
     return captions
 
 
 def _truncated(text: str) -> str:
-    """Return a text truncated to MAX_TEXT_BYTES at a character boundary. Text that is not valid UTF-8 is unchanged."""
+    """Return a text truncated to MAX_TEXT_BYTES at a character boundary. Invalid Unicode is returned unchanged."""
     with suppress(UnicodeEncodeError):
         return text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
     return text
@@ -116,9 +119,9 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
     if asked == "" or (asked is None and not names):
         return None
     try:
-        return find_column(names, asked, CAPTION_COLUMNS, "captions.column")
+        return find_column(names, asked, CAPTION_COLUMNS, "source.captions.column")
     except SourceError as error:
-        raise SourceError(f"{error}; to omit captions, set captions.column='' (--caption-column '')") from None
+        raise SourceError(f"{error}; to omit captions, set source.captions.column='' (--caption-column '')") from None
 
 
 def _caption_list(value: object) -> object:
@@ -130,7 +133,7 @@ def _caption_list(value: object) -> object:
 
 
 def _weights(value: object) -> object:
-    """Return the weights in a cell as a list, or None if the cell is empty."""
+    """Return the weights in a cell as a list, or None if the cell is empty. Other values become lists of one item."""
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)

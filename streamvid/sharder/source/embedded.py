@@ -29,7 +29,7 @@ class EmbeddedFiles:
     folder: folder to which the files are written.
     writes: True to write the files; False to compute only their names and checksums.
     wanted: names of the columns that the options use.
-    finds_video: True to detect the column of the clips among the other columns of embedded files.
+    finds_video: True to detect the column that holds the clips among the other columns of embedded files.
     video_column: name of the detected column, or None.
     """
 
@@ -77,7 +77,7 @@ class EmbeddedFiles:
         return value_column([self._name(f"{prefix}/{row}", cell) for row, cell in enumerate(_values(column), first)])
 
     def _name(self, name: str, cell: object) -> object:
-        """Return the name of the file in a cell, the path of a cell without bytes, or None for an empty cell."""
+        """Return the name of the file in a cell. If the cell contains no bytes, return its path, which may be None."""
         path = cell.get("path") if isinstance(cell, Mapping) else None
         data = cell.get("bytes") if isinstance(cell, Mapping) else cell
         if not isinstance(data, bytes):

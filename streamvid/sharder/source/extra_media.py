@@ -7,7 +7,7 @@ at the same times, so that every frame that is read from the clip has a counterp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from streamvid.dataset.tabular.columns import Column
@@ -27,8 +27,9 @@ MediaCells: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """One file of a conditioning input. `item` is the file's index in a list; None if the row does not contain a list.
+    """One file of a conditioning input.
 
+    item: index of the file if the row contains a list of files, else None. Indices start at 0.
     source, path, num_bytes, version: same as in Record.
     """
 
@@ -51,7 +52,7 @@ class MediaFile:
     @property
     def label(self) -> str:
         """Name of the input for use in messages."""
-        number = "" if self.item is None else f", number {self.item}"
+        number = "" if self.item is None else f", item {self.item}"
         return f"conditioning input {self.name!r}{number}"
 
 
@@ -59,7 +60,8 @@ def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -
     """Raise SourceError if the metadata does not contain all of these columns."""
     if table is None and columns:
         raise SourceError(
-            "media requires metadata columns, but this source has no metadata; add a metadata file, or omit media"
+            "source.media (--media) requires metadata columns, but this source has no metadata; add a metadata file, "
+            "or omit --media"
         )
     for medium in columns:
         if table is not None and table.names and medium.column not in table.names:
@@ -82,7 +84,7 @@ def _cells(column: Column, medium: MediaColumn) -> list[object]:
     if text is not None:
         raise SourceError(
             f"media {medium}: the column contains a list, {text[:60]!r}, which CSV cannot store; use .jsonl, .json or "
-            ".parquet metadata"
+            ".parquet metadata instead"
         )
     return values
 
@@ -95,21 +97,21 @@ def paths_of(cells: MediaCells) -> list[object]:
 def find_files(
     cells: MediaCells, columns: Sequence[MediaColumn], place: Place, max_clip_bytes: int
 ) -> tuple[MediaFile, ...]:
-    """Find a row's conditioning inputs. Raises Rejected if a file cannot be used or a required input is missing."""
+    """Return a row's conditioning inputs. Raises Rejected if a file cannot be used or a required input is missing."""
     found: list[MediaFile] = []
     for medium in columns:
         cell = cells.get(medium.name)
         if cell is None or cell == []:
             if not medium.is_optional:
                 raise Rejected(
-                    f"conditioning input {medium.name!r} is missing: column {medium.column!r} is empty; "
-                    f"use {medium.name}?={medium.column} to accept rows without it",
+                    f"conditioning input {medium.name!r} is missing: column {medium.column!r} is empty in this row; to "
+                    f"accept rows without it, use --media {replace(medium, is_optional=True)}",
                     kind="medium",
                 )
             continue
         items = cell if isinstance(cell, list) else [cell]
         if len(items) > MAX_ITEMS:
-            reason = f"conditioning input {medium.name!r} has {len(items)} files; at most {MAX_ITEMS} are allowed"
+            reason = f"conditioning input {medium.name!r} lists {len(items)} files; at most {MAX_ITEMS} are allowed"
             raise Rejected(reason, kind="medium")
         for number, path in enumerate(items):
             item = number if isinstance(cell, list) else None
@@ -125,6 +127,6 @@ def _find_file(medium: MediaColumn, item: int | None, value: object, place: Plac
     except Rejected as error:
         raise Rejected(f"{label}: {error}", kind="medium") from error
     if not 0 < num_bytes <= max_clip_bytes:
-        limit = f"has {num_bytes} bytes; at most max_clip_bytes={max_clip_bytes} are allowed"
+        limit = f"has {num_bytes} bytes; at most {max_clip_bytes} are allowed (source.max_clip_bytes, --max-clip-bytes)"
         raise Rejected(f"{label} {limit if num_bytes else 'is empty'}", kind="medium")
     return MediaFile(medium.name, item, source, path, num_bytes, version)

@@ -40,7 +40,10 @@ def file_paths(root: Path) -> list[str]:
 
 
 def folder_files(root: Path, folder: str) -> list[str]:
-    """Return the paths, relative to `root`, of the files directly in `folder`, except hidden files."""
+    """Return the paths, relative to `root`, of the files directly in `folder`, except hidden files.
+
+    Return an empty list if the folder cannot be read.
+    """
     try:
         entries = list(os.scandir(root / folder))
     except OSError:  # the path comes from a row, so the folder may not exist
@@ -110,7 +113,10 @@ def relative_source(path: str) -> str:
     """Return a normalized relative path. Raises Rejected if it leaves its folder."""
     source = posixpath.normpath(path)
     if source == ".." or source.startswith("../"):
-        raise Rejected("the path leaves the source folder; use an absolute path if that is intended", kind="bad-path")
+        raise Rejected(
+            "the path leaves the source folder or base folder; if that is intended, use the file's full path or URL",
+            kind="bad-path",
+        )
     return source
 
 
@@ -137,9 +143,9 @@ def _strip_scheme(text: str) -> str:
     if match is None:
         return text
     if match[1].lower() != "file":
+        remedy = "write s3 in lowercase" if match[1].lower() in OBJECT_SCHEMES else "download the file first"
         raise Rejected(
-            f"the path uses {match[1].lower()}://, but only local files and s3:// objects are supported; "
-            "download the file first",
+            f"the path starts with {match[0]}, but only local files and s3:// URLs are supported; {remedy}",
             kind="bad-path",
         )
     parts = urlsplit(text)

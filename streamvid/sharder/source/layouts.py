@@ -1,4 +1,4 @@
-"""Source layouts. Each is recognized by its files, and is read as a table of rows and a place that provides the files.
+"""Source layouts. Each is recognized by its files, and provides a table of rows and a place that holds the files.
 
 To add a layout, write a function that recognizes it and one that reads it, add a line to `_LAYOUTS`, and add
 its name to `SourceLayout` in sharder/options.py. Access files through `source.place`, so that object stores work. A
@@ -102,10 +102,13 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Source layout. recognise: function that returns a true value if a source has the layout.
+    """Source layout.
 
-    is_certain: True if later layouts are not tried after this one recognizes a source. takes_base_path: True if paths
-    may be relative to another folder. takes_file: True if the source may be a single file.
+    recognise: function that returns a true value if a source has the layout.
+    read: function that reads such a source.
+    is_certain: True if later layouts are not tried after this one recognizes a source.
+    takes_base_path: True if paths may be relative to another folder.
+    takes_file: True if the source may be a single file.
     """
 
     recognise: Callable[[_Source], object]
@@ -116,12 +119,18 @@ class _Layout:
 
 
 def find_input(source: str | Path, options: ShardOptions, embedded: EmbeddedFiles) -> SourceInput:
-    """Read a source's rows and find its files. Raises SourceError or StorageError if reading fails."""
+    """Read a source's rows and find its files.
+
+    Raises SourceError or StorageError if reading fails, and ConfigError if a sealed dataset is read without buckets.
+    """
     found = _open_source(source, options, embedded)
     name = options.source.layout or _detect(found)
     layout = _LAYOUTS[name]
     if found.file is not None and not layout.takes_file:
-        raise SourceError(f"source {found.shown} is a file, but layout={name!r} requires a folder; pass a folder")
+        raise SourceError(
+            f"source {found.shown} is a file, but source.layout={name!r} (--layout) requires a folder; pass a folder, "
+            "or omit --layout"
+        )
     read = layout.read(found)
     unread = _unread_metadata(found, read) if name not in ("tars", "dataset") else ()
     read = replace(read, layout=name, unread_metadata=unread, is_folder=found.file is None)
@@ -130,8 +139,8 @@ def find_input(source: str | Path, options: ShardOptions, embedded: EmbeddedFile
     if not layout.takes_base_path:
         allowed = ", ".join(name for name, layout in _LAYOUTS.items() if layout.takes_base_path)
         raise SourceError(
-            f"base_path={str(options.source.base_path)!r} cannot be combined with a source of layout {name}, which "
-            f"contains its files; omit base_path, or choose a layout that accepts base_path: {allowed}"
+            f"source.base_path={str(options.source.base_path)!r} (--base-path) cannot be combined with a source of "
+            f"layout {name}, which contains its files; omit --base-path, or choose a layout that accepts it: {allowed}"
         )
     place = _open_base(options.source.base_path, options.storage)
     place = _within_buckets(place, found, options)
@@ -146,7 +155,7 @@ def _with_embedded(read: SourceInput, embedded: EmbeddedFiles) -> SourceInput:
 
 
 def _within_buckets(place: Place, source: _Source, options: ShardOptions) -> Place:
-    """Restrict paths in remote metadata to the buckets of the metadata and source, unless `other_buckets` is set."""
+    """Restrict paths in remote metadata to the buckets of the input, unless `source.other_buckets` is set."""
     metadata = options.source.metadata
     tells = source.place.url if metadata is None else open_store(metadata, options.storage).url
     if options.source.other_buckets or not is_remote(tells) or not isinstance(place, LocalFolder | BucketFolder):
@@ -167,7 +176,7 @@ def _detect(source: _Source) -> str:
     if len(there) > 1:
         raise SourceError(
             f"source {source.place.url} matches several layouts, each of which would ignore some files: "
-            f"{', '.join(there)}; choose one with --layout"
+            f"{', '.join(there)}; choose one with --layout (source.layout)"
         )
     return there[0] if there else "folder"
 
@@ -186,14 +195,14 @@ def _open_source(source: str | Path, options: ShardOptions, embedded: EmbeddedFi
             raise SourceError(f"source {root} is a single media file; pass its folder, {root.parent}")
         return _one_file(LocalFolder(root.parent, ObjectStates(storage)), root.name, options, embedded)
     if not root.is_dir():
-        raise SourceError(f"source {root} is neither a folder nor a file; check the path")
+        raise SourceError(f"source {root} does not exist, or is neither a folder nor a file; check the path")
     return _Source(LocalFolder(root, ObjectStates(storage)), options, embedded)
 
 
 def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _Source:
     storage = options.storage
     if url.startswith("memory:"):
-        raise SourceError(f"source {url}: workers cannot access this process's memory; use files or an object store")
+        raise SourceError(f"source {url}: workers cannot access this process's memory; use a folder or an object store")
     parent, name = posixpath.split(url)
     if is_metadata_name(name) or name.lower().endswith(".tar"):
         return _one_file(BucketFolder.listed(open_store(parent, storage), storage), name, options, embedded)
@@ -202,8 +211,8 @@ def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _S
         return _Source(place, options, embedded)
     if "/" in url.removeprefix("s3://") and open_store(parent, storage).state(name) is not None:
         raise SourceError(
-            f"source {url} is one file, but is neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a tar; "
-            f"pass its folder, {parent}"
+            f"source {url} is a single object, but is neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a "
+            f".tar file; pass its folder, {parent}"
         )
     raise SourceError(f"source {url} contains no objects; check the URL")
 
@@ -211,8 +220,9 @@ def _open_prefix(url: str, options: ShardOptions, embedded: EmbeddedFiles) -> _S
 def _one_file(place: Place, name: str, options: ShardOptions, embedded: EmbeddedFiles) -> _Source:
     if options.source.metadata is not None:
         raise SourceError(
-            f"source {place.url}/{name} is a file, which cannot be combined with "
-            f"metadata={str(options.source.metadata)!r}; pass the folder of the file instead"
+            f"source {place.url}/{name} is a file, and cannot be combined with "
+            f"source.metadata={str(options.source.metadata)!r} (--metadata); pass the folder that contains the media "
+            "as the source, or omit --metadata"
         )
     return _Source(place, options, embedded, name)
 
@@ -223,7 +233,7 @@ def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
         return BucketFolder.listed(store, storage)
     root = Path(os.path.abspath(store.root))  # noqa: PTH100
     if not root.is_dir():
-        raise SourceError(f"base_path={str(folder)!r} is not an existing folder; check the path")
+        raise SourceError(f"{str(folder)!r} is not an existing folder; check source.base_path (--base-path)")
     return LocalFolder(root, ObjectStates(storage))
 
 
@@ -257,9 +267,14 @@ def _read_metadata(source: _Source) -> SourceInput:
         return SourceInput(place, table, metadata=(str(options.source.metadata),))
     names = _root_metadata(place) if source.file is None else [source.file]
     if not names:
-        raise SourceError(f"source {place.url} contains no metadata file; specify one with --metadata")
+        usual = ", ".join((*(f"metadata{suffix}" for suffix in METADATA_SUFFIXES), *_OTHER_NAMES))
+        raise SourceError(
+            f"source {place.url} contains no metadata file with a usual name ({usual}); specify the file with "
+            "--metadata"
+        )
     if len(names) > 1:
-        raise SourceError(f"source {place.url} contains {' and '.join(names)}; choose one with --metadata")
+        listed = ", ".join(names)
+        raise SourceError(f"source {place.url} contains several metadata files; choose one with --metadata: {listed}")
     videos = _VIDEOS_OF.get(names[0])
     if videos is not None and place.is_folder(videos):  # In FastVideo's layout, paths are relative to this folder.
         place = _open_base(f"{place.url}/{videos}", options.storage)
@@ -283,7 +298,7 @@ def _read_lists(source: _Source) -> SourceInput:
     if prompts is None or videos is None:
         raise SourceError(
             f"source {source.place.url}: layout 'lists' requires a list of captions ({', '.join(PROMPT_LISTS)}) and "
-            f"a list of files ({', '.join(VIDEO_LISTS)})"
+            f"a list of files ({', '.join(VIDEO_LISTS)}); add the missing list, or choose another layout with --layout"
         )
     captions, files = _lines(source.media(prompts)), _lines(source.media(videos))
     while files and not files[-1].strip():
@@ -330,8 +345,8 @@ def _imagefolder_blocks(source: _Source, name: str) -> Iterator[RowBlock]:
         yield _below(block, posixpath.dirname(name))
     if not has_names:
         raise SourceError(
-            f"metadata {source.place.url}/{name} has no column {_FILE_NAME} with file names; add the column, or "
-            "use --layout folder to read the files without metadata"
+            f"metadata {source.place.url}/{name} has no column {_FILE_NAME!r}; add this column with the names of the "
+            "files, or use --layout folder to read the files without metadata"
         )
 
 
@@ -359,7 +374,10 @@ def _is_parquet(source: _Source) -> bool:
 def _read_parquet(source: _Source) -> SourceInput:
     names = _outside_datasets(source, ".parquet")
     if not names:
-        raise SourceError(f"source {source.place.url} contains no .parquet file; choose another layout with --layout")
+        raise SourceError(
+            f"source {source.place.url} contains no .parquet file outside streamvid datasets; choose another layout "
+            "with --layout"
+        )
     return SourceInput(source.place, source.table(names), metadata=tuple(names))
 
 
@@ -370,7 +388,10 @@ def _tars(source: _Source) -> list[str]:
 def _read_tars(source: _Source) -> SourceInput:
     names = _tars(source)
     if not names:
-        raise SourceError(f"source {source.shown} contains no .tar file; choose another layout with --layout")
+        raise SourceError(
+            f"source {source.shown} contains no .tar file outside streamvid datasets; choose another layout with "
+            "--layout"
+        )
     wanted = {source.options.source.video_column or "", *source.options.source.media.values()}
     return SourceInput(*read_tars(source.place, names, wanted), metadata=tuple(names))
 
@@ -384,8 +405,8 @@ def _is_dataset(source: _Source) -> bool:
 def _read_dataset(source: _Source) -> SourceInput:
     if source.options.buckets is None and source.options.clips.kind != "text":
         raise ConfigError(
-            f"{source.place.url} is a sealed dataset, whose clips are assigned to new buckets; specify them with "
-            "--buckets, --resolution or --preset, or copy the dataset unchanged with `streamvid copy`"
+            f"source {source.place.url} is a sealed dataset, whose clips are assigned to new buckets; specify the "
+            "buckets with --buckets, --resolution or --preset, or copy the dataset unchanged with `streamvid copy`"
         )
     return SourceInput(*read_dataset(source.place, source.options.storage))
 

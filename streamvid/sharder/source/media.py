@@ -86,9 +86,13 @@ def checksum_version(sha256: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Particular version of a source file, in the form that workers receive.
+    """A particular version of a source file, in the form that workers receive.
 
-    path: local path, URL, or result of `part_path`. num_bytes: size of the file or part.
+    path: local path, URL, or result of `part_path`.
+    source: name of the file for messages.
+    num_bytes: size of the file or part.
+    version: see `file_state`, `FileState` and `checksum_version`.
+    storage: options for accessing the file's store.
     """
 
     path: str
@@ -128,7 +132,10 @@ class Media:
 
     @contextmanager
     def opened(self) -> Iterator[str | BinaryIO]:
-        """Yield the path of a local file, or a file object for a part. Raises SourceError if opening fails."""
+        """Yield the path of a whole local file, or a file object for a part of one.
+
+        Raises SourceError if the file that contains a part cannot be opened.
+        """
         if not self.is_part:
             yield self.path
             return
@@ -142,8 +149,8 @@ class Media:
     def read(self) -> bytes:
         """Return all bytes of the file or part.
 
-        Raises SourceError if the file has changed since it was probed or its checksum does not match, and StorageError
-        if the store fails.
+        Raises SourceError if the file was removed or changed after it was probed, or if its checksum does not match,
+        and StorageError if the store fails.
         """
         if not self.is_remote:
             return self._verified(self._read_local())
@@ -172,7 +179,7 @@ class Media:
             raise
 
     def check_unchanged(self) -> None:
-        """Raise SourceError if a local file has changed since it was probed. Remote reads include this check."""
+        """Raise SourceError if a local file was removed or changed after probing. Remote reads include this check."""
         if self.is_remote:
             return
         try:
@@ -203,16 +210,16 @@ class Media:
 
     def _verified(self, data: bytes) -> bytes:
         if self.has_checksum and checksum_version(hashlib.sha256(data).digest()) != self.version:
-            raise SourceError(
-                f"{self.source} is damaged: checksum mismatch in {redact(self.file)}; restore that file (for a "
-                "dataset, `streamvid verify --deep` lists all damaged files)"
-            )
+            remedy = "restore that file (`streamvid verify --deep` lists all damaged files of the dataset)"
+            if not self.is_part:  # a file that was embedded in metadata
+                remedy = "delete that file, and run the same command again to write it anew"
+            raise SourceError(f"{self.source} is damaged: checksum mismatch in {redact(self.file)}; {remedy}")
         return data
 
     def _gone(self, reason: str) -> SourceError:
         return SourceError(
-            f"{self.source} was probed, but can no longer be read ({reason}); restore it, or run the same command "
-            "again to reject it"
+            f"{self.source} was found, but can no longer be read ({reason}); restore it, then run the same "
+            "command again, which rejects rows whose files are missing"
         )
 
     def _changed(self) -> SourceError:

@@ -36,7 +36,8 @@ class CaptionFile:
 class SealedOrigin:
     """Facts that a clip from a sealed dataset keeps in a new dataset.
 
-    name: old key of the clip, from which its new key is derived. record_key: key shared by all clips of one file.
+    name: old key of the clip, from which its new key is derived.
+    record_key: key shared by all clips of one file.
     is_val: True if the clip is in the validation split.
     """
 
@@ -133,7 +134,7 @@ class ObjectStates:
         if not self.is_allowed(url):
             raise Rejected(
                 f"the metadata is in a bucket, but refers to a file in another bucket, {split_url(url)[0]}, which "
-                "would be read with your keys; if you trust the metadata, allow this with --other-buckets",
+                "would be read with your keys; if you trust the metadata, set source.other_buckets (--other-buckets)",
                 kind="bad-path",
             )
         self.look_up([url])
@@ -270,8 +271,10 @@ class BucketFolder(Place):
 class MemberFolder(Place):
     """Place whose files are parts of other files, such as members of tars.
 
-    where: name in rows → (source, part path), for all files. states: part path → (size in bytes, version).
-    origins: part path → SealedOrigin. base: place of all other files; None if there are none.
+    where: name in rows → (source, part path), for all files.
+    states: part path → (size in bytes, version).
+    origins: part path → SealedOrigin.
+    base: place of all other files; None if there are none.
     """
 
     root_url: str
@@ -303,7 +306,9 @@ class MemberFolder(Place):
         if path not in self.where and self.base is not None:
             return self.base.locate(path)
         if path not in self.where:
-            raise Rejected("the file is not a member of the source's tars", kind="missing-file")
+            raise Rejected(
+                "the path is not that of a tar member in the source, such as clips.tar/clip.mp4", kind="missing-file"
+            )
         return self.where[path]
 
     def state(self, path: str) -> tuple[int, str]:

@@ -73,7 +73,7 @@ class Record:
     origin: keys and split of the clip in the sealed dataset from which it comes; None for other clips.
     time_range: the part of the video to use; None for the whole video.
     bars: black bars of the displayed frames in pixels: (left, top, right, bottom).
-    signature: signature by which near-duplicates are found; None if curation determined none.
+    signature: signature for finding near-duplicates; None if curation did not compute one.
     """
 
     row: int
@@ -107,9 +107,11 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RecordSet:
-    """Complete input. Each row is in `records` or in `rejections`. user_types: metadata column → index type.
+    """Complete input. Each row is in `records` or in `rejections`.
 
+    user_types: metadata column → index type.
     num_rows: number of input rows. A row with several time ranges becomes several records.
+    sources: summary of each source.
     """
 
     records: Rows[Record]
@@ -147,8 +149,8 @@ def read_records(
     sources = [source] if isinstance(source, str | Path) else list(source)
     if len(sources) > 1 and options.source.metadata is not None:
         raise SourceError(
-            f"metadata={str(options.source.metadata)!r} cannot be combined with {len(sources)} sources; pass the "
-            "metadata files as sources instead"
+            f"source.metadata={str(options.source.metadata)!r} (--metadata) cannot be combined with {len(sources)} "
+            "sources; pass the metadata files as sources instead"
         )
     parts: list[RecordSet] = []
     for one in sources:
@@ -157,13 +159,22 @@ def read_records(
         found = find_input(one, options, EmbeddedFiles(folder, extracts, wanted, finds_video))
         parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
         if not parts[-1].num_rows:
-            extensions = ", ".join(VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
-            reason = (
-                f"{found.place.url} contains no file with a video or image extension; check the path, or rename the "
-                f"files (extensions: {extensions})"
-            )
-            raise SourceError(f"nothing to shard: {'the metadata has no rows' if found.table else reason}")
+            raise SourceError(f"nothing to shard: {_what_is_missing(found, one)}")
     return parts[0] if len(parts) == 1 else _joined(parts, sources)
+
+
+def _what_is_missing(found: SourceInput, source: str | Path) -> str:
+    """Return the reason why an input has no rows, and the remedy."""
+    if found.layout == "dataset":
+        return f"the dataset {found.place.url} has no samples; check the path"
+    if found.table is not None and found.layout != "tars":
+        return f"the metadata {', '.join(found.metadata[:3])} of source {source} has no rows; check the file"
+    where = f"the tars of {found.place.url} contain" if found.layout == "tars" else f"{found.place.url} contains"
+    extensions = ", ".join(VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
+    return (
+        f"{where} no file with a video or image extension; check the path, or rename the files (extensions: "
+        f"{extensions})"
+    )
 
 
 # --------------------------------------------------------------------------------------------------- rows of one input
@@ -171,7 +182,7 @@ def read_records(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Input row as given in the metadata. problem: the reason why the row could not be read, or ""."""
+    """Input row as given in the metadata. problem: reason why the row could not be read; "" if it was read."""
 
     path: object
     captions: CaptionCells | CaptionFile
@@ -254,8 +265,8 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
     check_columns(table, options.source.media_columns)
     if table is None and options.source.time_columns:
         raise SourceError(
-            f"{place.url} has no metadata, but time_columns={options.source.time_columns!r} requires metadata columns; "
-            "add a metadata file, or omit time_columns"
+            f"{place.url} has no metadata, but source.time_columns={options.source.time_columns!r} (--time-columns) "
+            "requires metadata columns; add a metadata file, or omit --time-columns"
         )
     roles = _Roles()
     if table is None:
@@ -329,7 +340,7 @@ def _whole_files(records: Rows[Record]) -> Iterator[tuple[int, str]]:
 def _video_column(found: SourceInput, table: MetadataTable, options: ShardOptions) -> str:
     asked = options.source.video_column or found.video_column
     try:
-        return find_column(table.names, asked, VIDEO_COLUMNS, "video_column")
+        return find_column(table.names, asked, VIDEO_COLUMNS, "source.video_column")
     except SourceError as error:
         raise SourceError(
             f"{error}; for a dataset of captions without videos, use clips='text' (--clips text)"
@@ -367,8 +378,9 @@ def check_size(num_bytes: int, options: ShardOptions) -> None:
     if num_bytes == 0:
         raise Rejected("the file is empty", kind="empty-file")
     if num_bytes > options.source.max_clip_bytes:
-        limit = f"the file has {num_bytes} bytes; at most max_clip_bytes={options.source.max_clip_bytes} are allowed"
-        raise Rejected(limit, kind="max-clip-bytes")
+        most = options.source.max_clip_bytes
+        reason = f"the file has {num_bytes} bytes; at most {most} are allowed (source.max_clip_bytes, --max-clip-bytes)"
+        raise Rejected(reason, kind="max-clip-bytes")
 
 
 def _with_ranges(record: Record, ranges: Sequence[TimeRange]) -> list[Record]:
@@ -382,7 +394,11 @@ def _with_ranges(record: Record, ranges: Sequence[TimeRange]) -> list[Record]:
     if not record.captions:
         return [replace(record, time_range=one) for one in ranges]
     if len(record.captions) != len(ranges):
-        raise Rejected(f"the row has {len(ranges)} time ranges, but {len(record.captions)} captions", kind="time-range")
+        raise Rejected(
+            f"the row has {len(ranges)} time ranges, but {len(record.captions)} captions; specify one caption per "
+            "range, or a single caption",
+            kind="time-range",
+        )
     pairs = zip(ranges, record.captions, strict=True)
     return [replace(record, time_range=one, caption=text, captions=()) for one, (text, _) in pairs]
 

@@ -1,8 +1,8 @@
 """Reading of sealed datasets as sources, to assign their clips to other buckets or to merge several datasets.
 
 Captions, columns and record keys stay the same, and validation clips stay in the validation split. The bytes of each
-clip are verified against the checksum in the index. Only text datasets and datasets that store the original files
-unmodified are accepted.
+clip are verified against the checksum in the index. Only datasets of captions and datasets of copied clips without
+conditioning inputs are accepted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _SealedClip(NamedTuple):
 
 @dataclass
 class _SealedReader:
-    """Reader of a dataset's clips. If several buckets store a clip, only the largest copy is kept."""
+    """Reader of a dataset's clips. If several buckets store the same clip, only the largest copy is kept."""
 
     dataset: Dataset
     where: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -88,15 +88,15 @@ class _SealedReader:
     def read(self) -> None:
         if self.dataset.manifest.clips == "native":
             raise SourceError(
-                f"the dataset {self.dataset.url} has native clips, which were encoded at the size of their bucket; "
-                "encoding them again would lose quality, which the reported PSNR would not show; shard the original "
-                "videos, or copy the dataset unchanged with `streamvid copy`"
+                f"the dataset {self.dataset.url} has native clips, which are already encoded at the sizes of their "
+                "buckets. Encoding them again would lose quality, and the reported PSNR would not show the loss. "
+                "Instead, shard the original videos, or copy the dataset unchanged with `streamvid copy`"
             )
         media = self.dataset.manifest.media
         if media:
             raise SourceError(
                 f"the dataset {self.dataset.url} has conditioning inputs ({', '.join(media)}), which cannot be read "
-                "from sealed datasets; shard the original source instead"
+                "from sealed datasets; shard the original files instead"
             )
         for shard in self.dataset.shards:
             for clip, columns in self._clips(shard):
@@ -127,7 +127,7 @@ class _SealedReader:
         self.rows[name] = {**columns, MEDIA: name, CAPTION: caption}
 
     def _is_largest(self, name: str, clip: _SealedClip) -> bool:
-        """Return True if this copy of a clip is the largest so far, and discard the previously largest copy."""
+        """Return True if this copy of a clip is the largest so far. In this case, discard the previous largest copy."""
         window = (clip.record_key, str(clip.window_start), str(clip.window_source_frames))
         area = clip.clip_width * clip.clip_height
         if window in self.areas and self.areas[window][0] >= area:

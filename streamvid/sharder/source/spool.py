@@ -71,10 +71,12 @@ class Spans:
 
 
 class SpooledFile(FarFile):
-    """Binary file over a remote `media`. folder: directory of the temporary file; None for the system's default.
+    """Binary file over a remote `media`.
 
-    first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: context manager entered during each wait
-    for the store, to exclude the wait from the reader's time limit. error: last error of the store, if any.
+    folder: directory of the temporary file; None for the system's temporary directory.
+    waiting: context manager entered during each wait for the store, to exclude the wait from the reader's time limit.
+    first_bytes: minimum size of a fetch; sequential reads fetch more.
+    error: last error of the store or the temporary file; None if there was none.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class SpooledFile(FarFile):
     ) -> None:
         super().__init__(media.num_bytes)
         self.error: StreamvidError | None = None
-        self._media, self._waiting = media, waiting
+        self._media, self._waiting, self._folder = media, waiting, folder
         self._store = media.place[0]
         self._bytes_before = self._store.stats().num_bytes_read
         self._first_bytes = first_bytes
@@ -170,6 +172,7 @@ class SpooledFile(FarFile):
 
     def _no_room(self, error: OSError) -> StorageError:
         return StorageError(
-            f"cannot store parts of {self._media.source} on a local disk: {error.strerror or error}; "
-            "free some space, or set another work_dir (--work-dir) or TMPDIR"
+            f"cannot store parts of {self._media.source} in {self._folder or 'the temporary directory'}: "
+            f"{error.strerror or error}; free some space on its disk, or use another disk (work.work_dir, --work-dir, "
+            "for unfinished work; TMPDIR for temporary files)"
         )

@@ -1,4 +1,4 @@
-"""Summary of how the sharder interprets its input, so that users notice a wrong guess before hours of work."""
+"""Summary of how the sharder interprets its input, so that users notice wrong guesses before hours of work."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ class SourceSummary:
     """Layout, metadata and columns of one source. A value that was not determined is None.
 
     metadata: names of the files from which the rows were read; empty if each media file is a row.
-    unread_metadata: other metadata files in the source.
+    unread_metadata: other metadata files in the source's folder.
     columns: use → columns. The uses are "video", "caption", "caption weight", "time range", names of conditioning
         inputs, "kept" (stored with each sample) and "ignored".
-    num_usable: number of rows whose files exist. num_captions: number of usable rows with a caption.
+    num_usable: number of records, that is, of usable rows, or of the time ranges in such rows.
+    num_captions: number of records with a caption.
     unnamed_files: media files in the folder to which no row of the metadata refers.
     """
 
@@ -59,7 +60,7 @@ class SourceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Near-duplicates, found by their pictures. rows: rows of the groups, without the best row of each group."""
+    """Groups of near-duplicates. rows: all rows of the groups except the best row of each."""
 
     num_groups: int
     rows: Counted
@@ -77,7 +78,7 @@ class InputSummary:
     num_dropped: number of videos with a bucket and a frame rate above `read_fps`, some of whose frames are therefore
         dropped.
     num_without_bucket: number of files, windows or rows that no bucket accepts.
-    near_duplicates: groups of rows with similar pictures, if `dedup` is set.
+    near_duplicates: groups of rows with similar pictures; None unless `curation.dedup` is set.
     """
 
     sources: tuple[SourceSummary, ...]
@@ -95,7 +96,7 @@ def duplicates(files: Iterable[Media]) -> Counted:
     """Return the number of files with the same content as another file, with examples.
 
     Only files with equal sizes and equal first bytes are read completely. Objects in a store are not read: they are
-    regarded as equal if their sizes and ETags are equal.
+    regarded as equal if their sizes and versions (ETags) are equal.
     """
     found = []
     for same_size in _groups({file.path: file for file in files}.values(), lambda file: file.num_bytes):

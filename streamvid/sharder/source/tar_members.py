@@ -33,7 +33,11 @@ _PACKERS = {
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """Member of a tar. offset: byte offset of its data. not_file: its type if it is not a regular file, else ""."""
+    """Member of a tar.
+
+    offset: byte offset of its data.
+    not_file: description of its type if it is not a regular file, else "".
+    """
 
     name: str
     offset: int
@@ -69,19 +73,20 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         if header.type in b"LKxg":
             if size > MAX_HEADER_BYTES:
                 raise Rejected(
-                    f"the tar has a header of {size} bytes at byte {start}; at most {MAX_HEADER_BYTES} are allowed"
+                    f"the tar has an extended header of {size} bytes at byte {start}; at most {MAX_HEADER_BYTES} "
+                    "are allowed"
                 )
             _read_extra_header(own, header.type, read(start, size))
             continue
         count += 1
         if count > MAX_MEMBERS:
-            raise Rejected(f"the tar has more than {MAX_MEMBERS} members; split it")
+            raise Rejected(f"the tar has more than {MAX_MEMBERS} members; split it into several tars")
         name = own.get("path", header.name)
         what = "" if header.isreg() else _LINKS.get(header.type, "not a regular file")
         what = "a sparse file" if "sparse" in own else what
         own = {}
         if header.type == tarfile.GNUTYPE_SPARSE:
-            raise Rejected(f"the tar contains {_shown(name)} as a sparse file; write the tar again without --sparse")
+            raise Rejected(f"the tar contains {_shown(name)} as a sparse file; create the tar again without --sparse")
         if not header.isdir() and not name.endswith("/"):
             yield TarMember(name.removeprefix("./"), start, size, what)
 
@@ -104,7 +109,7 @@ def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
         digits = data.partition(b" ")[0]
         length = int(digits) if digits.isdigit() and len(digits) < 10 else 0
         if not len(digits) + 1 < length <= len(data):
-            raise Rejected("the tar has a damaged PAX header")
+            raise Rejected("the tar has a damaged PAX header; download or create the tar again")
         key, _, value = data[len(digits) + 1 : length].removesuffix(b"\n").partition(b"=")
         yield _text(key), _text(value)
         data = data[length:]
@@ -114,7 +119,7 @@ def _check_packed(block: bytes) -> None:
     packer = next((name for magic, name in _PACKERS.items() if block.startswith(magic)), None)
     if packer is not None:
         raise Rejected(
-            f"the tar is compressed ({packer}), so its members cannot be read separately; decompress it first"
+            f"the tar is compressed ({packer}), so its members cannot be read individually; decompress it first"
         )
 
 

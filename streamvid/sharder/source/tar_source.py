@@ -1,8 +1,8 @@
 """Tars as a source: webdataset tars, video2dataset tars with Parquet files, and Cosmos tars with metadata tars.
 
-Members are not extracted, but read by byte range. A sample consists of the members whose names are equal up to the
-first dot. Its caption and columns come from its .txt and .json members, from its row in the Parquet file with the tar's
-name, and from the metadata tar whose path contains `metas` instead of `video`.
+Members are not extracted; they are read by byte range. A sample consists of the members whose names are equal up to the
+first dot. Its caption and columns come from its .txt and .json members, from its row in the Parquet file named after
+the tar, and from the metadata tar whose path contains `metas` instead of `video`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def read_tars(
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:
         raise SourceError(
-            f"source {place.url} contains only metadata tars; pass the parent folder, which contains the videos"
+            f"source {place.url} contains only tars of metadata or embeddings (in folders named "
+            f"{', '.join(_NO_SOURCES)}); pass the folder that contains the tars of videos"
         )
     reader = _TarReader(place, frozenset(wanted))
     rows = [row for _, part in concurrently(reader.rows, sources) for row in part]
@@ -75,7 +76,7 @@ def read_tars(
             row[CAPTION] = next((row[name] for name in CAPTION_COLUMNS if row.get(name)), None)
     if reader.num_left_out:
         _log.warning(
-            "ignored %d media files in %s that are neither clips nor conditioning inputs",
+            "ignored %d media members in the tars of %s, which are neither clips nor conditioning inputs",
             reader.num_left_out,
             place.url,
         )
@@ -181,7 +182,7 @@ class _TarReader:
             return {}
         table = read_table(f"{self.place.url}/{beside}", self.place.storage)
         if "key" not in table.names:
-            _log.warning("%s/%s has no column 'key' and is ignored", self.place.url, beside)
+            _log.warning("ignored %s/%s, because it has no column 'key'", self.place.url, beside)
             return {}
         rows = (row for block in table.blocks for row in block.rows() if not isinstance(row, BrokenRow))
         return {str(key): row for row in rows if (key := row.get("key")) is not None}
@@ -222,7 +223,9 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
     if member.not_file:
         sample.broken.append(f"{member.name} is {member.not_file}; only regular files are read")
     elif (extension if is_media else base) in taken:
-        sample.broken.append(f"{member.name} occurs more than once in the tar; only the first copy is read")
+        sample.broken.append(
+            f"{member.name} is another .{extension} member of the same sample; only the first one is read"
+        )
     elif is_media:
         sample.media[extension] = member
     elif kind == "txt":
@@ -249,7 +252,7 @@ def _object(member: TarMember, read: Read) -> Mapping[str, object]:
 
 
 def _caption_of_windows(row: Mapping[str, object]) -> str | None:
-    """Return the caption of the first Cosmos-Curate window, at the start of the clip; None if there is no caption."""
+    """Return the caption of the first Cosmos-Curate window, or None if there is none. It describes the clip's start."""
     for name in _WINDOWS:
         windows = row.get(name)
         if isinstance(windows, list) and windows and isinstance(windows[0], dict):

@@ -1,4 +1,4 @@
-"""Time ranges in metadata, by which a row refers to a part of a file.
+"""Time ranges in metadata: the parts of files to which rows refer.
 
 With `time_columns`, each range becomes a clip. Otherwise, the sharder raises SourceError if columns seem to hold time
 ranges or rows share a file, because a caption may describe only a part of the file. With `whole_files`, this check is
@@ -26,7 +26,7 @@ from streamvid.errors import Rejected, SourceError
 _STARTS = ("start", "begin", "from", "in", "t0", "onset", "ss")
 _ENDS = ("end", "stop", "finish", "to", "out", "t1", "offset", "duration")
 _CERTAIN = frozenset(product(("start", "begin"), ("end", "stop", "finish", "duration")))
-"""Pairs of words that denote time ranges whatever the columns hold, if all other words of their names are usual."""
+"""Pairs of words that denote time ranges regardless of the values, if all other words of their names are usual."""
 _USUAL = {"clip", "segment", "scene", "shot", "span", "time", "timestamp", "t", "frame", "frames", "idx", "index"}
 _USUAL |= {"sec", "secs", "second", "seconds", "s", "ms"}
 _RANGES = re.compile(r"(?:timestamp|time|time_range|range|clip_range|segment|interval|span|start_end)s?")
@@ -39,9 +39,9 @@ _TEXT_RANGE = re.compile(r"\s*([\d:.,]+)\s*(?:-+>?|[–—~]|to)\s*([\d:.,]+)\s*
 _MAX_LIST_CHARS = 2**20
 _NUM_CELLS = 1000  # number of rows to read when recognizing times
 _REMEDY = (
-    "the caption of each row may describe only a part of its file. To extract clips, pass the "
-    "columns with the times in seconds or as H:MM:SS, such as time_columns=('start', 'end') (--time-columns "
-    "start,end). To use the whole file for each row, set whole_files=True (--whole-files)"
+    "the caption of each row may describe only a part of its file. To extract clips, name the "
+    "columns with the times in seconds or as H:MM:SS, such as source.time_columns=('start', 'end') (--time-columns "
+    "start,end). To use the whole file for each row, set source.whole_files=True (--whole-files)"
 )
 
 
@@ -67,7 +67,7 @@ class TimeColumns:
     @staticmethod
     def of(names: Sequence[str], asked: Sequence[str]) -> TimeColumns:
         """Return the requested columns. Raises SourceError if one of them does not exist."""
-        return TimeColumns(tuple(find_column(names, name, (), "time_columns") for name in asked))
+        return TimeColumns(tuple(find_column(names, name, (), "source.time_columns") for name in asked))
 
     def cells(self, block: RowBlock) -> list[tuple[object, ...]]:
         """Return the values of each row."""
@@ -96,7 +96,8 @@ def parse_ranges(cells: Sequence[object], has_duration: bool = False) -> list[Ti
     if len(values) == 2:
         starts, ends = (value if isinstance(value, list | tuple) else [value] for value in values)
         if len(starts) != len(ends):
-            raise Rejected(f"the row has {len(starts)} start times, but {len(ends)} end times", kind="time-range")
+            what = "durations" if has_duration else "end times"
+            raise Rejected(f"the row has {len(starts)} start times, but {len(ends)} {what}", kind="time-range")
         pairs = list(zip(starts, ends, strict=True))
     else:
         (value,) = values
@@ -111,12 +112,16 @@ def _opened(cell: object) -> Any:
         return cell
     found = parse_list(cell)
     if found is None:
-        raise Rejected(f"its time ranges {cell[:80]!r} cannot be parsed as a list", kind="time-range")
+        raise Rejected(
+            f"the time ranges {cell[:80]!r} cannot be parsed; use a JSON or Python list of at most {_MAX_LIST_CHARS} "
+            "characters",
+            kind="time-range",
+        )
     return found
 
 
 def parse_list(text: str) -> Any:
-    """Parse a list or mapping in JSON or Python syntax. Return None if the text is neither, or too long."""
+    """Parse a value in JSON or Python syntax, such as a list. Return None if the text is invalid or too long."""
     if len(text) <= _MAX_LIST_CHARS:
         for parse in (json.loads, ast.literal_eval):
             try:
@@ -141,11 +146,11 @@ def _range(pair: Any, has_duration: bool = False) -> TimeRange:
     elif isinstance(pair, str) and (match := _TEXT_RANGE.fullmatch(pair)):
         pair = match.groups()
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise Rejected(f"its time range {str(pair)[:80]!r} is not a (start, end) pair", kind="time-range")
+        raise Rejected(f"the time range {str(pair)[:80]!r} is not a (start, end) pair", kind="time-range")
     start, end = map(_seconds, pair)
     found = TimeRange(start, start + end if has_duration else end)
     if found.start >= found.end:
-        raise Rejected(f"its time range {found.text} does not end after its start", kind="time-range")
+        raise Rejected(f"the time range {found.text} does not end after its start", kind="time-range")
     return found
 
 
@@ -155,7 +160,7 @@ def _seconds(value: object) -> Fraction:
         return Fraction(str(value))
     match = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        problem = "one of its times is missing" if value is None else f"its time {str(value)[:40]!r} is invalid"
+        problem = "a start, end or duration is missing" if value is None else f"the time {str(value)[:40]!r} is invalid"
         raise Rejected(f"{problem}; use a number of seconds or a time such as 0:01:30.5", kind="time-range")
     hours, minutes, seconds = match.groups()
     return int(hours or 0) * 3600 + int(minutes or 0) * 60 + Fraction(seconds.replace(",", "."))
@@ -167,11 +172,11 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
     for first, last, is_certain in _pairs_of(names):
         pair = (names[first], names[last])
         if is_certain or _most_cells(table, pair, _are_times):
-            raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} seem to hold time ranges: {_REMEDY}")
+            raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} seem to hold time ranges, so {_REMEDY}")
     for plain, name in names.items():
         is_range = _RANGES.fullmatch(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0]))
         if is_range or (_PARTS.fullmatch(plain) and _most_cells(table, (name,), _are_times)):
-            raise SourceError(f"column {name!r} seems to hold time ranges: {_REMEDY}")
+            raise SourceError(f"column {name!r} seems to hold time ranges, so {_REMEDY}")
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
@@ -235,5 +240,5 @@ def check_own_files(files: Callable[[], Iterable[tuple[int, str]]]) -> None:
         first, second, name = shared[0]
         raise SourceError(
             f"{len(shared)} row(s) use the same file as an earlier row; for example, rows {first} and {second} "
-            f"use {name}: {_REMEDY}"
+            f"use {name}, so {_REMEDY}"
         )

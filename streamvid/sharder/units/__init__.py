@@ -1,5 +1,5 @@
-"""Units of work that decode media: the part of probing and of making clips that runs in worker processes.
+"""Units of work that read media in worker processes: probing, measuring, encoding and cutting.
 
-Read probe_unit.py first, then encode_unit.py and cut_unit.py. This package imports video, storage, source/media.py,
-source/spool.py and a few small modules of the sharder, because every worker imports it when it starts.
+Read probe_unit.py first, then curate_unit.py, encode_unit.py and cut_unit.py. This package imports little besides
+video, storage, source/media.py and source/spool.py, because every worker imports it when it starts.
 """

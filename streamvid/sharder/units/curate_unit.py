@@ -1,4 +1,4 @@
-"""Measuring of the pictures of one file in a worker process."""
+"""Measurement of the pictures of one file in a worker process."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from streamvid.video.survey.frames import FrameView
 
 Span: TypeAlias = tuple[int, int]
-"""Frames of a video: number of the first frame, and number of the frame after the last."""
+"""Frames of a video: (number of the first frame, number of the frame after the last)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurateUnit:
     """Unit of work that measures the spans of a file in one decode pass.
 
-    spans: parts of the file, which may overlap. figures: names of the figures to compute. scene_cuts: True to divide
-    each span at its hard cuts. folder: directory for temporary copies of remote files; None for the system's temporary
-    directory.
+    spans: parts of the file, which may overlap.
+    figures: names of the figures to compute.
+    scene_cuts: True to divide each span at its hard cuts.
+    folder: directory for temporary copies of remote files; None for the system's temporary directory.
     """
 
     media: Media
@@ -43,8 +44,9 @@ class CurateUnit:
 def curate_file(unit: CurateUnit) -> Finding:
     """Measure one file. Runs in a worker.
 
-    The finding holds, for each span, its parts as lists of the first frame, the frame after the last, and the figures
-    by name. A span has several parts only if it has hard cuts.
+    For each span, the finding holds a list of its parts. Each part is a list of the first frame, the frame after the
+    last, and the figures by name. A span has several parts only if it is divided at hard cuts.
+
     Raises SourceError if the file has changed since it was listed, and StorageError if the store fails.
     """
     unit.media.check_unchanged()
@@ -60,7 +62,7 @@ def _curate(unit: CurateUnit, source: Source) -> Finding:
 
 
 def _numbers(unit: CurateUnit, table: PacketTable) -> list[int]:
-    """Return the frames to decode: all frames of the spans to find cuts, otherwise samples only."""
+    """Return the frames to decode: all frames of the spans if cuts are wanted, otherwise only the samples."""
     if unit.scene_cuts:
         return sorted({number for span in unit.spans for number in range(*span)})
     return sorted(_samples(unit, table)) or [0]
@@ -76,7 +78,7 @@ def _samples(unit: CurateUnit, table: PacketTable) -> dict[int, int]:
 
 
 class _Seen:
-    """Observer of the frames of a file."""
+    """Observer that computes the figures and the cuts of a file from its frames."""
 
     def __init__(self, unit: CurateUnit, table: PacketTable) -> None:
         from streamvid.sharder.curation.figures import FIGURES

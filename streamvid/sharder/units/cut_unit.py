@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class CutUnit:
     """Unit of work that copies windows of `media` into files.
 
-    windows: (name of the clip in `clips`, window) pairs. verify: True to decode every frame of each clip.
+    windows: (name of the clip in `clips`, window) pairs.
+    verify: True to decode every frame of each clip.
     """
 
     media: Media
@@ -34,7 +35,9 @@ class CutUnit:
 
 
 def cut_file(unit: CutUnit) -> Finding:
-    """Cut clips into the staging folder. Runs in a worker. Return {"clips": one finding per window}.
+    """Cut clips from a file and store them in the staging folder. Runs in a worker.
+
+    Return {"clips": one finding per window}, or a rejection if the whole file causes an error.
 
     Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
     """

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 class EncodeUnit:
     """Unit of work that encodes a window of `media` into the clip `name` of `clips`.
 
-    follows: for a conditioning video, the Timing of the sample's source as text. bars: black bars to crop.
-    max_bytes: size limit of the clip; None for no limit. fps: output frame rate; None keeps all frames of the window.
+    follows: for a conditioning video, the Timing of the sample's source as text; else "".
+    bars: black bars to crop.
+    max_bytes: size limit of the clip; None for no limit.
+    fps: output frame rate; None keeps all frames of the window.
     """
 
     media: Media
@@ -47,7 +49,7 @@ class EncodeUnit:
 
 
 def encode_file(unit: EncodeUnit) -> Finding:
-    """Encode a clip into the staging folder. Runs in a worker.
+    """Encode a clip and store it in the staging folder. Runs in a worker.
 
     Raises SourceError if the file has changed since it was probed, and StorageError if writing fails.
     """
@@ -55,9 +57,9 @@ def encode_file(unit: EncodeUnit) -> Finding:
 
 
 def attempt_on(what: str, media: Media, clips: ClipFolder, work: Callable[[Source], Finding]) -> Finding:
-    """Run `work` on a file that must be the one that was probed. Return a rejection if the file causes an error.
+    """Run `work` on a file. Return a rejection if the file causes an error.
 
-    Raises SourceError if the file has changed since it was probed.
+    Raises SourceError if the file was removed or changed after it was probed.
     """
     media.check_unchanged()
     if media.has_checksum:

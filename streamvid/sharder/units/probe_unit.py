@@ -54,14 +54,16 @@ _EXTENSIONS_OF_NAMES = {
 }
 
 Finding: TypeAlias = dict[str, Any]
-"""JSON result of a worker, as the journal stores it: the fields of a Probe or Clip, or "rejected" and "kind"."""
+"""JSON result of a worker, as the journal stores it, such as the fields of a Probe, or "rejected" and "kind"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Facts about a file that the sharder needs. width, height: display size in pixels.
+    """Facts about a file that the sharder needs.
 
-    extension: extension of the tar member if the file is copied. timing: a `Timing` as text; "" if it is not needed.
+    width, height: display size in pixels.
+    extension: extension of the tar member if the file is copied.
+    timing: a `Timing` as text; "" if it is not needed.
     """
 
     width: int
@@ -90,7 +92,8 @@ class Probe:
 class ProbeUnit:
     """Unit of work that probes one file.
 
-    verify: True to decode every frame. timing: True to return the time of each frame.
+    verify: True to decode every frame.
+    timing: True to return the time of each frame.
     folder: directory for temporary copies of remote files; None for the system's temporary directory.
     """
 
@@ -141,12 +144,12 @@ def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:
     except (ImportError, AttributeError, NameError, TypeError) as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise StreamvidError(
-            f"{what} {name} failed with {type(error).__name__}: {error} ({at.filename}:{at.lineno}). This is a fault "
-            "of the installation or of streamvid, not of the file. Finished work is kept: repair the installation, and "
-            "run the same command again"
+            f"{what} {name} failed with {type(error).__name__}: {error} ({at.filename}:{at.lineno}). The cause is "
+            "the installation or a bug in streamvid, not the file. Finished work is kept; repair the installation or "
+            "report the bug, then run the same command again"
         ) from error
     except MemoryError:
-        return rejected(f"{what} needs more memory than worker_memory_bytes allows", "memory")
+        return rejected(f"{what} needs more memory than work.worker_memory_bytes (--worker-memory) allows", "memory")
     except Exception as error:  # noqa: BLE001 — one bad file must not end the run, and its error is reported
         return rejected(f"{what} failed because of a bug in streamvid: {type(error).__name__}: {error}", "fault")
 
@@ -165,11 +168,12 @@ def clip_extension(container: str, source: str) -> str:
     name = _EXTENSIONS.get(container)
     if name is None:
         raise ProbeError(
-            f"the container {container} is not supported; use one of {', '.join(_EXTENSIONS)}", kind="codec"
+            f"the container {container} is not supported; convert the file to one of {', '.join(_EXTENSIONS)}",
+            kind="codec",
         )
     return "webm" if name == "mkv" and posixpath.splitext(source)[1].lower() == ".webm" else name
 
 
 def extension_of_name(suffix: str) -> str:
-    """Return the extension that a clip's tar member usually has if its file's name ends in `suffix`."""
+    """Return the usual extension of a clip's tar member for a source file with the extension `suffix`."""
     return _EXTENSIONS_OF_NAMES.get(suffix, suffix)

@@ -44,7 +44,9 @@ _DURATIONS = (
 class CutClip:
     """A file with a window of a video, and the properties of the frames that it shows.
 
-    data: contents of the file. codec: FFmpeg's name of the codec. width, height: display size in pixels.
+    data: contents of the file.
+    codec: FFmpeg's name of the codec.
+    width, height: display size in pixels.
     fps, duration_seconds: as in VideoInfo.
     """
 
@@ -59,7 +61,7 @@ class CutClip:
 
 
 class Cutter:
-    """Cutter of windows from an opened video, whose packets are read only once.
+    """Cutter of windows from an opened video, whose packet table is read only once.
 
     Raises ProbeError if the video is not supported; see `probe`.
     """
@@ -76,9 +78,10 @@ class Cutter:
         """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged and at their times.
 
         Times are measured from the first frame. The size and orientation of the pictures, the shape of their pixels and
-        their colors are those of the source. Audio is left out. The same video gives the same bytes.
+        their colors are those of the source. Audio is omitted. The same video gives the same bytes.
 
-        The file is probed before it is returned. verify: decode all of its frames, too.
+        The file is probed before it is returned. verify: True to decode all of its frames, too.
+
         Raises ProbeError if the packets cannot be stored so that exactly these frames are shown, and DecodeError if the
         source has fewer frames or, with `verify`, one of them does not decode.
         """
@@ -109,16 +112,16 @@ class Cutter:
         )
 
     def _copy(self, first: int, line: Timeline) -> bytes:
-        """Return a file of the packets from position `first` to the last that the window needs."""
+        """Return a file with the packets from position `first` to the last one that the window needs."""
         video, table = self._video, self._table
         if self._has_new_headers:
-            raise _refused("the headers of its codec change within the file")
+            raise _refused("the codec headers change within the file")
         last = max(table.ordinals[number] for number in line.numbers)
         zero = table.timestamps[line.numbers[0]]
         times = [None if row[0] is None else row[0] - zero for row in table.rows[first : last + 1]]
         known = [time for time in times if time is not None]
         if len(set(known)) < len(times):
-            raise _refused("several of its packets have the same timestamp, or none")
+            raise _refused("some packets have no timestamp or share one with another packet")
         keys = {ordinal for _, ordinal in table.keys}
         packets = packets_from(video, table, first)  # it may reopen the video, which replaces the stream
         with _muxing(), closing(_Writer(video, line.time_base)) as writer:
@@ -132,11 +135,13 @@ class Cutter:
         ticks_per_tick = line.time_base / info.time_base
         times = tuple(time - info.timestamps[0] for time in info.timestamps)
         if times != tuple(tick * ticks_per_tick for tick in line.ticks):
-            raise _refused(f"it shows {len(times)} frames in place of {len(line.ticks)}, or at other times")
+            if len(times) != len(line.ticks):
+                raise _refused(f"the copy would show {len(times)} frames instead of {len(line.ticks)}")
+            raise _refused("the copy would show its frames at other times")
         wanted = {**asdict(self._format), "codec": self._video.codec_name}
         for name, value in wanted.items():
             if getattr(info, name) != value:
-                raise _refused(f"its {name} changes from {value} to {getattr(info, name)}")
+                raise _refused(f"{name} would change from {value} to {getattr(info, name)}")
         return probe(data, self._video.limits, verify=True) if verify else info
 
 
@@ -167,7 +172,7 @@ class _Writer:
 
         timescale = str(self._time_base.denominator)
         options = {
-            # No dates and versions. The first frame of the window is at 0, and the edit list begins there.
+            # No dates or versions are written. The first frame of the window is at 0, where the edit list begins.
             "fflags": "+bitexact",
             "use_editlist": "1",
             "avoid_negative_ts": "disabled",
@@ -178,18 +183,18 @@ class _Writer:
             container = av.open(self._sink, "w", format=name, options=options)
             try:
                 stream = container.add_stream_from_template(video.stream, opaque=True)
-            except ValueError:  # this format does not hold the codec
+            except ValueError:  # this format cannot hold the codec
                 continue
             if ratio := video.stream.sample_aspect_ratio:  # Matroska states it only there
                 stream.codec_context.sample_aspect_ratio = ratio
             stream.time_base = self._time_base
             return container, stream
-        raise _refused(f"MP4 and QuickTime files cannot hold {video.codec_name}")
+        raise _refused(f"FFmpeg cannot store {video.codec_name} in MP4 or QuickTime files")
 
     def write(
         self, packet: Packet[VideoStream], time: int, decode_time: int, duration: int, *, is_key: bool, core: int
     ) -> None:
-        """Append a packet. core: version of x264 that decoders must know; 0 if they need not."""
+        """Append a packet. core: version of x264 that decoders must know; 0 if there is none."""
         if core and not h264.x264_core(memoryview(packet), self._header):
             content = h264.x264_message(core, self._header) + bytes(packet)
             packet = cast("Packet[VideoStream]", type(packet)(len(content)))
@@ -202,7 +207,7 @@ class _Writer:
         self._container.close()
 
     def finish(self, ticks: int) -> bytes:
-        """Return the file, whose edit list ends after `ticks`: FFmpeg's muxer hides only the frames before time 0."""
+        """Return the file. Its edit list ends after `ticks`; the muxer alone would hide only frames before time 0."""
         self.close()
         with self._sink.getbuffer() as data:
 
@@ -212,7 +217,7 @@ class _Writer:
             for path, place, long_place in _DURATIONS:
                 box = find_box(read_at, 0, len(data), *path)
                 if box is None or (path[-1] == b"elst" and read_at(box[1] + 4, 4) != b"\0\0\0\1"):
-                    raise _refused("it has no edit list of one part")
+                    raise _refused("the copy would not have an edit list with exactly one entry")
                 kind, at = (">Q", long_place) if data[box[1]] else (">I", place)
                 struct.pack_into(kind, data, box[1] + at, ticks * self._scale)
         return self._sink.getvalue()
@@ -220,13 +225,13 @@ class _Writer:
 
 @contextmanager
 def _muxing() -> Iterator[None]:
-    """Turn the muxer's errors inside the block into a ProbeError."""
+    """Convert the muxer's errors inside the block to ProbeError."""
     import av
 
     try:
         yield
     except (av.FFmpegError, struct.error) as error:
-        raise _refused(f"FFmpeg cannot write it ({getattr(error, 'strerror', None) or error})") from error
+        raise _refused(f"FFmpeg cannot write the copy ({getattr(error, 'strerror', None) or error})") from error
 
 
 def _refused(reason: str) -> ProbeError:

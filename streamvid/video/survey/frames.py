@@ -1,8 +1,8 @@
 """One decode pass over a file, in which an observer sees small pictures of chosen frames.
 
 The pictures are upright, without the margins that the container crops, and full-range BT.601, whatever the source's
-orientation and colors are. They have the same pixels on every processor, so that what is measured on them is the same
-on every machine.
+orientation and colors are. They have the same pixels on every processor, so that measurements are the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class FrameView:
-    """Decoded frame as an observer sees it. number: frame number. It is valid until `see` returns."""
+    """Decoded frame as an observer sees it. The view is valid only until `see` returns. number: frame number."""
 
     def __init__(self, number: int, frame: VideoFrame, pictures: _Pictures) -> None:
         self.number = number
@@ -47,7 +47,7 @@ class FrameView:
     def picture(self, longer_side: int) -> Picture:
         """Return the frame scaled down so that its longer side has `longer_side` pixels.
 
-        It is enlarged only if a side would have less than MIN_SIDE pixels.
+        It is enlarged only if a side would have fewer than MIN_SIDE pixels.
         """
         return self._pictures.picture(self._frame, longer_side)
 
@@ -56,7 +56,7 @@ class Observer(Protocol):
     """Receiver of the frames of one decode pass."""
 
     def see(self, frame: FrameView) -> None:
-        """Take the next chosen frame. Frames come in ascending order."""
+        """Process the next chosen frame. Frames come in ascending order."""
 
 
 _Observer = TypeVar("_Observer", bound=Observer)
@@ -70,8 +70,10 @@ def survey(
 ) -> _Observer:
     """Decode a video or an image once, show the chosen frames to an observer, and return the observer.
 
-    source: as for `decode_into`. choose: returns distinct frame numbers in ascending order, at least one.
-    begin: creates the observer. If decoding has to start again from an earlier key frame, it is called again.
+    source: as for `decode_into`.
+    choose: function that returns distinct frame numbers in ascending order, at least one.
+    begin: function that creates the observer. It is called again if decoding must restart from an earlier key frame.
+
     Raises ProbeError if the file is not supported (see `probe`), and DecodeError if a frame does not decode.
     """
     with open_video(source, limits) as video:
@@ -85,7 +87,8 @@ def survey(
                 nonlocal num_seen
                 if place != num_seen:
                     raise DecodeError(
-                        f"frame {numbers[place]} decodes before frame {numbers[num_seen]}: timestamps are wrong"
+                        f"frame {numbers[place]} decodes before frame {numbers[num_seen]}: the timestamps of the "
+                        "source are wrong; re-encode the source (ffmpeg -i IN OUT.mp4)"
                     )
                 num_seen += 1
                 observer.see(FrameView(numbers[place], frame, pictures))
@@ -97,7 +100,7 @@ def survey(
 
 
 class _Pictures:
-    """Converters from the frames of a video to pictures of several sizes."""
+    """Converter of the frames of a video into pictures of several sizes."""
 
     def __init__(self, video: VideoFile) -> None:
         self._video = video
@@ -113,7 +116,7 @@ class _Pictures:
 
 
 def _size(size: tuple[int, int], longer_side: int) -> tuple[int, int]:
-    """Return even sides with about the same ratio as `size`."""
+    """Return an even (width, height) with about the same aspect ratio as `size`."""
     most = max(size)
     wanted = min(most, longer_side)
     width, height = (max(MIN_SIDE, (side * wanted + most) // (2 * most) * 2) for side in size)
