@@ -345,7 +345,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
     x = {"x": RawTensor("U8", (1,), b"1")}
     wrong: list[tuple[list[Any], type[Exception], str]] = [
         (samples[:2], DatasetError, "has 3 samples, but tensors for 2 samples were passed"),
-        ([*samples, samples[0]], DatasetError, "sample 3 of"),
+        ([*samples, samples[0]], DatasetError, "has 3 samples, but tensors for more samples were passed"),
         ([samples[1], samples[0], samples[2]], DatasetError, "has the key .*'a-0'.*, not 'a-1'"),
         ([(samples[0][0], samples[0][1][:1])], ConfigError, "tensors for 1 visits, but num_visits=2"),
         ([(samples[0][0], [x, {"x": RawTensor("U8", (2,), b"12")}])], ConfigError, "sample a-0 has the tensors x U8"),

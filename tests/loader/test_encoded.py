@@ -351,7 +351,9 @@ def test_a_batch_of_clips_says_what_it_is(dataset: Path) -> None:
 def test_what_is_about_pictures_is_refused(dataset: Path, name: str, options: dict[str, Any]) -> None:
     """API: with its name and what to do."""
     asked = merged({"output": {"decode": False}, "world": streamvid.World(0, 1)}, options)
-    with pytest.raises(ConfigError, match=rf"output.decode=False: cannot be combined with {name}, .*leave out decode"):
+    with pytest.raises(
+        ConfigError, match=rf"output.decode=False: cannot be combined with {name}, .*leave out output.decode"
+    ):
         loader_of(dataset, **asked)
 
 

@@ -86,7 +86,7 @@ def set_in_row(number: int, **values: object) -> Edit:
         ({"clip_sha256": None}, "checksum"),
         ({"key": None}, "the key 'None'"),
         ({"key": "\x1b[2J\n"}, r"the key '\\x1b\[2J\\n'"),
-        ({"key": "x" * 10**6}, "the key 'x{100}';"),
+        ({"key": "x" * 10**6}, "the key 'x{100}',"),
     ],
 )
 def test_a_row_that_cannot_be_names_its_sample(

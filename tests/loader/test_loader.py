@@ -327,7 +327,7 @@ def test_a_copied_dataset_is_the_same_dataset(dataset: Path, tmp_path: Path) -> 
 
 
 def test_a_dataloader_around_it_says_what_to_do(dataset: Path) -> None:
-    with open_loader(dataset) as loader, pytest.raises(TypeError, match="do not wrap it in a torch DataLoader"):
+    with open_loader(dataset) as loader, pytest.raises(TypeError, match="Do not wrap it in a torch DataLoader"):
         next(iter(torch.utils.data.DataLoader(loader)))  # type: ignore[arg-type]
 
 
