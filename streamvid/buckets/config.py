@@ -327,8 +327,8 @@ def _check_buckets(config: BucketConfig) -> None:
             config.model.check(bucket)
     if config.policy.frames == "longest" and not config.keeps_all:
         raise ConfigError(
-            "policy frames='longest' cannot be combined with keep probabilities below 1, which pass clips from one "
-            "resolution to the next; omit one of them"
+            "policy frames='longest' cannot be combined with keep probabilities below 1, because a clip that is not "
+            "kept moves on to the next resolution; use another frames policy, or set all keep probabilities to 1"
         )
 
 

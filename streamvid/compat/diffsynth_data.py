@@ -266,11 +266,16 @@ def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
 def _noted_dataset(store: Store, url: str) -> DatasetValue:
     remedy = "specify the dataset with --set data.dataset=URL"
     if not 0 < (store.size(NOTE) or 0) <= _MAX_NOTE_BYTES:
-        raise ConfigError(f"{url} has no usable {NOTE}, which specifies the dataset of the features; {remedy}")
+        raise ConfigError(
+            f"{url}/{NOTE}, which names the dataset that the features were computed from, is missing, empty or too "
+            f"large; {remedy}"
+        )
     try:
         dataset: DatasetValue = json.loads(store.read(NOTE))["dataset"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{url}/{NOTE} does not specify the dataset of the features ({error}); {remedy}") from error
+        raise ConfigError(
+            f"{url}/{NOTE} does not name the dataset that the features were computed from ({error}); {remedy}"
+        ) from error
     return dataset
 
 

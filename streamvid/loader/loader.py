@@ -81,8 +81,8 @@ class VideoLoader:
     limits: limits on memory, time and bad samples; see LimitOptions.
     storage: access to object stores, and a local cache; see StorageOptions.
     groups: processes that compare their plans and batches; see ProcessGroups.
-    device: device to which batches are copied, one batch ahead. None: batches stay in the ring, which is pinned
-        if CUDA is available.
+    device: device to which batches are copied, one batch ahead. None: batches stay in the ring (shared host memory),
+        which is pinned if CUDA is available.
     num_workers: number of decode processes; 0 decodes in a thread of this process. None: this rank's share of the
         cores, at most 8.
 

@@ -215,7 +215,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One slot of a batch: a stored sample at a visit.
+    """One slot of a batch: a stored sample, and the number of its visit (see RandomChoices).
 
     shard: index of the shard in `part.subset.shards[bucket_id]`.
     place: index of the sample among the samples of the shard that pass the part's filter.

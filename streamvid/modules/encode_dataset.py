@@ -1,8 +1,8 @@
 """Encoding of a dataset into precomputed features in any number of processes.
 
-The unit of work is a shard, encoded from its first sample in batches of a fixed size, each with its own seed. The
-resulting bytes do not depend on ranks, earlier shards or killed runs. The store of the features records the finished
-shards, so processes need no shared disk.
+The unit of work is a shard. Each shard is encoded from its first sample, in batches of a fixed size, and each batch has
+its own seed. The resulting bytes do not depend on the number of ranks, on earlier shards or on interrupted runs.
+Finished shards are recorded in the feature store, so processes need no shared disk.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _raw(
             tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype), is_ragged=is_ragged
         )
     except ConfigError as error:
-        raise ConfigError(f"{method} returned {name!r}: {error}") from error
+        raise ConfigError(f"{method} returned an invalid tensor in {name!r}: {error}") from error
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:

@@ -62,12 +62,14 @@ class ShardReport:
     num_windows: number of windows into which the rows were split. It differs from num_records only if sources are
         longer than max_clip_seconds or rows have several time ranges. It equals num_samples + num_rejected, where a
         clip that several buckets store counts once (SHARD-3).
-    stored_clips: with assign="all", the number of clips that several buckets store, and the number of their samples.
+    stored_clips: (number of clips that are stored in several buckets, number of samples with these clips); (0, 0)
+        unless assign="all".
     clips: "copy", "native" or "text".
-    is_sized: False if clips were not made (a dry run), so that the sizes of clips and the number of shards are unknown.
+    is_sized: False after a dry run that would make clips; clip sizes and the number of shards are then unknown.
     encode_seconds: CPU time for encoding in this run and in earlier, interrupted runs; None if nothing was encoded.
     probe_bytes_read: number of bytes read from remote files for probing; None if no remote file was probed.
-    input: the sharder's interpretation of its input; without facts from probing if the dataset was already sealed.
+    input: the sharder's interpretation of its input; it contains no results of probing if the dataset was already
+        sealed.
     remaining: after a task, the unfinished work of other tasks; None if only sealing remains. The report of a task
         contains neither buckets nor rejections.
     """

@@ -21,7 +21,7 @@ class StorageOptions:
 
     endpoint_url: str | None = option(
         None,
-        help="URL of an object store other than AWS, such as http://127.0.0.1:9000.",
+        help="Endpoint URL of an S3-compatible store other than AWS, such as http://127.0.0.1:9000.",
         metavar="URL",
         shown_default="AWS_ENDPOINT_URL or ~/.aws/config",
     )

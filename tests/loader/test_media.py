@@ -396,7 +396,7 @@ def test_uneven_frame_rates(tmp_path: Path) -> None:
 def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
     """Errors name the medium and what there is."""
     for media, message in (
-        (("depth",), "'depth' is not a conditioning input of .*it has control, matte, reference"),
+        (("depth",), "'depth' is not a conditioning input of .*available: control, matte, reference"),
         ("control", "a list of names"),
         (("control", "control"), "a duplicate"),
     ):

@@ -78,7 +78,9 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
 def _medium(name: str, dataset: Dataset) -> Medium:
     known = dataset.manifest.media
     if name not in known:
-        there = f"it has {', '.join(known)}" if known else f"it has none, so shard it with --media {name}=COLUMN"
+        there = f"available: {', '.join(known)}"
+        if not known:
+            there = f"the dataset has none; shard the source again with --media {name}=COLUMN"
         raise ConfigError(f"media: {name!r} is not a conditioning input of {dataset.url}; {there}")
     info = known[name]
     return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items)

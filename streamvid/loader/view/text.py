@@ -112,8 +112,8 @@ class TextOptions:
     choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
     template: str | None = option(
         None,
-        help="Text with column values, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'. {fps} is the "
-        "delivered frame rate; :d rounds down. A part {? ...} is left out if one of its values is missing.",
+        help="Template for the text, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'; a {?...} part is "
+        "omitted if one of its values is missing.",
     )
     prefix: str = option("", help="Text before the caption.")
     dropout: float = option(0.0, help="Probability that a delivery has an empty text.", minimum=0.0, maximum=1.0)

@@ -159,7 +159,10 @@ def substitute_visit(key: str, visit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Frames and crop of a delivery. crop: part of each picture; None for the largest part, centered."""
+    """Frames and crop of a delivery.
+
+    crop: region of each frame; None for the largest centered region with the bucket's aspect ratio.
+    """
 
     pick: Pick
     crop: Crop | None = None

@@ -46,7 +46,8 @@ class CurationOptions:
     scene_cuts: bool = option(False, help="Divide videos into clips at hard cuts.")
     black_bars: bool = option(False, help="Find constant black borders, and crop them from native clips.")
     dedup: Dedup | None = option(
-        None, help="Mark near-duplicates in the column duplicate_group, or also keep only the largest of each group."
+        None,
+        help='Store groups of near-duplicates in column duplicate_group; "keep-largest" also drops smaller copies.',
     )
 
     def __post_init__(self) -> None:

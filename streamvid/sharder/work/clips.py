@@ -42,8 +42,8 @@ class ClipFolder:
         if hashlib.sha256(data).hexdigest() != sha256:
             store.remove(path)
             raise StorageError(
-                f"a clip of {source} was damaged in {store.url} and has been removed; run the same command again to "
-                "make it again"
+                f"a stored clip of {source} in {store.url} was damaged and has been removed; run the same command "
+                "again to recreate it"
             )
         return data
 

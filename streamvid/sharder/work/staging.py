@@ -276,8 +276,8 @@ def locked_staging(dest: Destination, lease: Lease, share: Share = WHOLE) -> Ite
                 lock = _lock(dest.folder / task_folder(share), LOCK_WAIT_SECONDS)
     except TimeoutError:
         raise DatasetError(
-            f"another sharder, or a worker process of one that ended, is working in {dest.folder}; wait until it ends, "
-            "or choose another destination"
+            f"{dest.folder} is in use by another sharder, or by a leftover worker process of an earlier one; wait "
+            "until that process ends, or choose another destination"
         ) from None
     with lock:
         yield Staging(dest.store, dest.folder, lock.descriptor, lease, share)

@@ -18,7 +18,7 @@ from streamvid.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """FFmpeg's names of a codec, its encoder and its decoder, and the default and allowed settings.
+    """FFmpeg's names for a codec, its encoder and its decoder, with the default and allowed settings.
 
     crf: default quality; None for a lossless codec.
     """
