@@ -28,7 +28,7 @@ def test_launcher_variables(environ: dict[str, str], world: World) -> None:
 
 @pytest.mark.parametrize("environ", [{"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}])
 def test_contradictions_are_named(environ: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"RANK=.*WORLD_SIZE=.*Pass world="):
+    with pytest.raises(ConfigError, match=r"RANK=.*WORLD_SIZE=.*pass world="):
         detect_world(environ)
 
 

@@ -90,7 +90,7 @@ def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> Non
         ("a" * 5000, "5000 characters"),
         ("\ud800.mp4", "not valid UTF-8"),
         ("https://user:secret@host/x.mp4?token=secret", "contains credentials"),
-        ("gs://bucket/x.mp4", "uses gs://, but"),
+        ("gs://bucket/x.mp4", "starts with gs://, but"),
         ("s3://bucket", "not a valid object URL"),
         ("s3://user:secret@bucket/x.mp4", "contains credentials"),
         ("s3://bucket/../x.mp4", "is not allowed"),

@@ -53,7 +53,7 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
             ["data.batch_size=2", "data.max_tokens_per_batch=9"],
             "data: batch_size=2 and max_tokens_per_batch=9 are both set",
         ),
-        (["data.batch_size={a: 0}"], "data: batch_size is {'a': 0}; allowed: at least 1"),
+        (["data.batch_size={a: 0}"], "data: batch_size is {'a': 0}; allowed: integers of at least 1"),
         (["seed=-1"], "seed=-1: must be an integer from 0 to 9223372036854775807"),
         (["data.dataset=''"], "data: dataset is empty"),
         (["accelerate.mixed_precision=fp8"], "accelerate.mixed_precision is \"fp8\"; allowed: 'no', 'fp16' or 'bf16'"),
