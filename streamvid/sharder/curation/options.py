@@ -54,9 +54,9 @@ class CurationOptions:
         check_options(self)
         for name in self.scores:
             if name not in SCORES:
-                raise ConfigError(f"scores={self.scores!r}: {name!r} is not a score; use {' or '.join(SCORES)}")
+                raise ConfigError(f"scores={list(self.scores)}: {name!r} is not a score; use {' or '.join(SCORES)}")
         if len(set(self.scores)) < len(self.scores):
-            raise ConfigError(f"scores={self.scores!r}: contains a score twice; list each score only once")
+            raise ConfigError(f"scores={list(self.scores)}: contains a score twice; list each score only once")
 
     @property
     def is_on(self) -> bool:
