@@ -87,7 +87,10 @@ def test_files_of_the_caller_that_are_named_like_modules(dataset: Path, tmp_path
     [
         ("import sys, torch\nsys.executable = None\n", "num_workers=0"),
         ("import sys\nsys.executable = ''\n", "num_workers=0"),
-        ("import sys\nsys.executable = '/nowhere/python'\n", "cannot start 2 decode workers.*lower num_workers, or set it to 0"),
+        (
+            "import sys\nsys.executable = '/nowhere/python'\n",
+            "cannot start 2 decode workers.*lower num_workers, or set it to 0",
+        ),
         ("import sys\nsys.executable = '/bin/false'\n", "ended with exit code 1"),
         ("import resource, torch\nresource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))\n", "bytes of memory.*too large"),
         ("import resource, streamvid, torch, av\nresource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))\n", "files"),

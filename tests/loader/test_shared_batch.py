@@ -168,7 +168,11 @@ def test_only_the_rank_that_differs_fails(told: list[dict[str, Any]], case: str)
         ("sample", "step 1 of epoch 7", 'the sample in slot 1 is "'),
         ("sample", "step 1 of epoch 7", '"another" on process 3'),
         ("step", "step 0 of epoch 7", "step 0 of epoch 7 on process 2, step 1 of epoch 7 on process 3"),
-        ("rank", "step 0 of epoch 7", "rank 0 on process 2, rank 1 on process 3. Pass the same world=World(rank, num_ranks)"),
+        (
+            "rank",
+            "step 0 of epoch 7",
+            "rank 0 on process 2, rank 1 on process 3. Pass the same world=World(rank, num_ranks)",
+        ),
     ],
 )
 def test_all_members_name_what_differs(told: list[dict[str, Any]], case: str, place: str, says: str) -> None:
