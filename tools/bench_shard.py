@@ -25,11 +25,12 @@ from typing import Any
 from tools.make_corpus import make_corpus
 
 CLIPS = ("copy", "native")
+LAYOUT = ("--layout", "folder")
 BUCKETS = ("--resolution", "128px,256px", "--num-frames", "1,5,17", "--shard-size", "2MB")
 
 
 def make_source(folder: Path, copies: int) -> Path:
-    """A folder with several copies of the corpus: the metadata of each names its own files."""
+    """A folder with several copies of the corpus, without captions: one metadata file cannot name several copies."""
     make_corpus(folder / "0")
     for number in range(1, copies):
         shutil.copytree(folder / "0", folder / str(number), copy_function=os.link)
@@ -39,7 +40,7 @@ def make_source(folder: Path, copies: int) -> Path:
 def seconds_of(source: Path, clips: str, workers: int) -> tuple[float, float]:
     """(wall, CPU) seconds of one run."""
     with tempfile.TemporaryDirectory(prefix="bench-shard-") as folder:
-        words = ["shard", str(source), f"{folder}/ds", *BUCKETS, "--clips", clips, "--workers", str(workers)]
+        words = ["shard", str(source), f"{folder}/ds", *LAYOUT, *BUCKETS, "--clips", clips, "--workers", str(workers)]
         before, since = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         subprocess.run([sys.executable, "-m", "streamvid", "--quiet", *words], check=True, stdout=subprocess.DEVNULL)
         after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - since
