@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from streamvid.cluster.options import ClusterOptions
     from streamvid.config import load_config
     from streamvid.dataset.annotate.annotate import annotate
-    from streamvid.dataset.reader import Dataset, open_dataset
+    from streamvid.dataset.reader import Dataset
     from streamvid.dataset.upkeep.copy import copy_dataset
     from streamvid.dataset.upkeep.verify import verify_dataset
+    from streamvid.dataset.versions.open import open_dataset
     from streamvid.errors import StreamvidError
     from streamvid.loader.batch.batch import Batch
     from streamvid.loader.loader import VideoLoader
@@ -57,7 +58,8 @@ _NAMES = {
     "streamvid.buckets.table": ("BucketTable",),
     "streamvid.config": ("load_config",),
     "streamvid.dataset.annotate.annotate": ("annotate",),
-    "streamvid.dataset.reader": ("Dataset", "open_dataset"),
+    "streamvid.dataset.reader": ("Dataset",),
+    "streamvid.dataset.versions.open": ("open_dataset",),
     "streamvid.dataset.upkeep.copy": ("copy_dataset",),
     "streamvid.dataset.upkeep.verify": ("verify_dataset",),
     "streamvid.errors": ("StreamvidError",),

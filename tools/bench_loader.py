@@ -43,7 +43,8 @@ from typing import Any
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.buckets.config import BucketConfig
-from streamvid.dataset.manifest import MANIFEST, manifest_to_json
+from streamvid.dataset.manifest import manifest_to_json
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.sharder.options import CaptionOptions, ClipOptions, SourceOptions
 from tools.bench_memory import watching
 from tools.peers import client

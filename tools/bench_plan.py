@@ -129,7 +129,7 @@ def measure_index(job: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: F401
 
     import streamvid.loader.loader
-    from streamvid.dataset.reader import open_dataset
+    from streamvid.dataset.versions.open import open_dataset
     from streamvid.plan import World
 
     parts: dict[str, Any] = {}
@@ -177,7 +177,6 @@ def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: 
     """A sealed dataset's manifest, shard table and columns; its tars and samples are not there: planning reads none."""
     from streamvid.dataset.index import MAX_SHARDS_PER_FILE, encode_samples, encode_shards, named_by_content
     from streamvid.dataset.manifest import (
-        MANIFEST,
         Counts,
         FileInfo,
         Fingerprints,
@@ -186,6 +185,7 @@ def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: 
         ShardInfo,
         manifest_to_json,
     )
+    from streamvid.dataset.sealed_json import MANIFEST
 
     buckets = buckets_of(num_buckets)
     sizes = shard_sizes(num_samples, num_shards, buckets)
@@ -202,7 +202,7 @@ def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: 
             where = samples[-1].path
             shards.append(
                 ShardInfo(
-                    bucket.id, number, "train", count, size, digest, 1000, digest[::-1], 2_000_000, where, row_group
+                    bucket.id, number, 0, "train", count, size, digest, 1000, digest[::-1], 2_000_000, where, row_group
                 )
             )
     data = encode_shards(shards)

@@ -23,7 +23,7 @@ import numpy as np
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.buckets.config import BucketConfig
-from streamvid.dataset.manifest import MANIFEST
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.sharder.options import CaptionOptions, SourceOptions
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,7 +24,8 @@ from streamvid.bench.verdict import (
     need_of,
     warnings_of,
 )
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.host.resources import usable_cores
 from streamvid.loader.loader import VideoLoader

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamvid.dataset.manifest import MANIFEST
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import SourceError, StorageError
 from streamvid.host.lock import FileLock, wait_for_lock
 from streamvid.host.resources import user_cache

@@ -208,15 +208,15 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
     """Return "dataset" or "features", according to the manifest at a URL, or None for anything else."""
-    from streamvid.dataset import manifest
+    from streamvid.dataset import manifest, sealed_json
     from streamvid.dataset.features import sidecar
 
     store = open_store(url, storage)
-    num_bytes = store.size(manifest.MANIFEST)
-    if num_bytes is None or num_bytes > manifest.MAX_MANIFEST_BYTES:
+    num_bytes = store.size(sealed_json.MANIFEST)
+    if num_bytes is None or num_bytes > sealed_json.MAX_MANIFEST_BYTES:
         return None
     try:
-        value = json.loads(store.read(manifest.MANIFEST))
+        value = json.loads(store.read(sealed_json.MANIFEST))
     except (ValueError, RecursionError):
         return None
     kinds = {manifest.FORMAT: "dataset", sidecar.FORMAT: "features"}
@@ -225,7 +225,7 @@ def kind_of(url: str, storage: StorageOptions) -> str | None:
 
 def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
     """Raise ConfigError if flags request sizes that differ from those of a sharded dataset."""
-    from streamvid.dataset.reader import open_dataset
+    from streamvid.dataset.versions.open import open_dataset
 
     sizes = flags.sizes
     if not sizes:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from streamvid.dataset.index import schema
-from streamvid.dataset.manifest import ColumnGroup, Manifest
+from streamvid.dataset.manifest import ColumnGroup, FileInfo, Manifest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,11 @@ class ColumnGroups:
     groups: tuple[ColumnGroup, ...]
     places: Mapping[str, int]
 
+    @property
+    def is_partial(self) -> bool:
+        """True if some samples were added after some of the columns."""
+        return any(None in group.files for group in self.groups)
+
     @staticmethod
     def of(manifest: Manifest) -> ColumnGroups:
         places = {file.path: number for number, file in enumerate(manifest.files.samples)}
@@ -32,19 +37,17 @@ class ColumnGroups:
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
         """Return (path, columns to read) for each file that contains some of `columns`, with the samples file first."""
-        wanted: dict[int, list[str]] = {}
-        for name in columns:
-            wanted.setdefault(self._owner(name), []).append(name)
+        wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
-        return [
-            (samples_path if owner < 0 else self.groups[owner].files[place].path, names)
-            for owner, names in sorted(wanted.items())
-        ]
+        for name in columns:
+            owner = self._owner(name, place)
+            wanted.setdefault(samples_path if owner is None else owner.path, []).append(name)
+        return [(path, names) for path, names in wanted.items() if names]
 
-    def _owner(self, column: str) -> int:
-        """Return the index of the last group that contains a column, or -1 if no group contains it."""
-        numbers = (number for number in reversed(range(len(self.groups))) if column in self.groups[number].columns)
-        return next(numbers, -1)
+    def _owner(self, column: str, place: int) -> FileInfo | None:
+        """Return the last file that contains a column for a samples file, or None if no group has one."""
+        files = (group.files[place] for group in reversed(self.groups) if column in group.columns)
+        return next((file for file in files if file is not None), None)
 
     def schema(self, base: pa.Schema) -> pa.Schema:
         """Return the schema of all columns, including those added later. base: schema of the samples files."""
@@ -56,12 +59,8 @@ class ColumnGroups:
 
     def digest(self, columns: Iterable[str]) -> str | None:
         """Return a digest of the values that groups add to `columns`, or None if no group contains any of them."""
-        files = [
-            f"{name} {file.sha256}\n"
-            for name in sorted(set(columns))
-            if (owner := self._owner(name)) >= 0
-            for file in self.groups[owner].files
-        ]
+        owners = ((name, self._owner(name, place)) for name in sorted(set(columns)) for place in self.places.values())
+        files = [f"{name} {file.sha256}\n" for name, file in owners if file is not None]
         return hashlib.sha256("".join(files).encode()).hexdigest() if files else None
 
 
@@ -71,6 +70,19 @@ def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
 
     columns = {name: table.column(name) for table in parts for name in table.column_names}
     return pa.table({name: columns[name] for name in names if name in columns})
+
+
+def typed(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
+    """Return the columns `names` with the types of `schema`. Columns that `table` lacks are null."""
+    import pyarrow as pa
+
+    def column(name: str) -> pa.ChunkedArray:
+        kind = schema.field(name).type
+        if name not in table.column_names:
+            return pa.chunked_array([pa.nulls(table.num_rows, kind)])
+        return table.column(name).cast(kind)
+
+    return pa.table({name: column(name) for name in names if name in schema.names})
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

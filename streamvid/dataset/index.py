@@ -164,6 +164,7 @@ _SHARD_COLUMNS: dict[str, tuple[str, Callable[[RowGroup], Any]]] = {
 SHARD_TYPES = {
     "bucket_id": "string",
     "number": "int32",
+    "build_id": "uint32",
     "split": "string",
     "path": "string",
     "num_samples": "int32",

@@ -248,6 +248,11 @@ class SamplesFile:
         with naming_arrow_errors(self._where):
             return self._get_footer().schema.to_arrow_schema()
 
+    def num_row_groups(self) -> int:
+        """Return the number of row groups in the file."""
+        with naming_arrow_errors(self._where):
+            return int(self._get_footer().num_row_groups)
+
     def forget(self) -> None:
         """Drop the footer. The next use reads it again."""
         self._footer = None

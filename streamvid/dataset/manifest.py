@@ -5,33 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, get_args
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.draws import StoredSet
-from streamvid.errors import DatasetError, IntegrityError, StreamvidError
-from streamvid.storage import LocalStore, Store, WrongReads, check_relative
+from streamvid.dataset.sealed_json import CHECKSUM, MANIFEST, naming, read_sealed, sealed_json, unsealed_json
+from streamvid.errors import DatasetError, IntegrityError
+from streamvid.storage import Store, check_relative
 
-T = TypeVar("T")
-
-MANIFEST = "manifest.json"
 FORMAT = "streamvid"
 FORMAT_VERSION = 1
-MAX_MANIFEST_BYTES = 256 * 2**20
 LARGE_FOLDERS = ("shards", "index")
 """Folders whose files can be large enough to be uploaded in parts."""
 COLUMN_TYPES = frozenset(("bool", "double", "int64", "sha256", "string"))
 """Allowed types of columns added later."""
 
-_CHECKSUM = "manifest_sha256"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+MAX_BUILD_ID = 2**32
 _MAX_MEDIA_ITEMS = 64
 _EVERY_FRAME = FrameRate()
 
@@ -66,10 +62,16 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One tar of one bucket and one split, and the location of its rows in the samples index."""
+    """One tar of one bucket and one split, and the location of its rows in the samples index.
+
+    build_id: 0 for shards of the first build; otherwise a number from 1 to 2**32 - 1 that is derived from everything
+        that determines the shard. It is part of the file's name, so that names are never reused (SHARD-2).
+    num_samples: number of samples, without those that were removed later.
+    """
 
     bucket_id: str
     number: int
+    build_id: int
     split: str
     num_samples: int
     num_bytes: int
@@ -83,20 +85,22 @@ class ShardInfo:
     def __post_init__(self) -> None:
         check_relative(self.path)
         check_relative(self.index_path)
-        if self.num_samples < 1 or self.number < 0:
+        if self.num_samples < 1 or self.number < 0 or not 0 <= self.build_id < MAX_BUILD_ID:
             raise DatasetError(
-                f"shard {self.path} has num_samples={self.num_samples} and number={self.number}; num_samples must be "
-                "at least 1, and number at least 0; copy or rebuild the dataset"
+                f"shard {self.path} has num_samples={self.num_samples}, number={self.number} and "
+                f"build_id={self.build_id}; num_samples must be at least 1, number at least 0, and build_id from 0 to "
+                f"{MAX_BUILD_ID - 1}; copy or rebuild the dataset"
             )
 
     @property
     def path(self) -> str:
-        return shard_path(self.bucket_id, self.number)
+        return shard_path(self.bucket_id, self.number, self.build_id)
 
 
-def shard_path(bucket_id: str, number: int) -> str:
+def shard_path(bucket_id: str, number: int, build_id: int = 0) -> str:
     """Return the path of a shard. It contains the bucket id twice, so that file names are unique in the dataset."""
-    return f"shards/{bucket_id}/{bucket_id}-{number:06d}.tar"
+    suffix = f"-{build_id:08x}" if build_id else ""
+    return f"shards/{bucket_id}/{bucket_id}-{number:06d}{suffix}.tar"
 
 
 def offsets_path(path: str) -> str:
@@ -109,30 +113,36 @@ class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values of existing ones.
 
     files: one file per samples file, in the same order, with the same row groups and rows. Each file also contains the
-        keys.
+        keys. None for a samples file whose samples were added after the columns: they have their own values, or none.
     columns: index column → type, as in `index.schema`.
     source_sha256: checksum of the annotation.
     """
 
-    files: tuple[FileInfo, ...]
+    files: tuple[FileInfo | None, ...]
     columns: Mapping[str, str]
     source_sha256: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Return JSON-serializable values. Files are given by path only; `ManifestFiles.other` describes them."""
-        return {**asdict(self), "files": [file.path for file in self.files]}
+        return {**asdict(self), "files": [file and file.path for file in self.files]}
+
+    @property
+    def known_files(self) -> tuple[FileInfo, ...]:
+        """All files of the group."""
+        return tuple(file for file in self.files if file is not None)
 
     @staticmethod
     def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
         """Parse the output of `to_json`. Raises DatasetError for invalid values, and KeyError for an unlisted file."""
         known = {file.path: file for file in files.other}
         columns = {str(name): str(kind) for name, kind in value["columns"].items()}
-        group = ColumnGroup(tuple(known[path] for path in value["files"]), columns, str(value["source_sha256"]))
+        of_files = tuple(None if path is None else known[path] for path in value["files"])
+        group = ColumnGroup(of_files, columns, str(value["source_sha256"]))
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
                 f"the field columns contains a group with {len(group.files)} files and the types {columns}; a group "
-                f"must have one file for each of the {len(files.samples)} samples files, and at least one column, with "
-                f"only the types {', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
+                f"must have one file or null for each of the {len(files.samples)} samples files, and at least one "
+                f"column, with only the types {', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
         return group
 
@@ -174,6 +184,9 @@ class ManifestFiles:
     """All files that the manifest lists. The shard table lists the tars and their offsets files.
 
     packets: one file per samples file, in the same order, or an empty tuple.
+    records: tables of the record keys of all input rows that ended in samples, for recognizing them later.
+    removed: tables of the samples that were removed later, see `removed.py`.
+    moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
     other: files for other readers, and files of columns added later.
     """
 
@@ -181,6 +194,9 @@ class ManifestFiles:
     samples: tuple[FileInfo, ...]
     rejections: tuple[FileInfo, ...]
     packets: tuple[FileInfo, ...] = ()
+    records: tuple[FileInfo, ...] = ()
+    removed: tuple[FileInfo, ...] = ()
+    moved: tuple[FileInfo, ...] = ()
     other: tuple[FileInfo, ...] = ()
 
     def __post_init__(self) -> None:
@@ -226,7 +242,8 @@ class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
     plan: digest of everything that a plan depends on.
-    base: digest of the tars, the samples index and the rules by which clips and conditioning inputs are read.
+    base: digest of the tars, the index of samples and of removed samples, and the rules by which clips and conditioning
+        inputs are read.
     content: digest of `base` and of columns added later; equal to `base` if there are none.
     """
 
@@ -273,15 +290,24 @@ def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: 
 
 def base_digest(
     shard_lines: Iterable[bytes],
-    sample_files: Iterable[FileInfo],
+    index_files: Iterable[FileInfo],
     frame_rate: FrameRate = _EVERY_FRAME,
     media: Mapping[str, MediaInfo] | None = None,
 ) -> str:
-    """Return `Fingerprints.base`. shard_lines: output of `content_line` for all tars, in chunks of any size."""
-    file_lines = (content_line(file.path, file.sha256) for file in sample_files)
+    """Return `Fingerprints.base`.
+
+    shard_lines: output of `content_line` for all tars, in chunks of any size.
+    index_files: the samples files, then the files of removed samples.
+    """
+    file_lines = (content_line(file.path, file.sha256) for file in index_files)
     rate_line = _field_line("frame_rate", {} if frame_rate.rule == "native" else frame_rate.to_json())
     media_line = _field_line("media", {name: asdict(info) for name, info in (media or {}).items()})
     return _digest(chain(shard_lines, file_lines, rate_line, media_line))
+
+
+def index_files(manifest: Manifest) -> tuple[FileInfo, ...]:
+    """Return the index files that contribute to `Fingerprints.base`, in the order of `base_digest`."""
+    return (*manifest.files.samples, *manifest.files.removed)
 
 
 def _field_line(name: str, value: Any) -> list[bytes]:
@@ -293,7 +319,7 @@ def content_digest(base: str, groups: Sequence[ColumnGroup]) -> str:
     """Return `Fingerprints.content`. base: `Fingerprints.base`. groups: groups of columns added later."""
     if not groups:
         return base
-    lines = [content_line(file.path, file.sha256) for group in groups for file in group.files]
+    lines = [content_line(file.path, file.sha256) for group in groups for file in group.known_files]
     return _digest([f"{base}\n".encode(), *lines])
 
 
@@ -312,9 +338,36 @@ class NativeClips:
     quality: Mapping[str, Any]
 
 
+Verb: TypeAlias = Literal["shard", "append", "remove", "merge", "compact", "annotate", "tag", "view"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What made a version from the one before it.
+
+    num_added, num_removed: number of samples that the version has in addition, and that it no longer has.
+    note: the reason that the user gave, or a short description.
+    """
+
+    verb: Verb = "shard"
+    num_added: int = 0
+    num_removed: int = 0
+    note: str = ""
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Change:
+        """Parse the field `change` of a manifest. Raises DatasetError for an unknown verb."""
+        if value["verb"] not in get_args(Verb):
+            raise DatasetError(
+                f"change.verb is {value['verb']!r}; must be one of {', '.join(get_args(Verb))}; update streamvid (pip "
+                "install -U streamvid)"
+            )
+        return Change(value["verb"], int(value["num_added"]), int(value["num_removed"]), str(value["note"]))
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """Description of a sealed dataset.
+    """Description of one version of a sealed dataset.
 
     clips: "copy", "native" or "text".
     build: inputs of the build, for information only.
@@ -324,6 +377,11 @@ class Manifest:
     media: conditioning inputs by name.
     draws: sets of clips that are stored in several buckets.
     columns: groups of columns added later; the last group that contains a column takes precedence.
+    version: number of the version, from 1.
+    parent: the manifest of the version before it, or None for the first version.
+    change: what made this version.
+    tags: names of versions, and their numbers.
+    views: names of conditions on samples.
     """
 
     buckets: tuple[Bucket, ...]
@@ -338,6 +396,11 @@ class Manifest:
     media: Mapping[str, MediaInfo] = field(default_factory=dict)
     draws: tuple[StoredSet, ...] = ()
     columns: tuple[ColumnGroup, ...] = ()
+    version: int = 1
+    parent: FileInfo | None = None
+    change: Change = Change()
+    tags: Mapping[str, int] = field(default_factory=dict)
+    views: Mapping[str, str] = field(default_factory=dict)
 
     def bucket(self, bucket_id: str) -> Bucket:
         """Return the bucket with this id. Raises DatasetError if the manifest does not list it."""
@@ -355,7 +418,7 @@ class Manifest:
     def with_columns(self, group: ColumnGroup) -> Manifest:
         """Return the manifest of the same dataset with one more group of columns."""
         columns, known = (*self.columns, group), {file.path for file in self.files.other}
-        new_files = (file for file in group.files if file.path not in known)
+        new_files = (file for file in group.known_files if file.path not in known)
         content = content_digest(self.fingerprints.base, columns)
         return replace(
             self,
@@ -384,11 +447,16 @@ def manifest_to_json(manifest: Manifest) -> bytes:
             "media": {name: asdict(info) for name, info in manifest.media.items()},
             "draws": list(map(asdict, manifest.draws)),
             "columns": [group.to_json() for group in manifest.columns],
+            "version": manifest.version,
+            "parent": manifest.parent and asdict(manifest.parent),
+            "change": asdict(manifest.change),
+            "tags": dict(manifest.tags),
+            "views": dict(manifest.views),
         }
     )
 
 
-_FIELDS = {"format", "format_version", _CHECKSUM, *(one.name for one in fields(Manifest))}
+_FIELDS = {"format", "format_version", CHECKSUM, *(one.name for one in fields(Manifest))}
 
 
 def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
@@ -398,6 +466,12 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
         if unknown := sorted(set(value) - _FIELDS):
             raise DatasetError(f"field {unknown[0]!r} is unknown; update streamvid (pip install -U streamvid)")
         files, native, model = ManifestFiles.from_json(value["files"]), value["native"], value["model"]
+        parent, version = value["parent"], value["version"]
+        if type(version) is not int or version < 1 or (parent is None) != (version == 1):
+            raise DatasetError(
+                f"version is {version!r} and parent is {parent!r}; version must be an integer of at least 1, and only "
+                "version 1 has no parent; copy the dataset again"
+            )
         fingerprints = Fingerprints(**{name: str(digest) for name, digest in value["fingerprints"].items()})
         columns = tuple(ColumnGroup.from_json(group, files) for group in value["columns"])
         if fingerprints.content != content_digest(fingerprints.base, columns):
@@ -415,86 +489,15 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             media={str(name): MediaInfo.from_json(name, info) for name, info in value["media"].items()},
             draws=tuple(map(StoredSet.from_json, value["draws"])),
             columns=columns,
+            version=version,
+            parent=None if parent is None else FileInfo.from_json(parent),
+            change=Change.from_json(value["change"]),
+            tags={str(name): int(number) for name, number in value["tags"].items()},
+            views={str(name): str(condition) for name, condition in value["views"].items()},
         )
 
 
 def read_manifest(store: Store) -> Manifest:
-    """Return the manifest of the dataset in `store`. Raises DatasetError if it is missing."""
+    """Return the manifest of the newest version of the dataset in `store`. Raises DatasetError if it is missing."""
     remedy = "pass the DEST of a completed `streamvid shard SOURCE DEST`; if the command was interrupted, run it again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)
-
-
-# Manifests of datasets and of features: JSON that contains its own checksum.
-
-
-def sealed_json(value: Mapping[str, Any]) -> bytes:
-    """Return a manifest's bytes: indented JSON with sorted keys and the checksum of its content."""
-    sealed = {**value, _CHECKSUM: manifest_checksum(value)}
-    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
-
-
-def manifest_checksum(value: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of all fields except the checksum itself, serialized as compact JSON."""
-    content = {name: field for name, field in value.items() if name != _CHECKSUM}
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]:
-    """Parse a manifest. Raises DatasetError unless its format, version and checksum are valid."""
-    value: dict[str, Any] = json.loads(data)
-    if value.get("format") != format_name:
-        raise DatasetError(f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; check the path or URL")
-    found = value["format_version"]
-    if type(found) is int and found > version:
-        raise DatasetError(
-            f"format_version {found} is newer than the supported version {version}; "
-            "update streamvid (pip install -U streamvid)"
-        )
-    if value.get(_CHECKSUM) != manifest_checksum(value):
-        raise IntegrityError(
-            f"checksum mismatch: {_CHECKSUM} is {value.get(_CHECKSUM)!r}; the file is damaged or was edited; copy it "
-            "again"
-        )
-    if type(found) is not int or found != version:
-        raise DatasetError(f"format_version {found!r}: must be {version}; copy the file again")
-    return value
-
-
-@contextmanager
-def naming(where: str, remedy: str = "copy it again, or rebuild the dataset") -> Iterator[None]:
-    """Convert errors from the parsing of a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
-    try:
-        yield
-    except IntegrityError as error:
-        raise IntegrityError(f"{where}: {error}") from error
-    except DatasetError as error:
-        raise DatasetError(f"{where}: {error}") from error
-    except (StreamvidError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        said = str(error) if isinstance(error, StreamvidError) else f"{type(error).__name__}: {error}"
-        raise DatasetError(f"{where} is damaged ({said}); {remedy}") from error
-
-
-def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str) -> T:
-    """Read a manifest and return `parse(data, name)`. Data that cannot be parsed is read again (FETCH-1).
-
-    Raises the same errors as `parse`, and DatasetError with the texts `nothing` and `remedy` if there is no manifest.
-    """
-    size = store.size(MANIFEST)
-    if size is None:
-        missing = f"{MANIFEST} is missing"
-        if isinstance(store, LocalStore) and not store.root.is_dir():
-            missing = "it is not a folder" if store.root.exists() else "the folder does not exist"
-        raise DatasetError(f"{nothing}: {missing}; {remedy}")
-    where = f"{store.url}/{MANIFEST}"
-    if size > MAX_MANIFEST_BYTES:
-        raise DatasetError(f"{where} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed; copy it again")
-    wrong = WrongReads()
-    while True:
-        data = store.read(MANIFEST)
-        try:
-            return parse(data, where)
-        except DatasetError:
-            if wrong.judge(hashlib.sha256(data).digest()) != "again":
-                raise
-        store.forget(MANIFEST)

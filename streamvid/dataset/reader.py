@@ -5,20 +5,31 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from streamvid.dataset.column_groups import ColumnGroups, join, nearest
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.dataset.arrow import array_of
+from streamvid.dataset.column_groups import ColumnGroups, join, nearest, typed
 from streamvid.dataset.draws import stored_clips
-from streamvid.dataset.index import USER_PREFIX
+from streamvid.dataset.index import SHARD_TYPES, USER_PREFIX, schema
 from streamvid.dataset.integrity import SamplesFile, read_range, read_shards, read_tables
-from streamvid.dataset.manifest import Manifest, ShardInfo, base_digest, plan_digest, read_manifest
+from streamvid.dataset.manifest import (
+    Manifest,
+    ShardInfo,
+    base_digest,
+    index_files,
+    plan_digest,
+    read_manifest,
+)
 from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
+from streamvid.dataset.removed import Removals
 from streamvid.dataset.shard_table import ShardTable, check_sets, exact_sum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
-from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store
+from streamvid.storage import BlockCache, CachedStore, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,22 +38,32 @@ _KEPT_FOOTERS = 64
 
 
 class Dataset:
-    """A sealed dataset at a URL. Safe to use from several threads.
+    """One version of a sealed dataset. Safe to use from several threads.
 
-    The constructor reads only the manifest; other files are read on request. Tables are pyarrow tables. Index files are
+    The constructor reads only the manifest, and none if one is given; other files are read on request. Samples that
+    were removed from the dataset are left out. Tables are pyarrow tables. Index files are
     verified against their checksums before use, and the shard table also against the manifest's fingerprints. A
     mismatch raises IntegrityError.
+
+    where: condition of the view that was opened, or None. Loaders deliver only the samples that meet it.
     """
 
-    def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
-        self.manifest: Manifest = read_manifest(store)
+    def __init__(
+        self,
+        store: Store,
+        cache: BlockCache | None = None,
+        manifest: Manifest | None = None,
+        where: str | None = None,
+    ) -> None:
+        self.manifest: Manifest = read_manifest(store) if manifest is None else manifest
         if cache is not None and not store.is_local:
             known = {file.path: (file.sha256, file.num_bytes) for file in self.manifest.files}
             store = CachedStore(store, cache, known)
-        self.store = store
+        self.store, self.where = store, where
         self._shards: ShardTable | None = None
+        self._removals = Removals()
         self._groups = ColumnGroups.of(self.manifest)
-        column_files = (file for group in self.manifest.columns for file in group.files)
+        column_files = (file for group in self.manifest.columns for file in group.known_files)
         self._files = {file.path: SamplesFile(store, file) for file in (*self.manifest.files.samples, *column_files)}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()  # guards `_recent`; never held during a read
@@ -59,9 +80,12 @@ class Dataset:
     def shards(self) -> ShardTable:
         """All shards, in the order in which plans number them. The table is read and verified on first access."""
         if self._shards is None:
-            shards = read_shards(self.store, self.manifest.files.shards)
+            files = self.manifest.files
+            shards = read_shards(self.store, files.shards).arranged([bucket.id for bucket in self.manifest.buckets])
+            removals = Removals.read(self.store, files.removed)
+            shards = removals.applied(shards)
             self._check_shards(shards)
-            self._shards = shards
+            self._removals, self._shards = removals, shards
         return self._shards
 
     def _check_shards(self, shards: ShardTable) -> None:
@@ -79,7 +103,7 @@ class Dataset:
             (
                 "base",
                 stored.base,
-                base_digest(shards.content_lines(), manifest.files.samples, manifest.frame_rate, manifest.media),
+                base_digest(shards.content_lines(), index_files(manifest), manifest.frame_rate, manifest.media),
             ),
         ):
             if said != found:
@@ -124,22 +148,43 @@ class Dataset:
         self._samples_file(shard.index_path)
         names = self.samples_schema.names if columns is None else columns
         files = self._groups.files_of(shard.index_path, names) or [(shard.index_path, [])]
-        return join([self._rows(shard, path, wanted) for path, wanted in files], names)
+        table = join([self._rows(shard, path, wanted) for path, wanted in files], names)
+        return typed(table, names, self.samples_schema) if self._groups.is_partial else table
 
     def _rows(self, shard: ShardInfo, path: str, columns: Sequence[str] | None) -> pa.Table:
         table = self._samples_file(path).rows(shard.index_row_group, columns)
-        if table.num_rows != shard.num_samples:
+        kept = self.kept_rows(shard)
+        if table.num_rows != self.num_stored(shard) or (kept is not None and len(kept) != shard.num_samples):
             said = "the index" if path == shard.index_path else path
             raise IntegrityError(
-                f"{self.url}: {said} has {table.num_rows} rows for {shard.path}, not {shard.num_samples}; copy the "
-                "dataset again"
+                f"{self.url}: {said} has {table.num_rows} rows for {shard.path}, not {self.num_stored(shard)}; copy "
+                "the dataset again"
             )
-        return table
+        return table if kept is None else table.take(array_of(kept))
+
+    def stored_rows(self, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the row groups of a samples file, one per stored shard, including samples that were removed later."""
+        file = self._samples_file(path)
+        for row_group in range(file.num_row_groups()):
+            yield file.rows(row_group, columns)
+
+    def num_stored(self, shard: ShardInfo) -> int:
+        """Return the number of samples in a shard's tar, including samples that were removed later."""
+        removed = self._removals.of(shard)
+        return shard.num_samples + (0 if removed is None else len(removed))
+
+    def kept_rows(self, shard: ShardInfo) -> npt.NDArray[np.int32] | None:
+        """Return the ascending places of a shard's samples in its tar, or None if no sample was removed."""
+        removed = self._removals.of(shard)
+        if removed is None:
+            return None
+        return np.setdiff1d(np.arange(self.num_stored(shard), dtype=np.int32), removed, assume_unique=True)
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
         """Return the paths of the files with the columns that were added to this shard later."""
         place = self._groups.places[shard.index_path]
-        return [group.files[place].path for group in self.manifest.columns]
+        files = (group.files[place] for group in self.manifest.columns)
+        return [file.path for file in files if file is not None]
 
     def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str]) -> pa.Table:
         """Return a shard's rows from one file of `column_paths`. Later files in that list take precedence."""
@@ -176,11 +221,11 @@ class Dataset:
     def packets(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
     ) -> PacketTables:
-        """Return the packet tables of one shard. offset, num_bytes, sha256: values from the samples index."""
+        """Return the packet tables of a shard, with all stored clips. The arguments are values of the samples index."""
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
         data = read_range(self.store, path, offset, num_bytes, sha256)
         where = f"{self.url}: the packets of {shard.path} in {path}"
-        return PacketTables(data, sha256, shard.num_samples, where)
+        return PacketTables(data, sha256, self.num_stored(shard), where)
 
     def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:
@@ -231,17 +276,24 @@ class Dataset:
         )
 
     def shards_table(self) -> pa.Table:
-        """Return the shard table: one row per shard."""
-        return read_tables(self.store, self.manifest.files.shards)
+        """Return the shard table: one row per shard, in the order of plans."""
+        import pyarrow as pa
+
+        rows = [{**asdict(shard), "path": shard.path} for shard in self.shards]
+        return pa.Table.from_pylist(rows, schema=schema(SHARD_TYPES))
 
     def samples_table(self) -> pa.Table:
         """Return the whole samples index, one row per sample. Memory is proportional to the number of samples."""
+        import pyarrow as pa
+
+        if self.manifest.version > 1 and self.shards:
+            return pa.concat_tables(self.samples(shard) for shard in self.shards)
         table = read_tables(self.store, self.manifest.files.samples)
         self._check_count("samples", table.num_rows, "the samples index")
         parts = [table]
         for group in self.manifest.columns:
-            parts.append(read_tables(self.store, group.files).drop_columns("key"))
-            self._check_count("samples", parts[-1].num_rows, group.files[0].path)
+            parts.append(read_tables(self.store, group.known_files).drop_columns("key"))
+            self._check_count("samples", parts[-1].num_rows, group.known_files[0].path)
         return join(parts, self._groups.schema(table.schema).names)
 
     def rejections_table(self) -> pa.Table:
@@ -249,22 +301,3 @@ class Dataset:
         table = read_tables(self.store, self.manifest.files.rejections)
         self._check_count("rejections", table.num_rows, "the table of rejections")
         return table
-
-
-def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any] | None = None) -> Dataset:
-    """Open a sealed dataset at a local path, or at a file:// or s3:// URL.
-
-    storage: options for access to object stores and for the cache.
-
-    Raises ConfigError for invalid options, DatasetError if there is no sealed dataset, and StorageError if the store
-    cannot be read.
-    """
-    options = StorageOptions.of(storage)
-    return Dataset(open_store(url, options), open_cache(options))
-
-
-def open_cache(options: StorageOptions) -> BlockCache | None:
-    """Open the cache that the options configure. Return None if the options do not configure a cache."""
-    if options.cache_dir is None or options.cache_bytes is None:
-        return None
-    return BlockCache(Path(options.cache_dir), options.cache_bytes)

@@ -1,4 +1,4 @@
-"""In-memory shard table: arrays with about 116 bytes per shard, from which ShardInfo values are created on request."""
+"""In-memory shard table: arrays with about 120 bytes per shard, from which ShardInfo values are created on request."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ _BLOCK_ROWS = 1 << 14
 _NAMES = ("bucket_id", "split", "index_path")
 _NUMBERS = {
     "number": np.int32,
+    "build_id": np.uint32,
     "num_samples": np.int64,
     "num_bytes": np.int64,
     "offsets_num_bytes": np.int64,
@@ -67,6 +68,7 @@ class ShardTable(Sequence[ShardInfo]):
     split: Names
     index_path: Names
     number: Int32s
+    build_id: npt.NDArray[np.uint32]
     num_samples: Int64s
     num_bytes: Int64s
     offsets_num_bytes: Int64s
@@ -89,6 +91,7 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardInfo(
             bucket_id=self.bucket_id[rows],
             number=int(self.number[rows]),
+            build_id=int(self.build_id[rows]),
             split=self.split[rows],
             num_samples=int(self.num_samples[rows]),
             num_bytes=int(self.num_bytes[rows]),
@@ -129,6 +132,27 @@ class ShardTable(Sequence[ShardInfo]):
         columns |= {name: Names((getattr(shard, name),), np.zeros(1, np.int32)) for name in _NAMES}
         return ShardTable(**columns)
 
+    def taken(self, rows: Int64s, num_samples: Int64s | None = None) -> ShardTable:
+        """Return a table of the given rows, in this order. num_samples: their numbers of samples, if these changed."""
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
+        for name in _NAMES:
+            column = getattr(self, name)
+            used, codes = np.unique(column.codes[rows], return_inverse=True)
+            columns[name] = Names(tuple(column.names[code] for code in used.tolist()), codes.astype(np.int32))
+        if num_samples is not None:
+            columns["num_samples"] = num_samples
+        for column in columns.values():
+            (column.codes if isinstance(column, Names) else column).flags.writeable = False
+        return ShardTable(**columns)
+
+    def arranged(self, bucket_ids: Sequence[str]) -> ShardTable:
+        """Return the table in the order of plans: by bucket in the order of `bucket_ids`, then by ascending number."""
+        places = {name: place for place, name in enumerate(bucket_ids)}
+        ranks = np.array([places.get(name, len(places)) for name in self.bucket_id.names], np.int64)
+        order = np.lexsort((self.number, ranks[self.bucket_id.codes]))
+        is_sorted = bool((order == np.arange(len(order))).all())
+        return self if is_sorted else self.taken(order.astype(np.int64))
+
     def plan_lines(self) -> Iterator[bytes]:
         """Yield the lines that `plan_digest` hashes, several thousand at a time."""
         for rows in self._blocks():
@@ -144,6 +168,9 @@ class ShardTable(Sequence[ShardInfo]):
         stem, ending = shard_path("{0}", 0).split("000000")
         for rows in self._blocks():
             texts = [_taken(self.bucket_id, rows, stem), pc.utf8_lpad(_decimals(self.number[rows]), 6, "0")]
+            texts.append(
+                texts_of([f"-{build_id:08x}" if build_id else "" for build_id in self.build_id[rows].tolist()])
+            )
             buffers = [None, pa.py_buffer(binascii.hexlify(self.sha256[rows].tobytes()))]
             hexes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(2 * _DIGEST_BYTES), len(self.sha256[rows]), buffers)
             yield _joined([*texts, f"{ending} ", hexes.cast(pa.binary()).cast(pa.string()), "\n"])

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.dataset.features.sidecar import Sidecar
-from streamvid.dataset.reader import Dataset, open_cache
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import open_cache, open_ref
 from streamvid.loader.world import num_local_ranks
 from streamvid.storage import (
     MAX_RANGE_BYTES,
@@ -19,7 +20,6 @@ from streamvid.storage import (
     CacheStats,
     StorageOptions,
     StoreStats,
-    open_store,
 )
 
 _OF_SLOWEST = ("p50_seconds", "p99_seconds")
@@ -46,7 +46,7 @@ class Stores:
 
     def open(self, url: str | Path) -> Dataset:
         """Open a dataset. Raises the same errors as `open_dataset`."""
-        return Dataset(open_store(url, self.options), self.cache)
+        return open_ref(url, self.options, self.cache)
 
     def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
         """Return the number of threads for reading datasets: 4 if all are local, else one per concurrent request."""

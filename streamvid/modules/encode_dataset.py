@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamvid.dataset.features.writer import SidecarWriter
-from streamvid.dataset.manifest import MANIFEST, ShardInfo
+from streamvid.dataset.manifest import ShardInfo
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import StreamvidError
 from streamvid.loader.by_shard import ByShard
 from streamvid.modules.encoding import Encoder

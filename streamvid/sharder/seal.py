@@ -26,7 +26,6 @@ from streamvid.dataset.index import (
     named_by_content,
 )
 from streamvid.dataset.manifest import (
-    MANIFEST,
     Counts,
     FileInfo,
     Fingerprints,
@@ -38,6 +37,7 @@ from streamvid.dataset.manifest import (
     manifest_to_json,
     offsets_path,
 )
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.tar import energon_files
 from streamvid.errors import StorageError
 from streamvid.sharder.build import Marker, load_marker, marker_path, packets_path, shard_sizes
@@ -218,6 +218,7 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
     return ShardInfo(
         bucket_id=shard.bucket.id,
         number=shard.number,
+        build_id=0,
         split=shard.split,
         num_samples=len(shard.samples),
         num_bytes=marker.num_bytes,

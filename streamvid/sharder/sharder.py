@@ -17,8 +17,9 @@ from streamvid.cluster.lease import Lease
 from streamvid.cluster.options import ClusterOptions
 from streamvid.cluster.ray import TaskNeeds, run_on_ray
 from streamvid.cluster.share import WHOLE, Share
-from streamvid.dataset.manifest import MANIFEST, offsets_path
+from streamvid.dataset.manifest import offsets_path
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError, StreamvidError
 from streamvid.sharder.build import build_all, remaining_shards

@@ -17,7 +17,7 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import DatasetError
 from streamvid.sharder.sharder import status
 from tests.cli.conftest import OPTIONS, Call, Tiny

@@ -22,17 +22,16 @@ from streamvid.dataset.index import (
     named_by_content,
 )
 from streamvid.dataset.manifest import (
-    MANIFEST,
     Counts,
     FileInfo,
     Fingerprints,
     Manifest,
     ManifestFiles,
     ShardInfo,
-    manifest_checksum,
     manifest_to_json,
     offsets_path,
 )
+from streamvid.dataset.sealed_json import MANIFEST, manifest_checksum
 from streamvid.dataset.tar import energon_files, scan_tar, tar_index, write_shard
 from streamvid.storage import LocalStore
 
@@ -66,7 +65,7 @@ def clip_offsets(tar: bytes) -> list[int]:
 
 def shard_info(bucket: Bucket, number: int, num_samples: int, data: bytes, index_path: str, group: int) -> ShardInfo:
     digest = hashlib.sha256(data).hexdigest()
-    return ShardInfo(bucket.id, number, "train", num_samples, len(data), digest, 8, "0" * 64, 3, index_path, group)
+    return ShardInfo(bucket.id, number, 0, "train", num_samples, len(data), digest, 8, "0" * 64, 3, index_path, group)
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class Part:
         return ShardInfo(
             bucket_id=self.bucket.id,
             number=self.number,
+            build_id=0,
             split=self.split,
             num_samples=len(self.rows),
             num_bytes=len(self.tar),

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamvid
-from streamvid.dataset.annotate.annotate import LOCK
 from streamvid.dataset.filter.filter import count_matches, parse_filter
-from streamvid.dataset.manifest import MANIFEST, content_digest, manifest_checksum
+from streamvid.dataset.manifest import content_digest
+from streamvid.dataset.sealed_json import MANIFEST, manifest_checksum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, SourceError
 from tests.dataset.frozen import DATASETS, FROZEN
 from tests.dataset.samples import edit_manifest
@@ -333,20 +333,12 @@ def test_killed_at_any_write_it_is_the_old_dataset_or_the_new_one(root: Path, tm
         streamvid.annotate(root, file, caption_column="t")
         after = tree_of(root)
         report = streamvid.verify_dataset(root, deep=True)
-        assert report.is_right and report.extra in ((), (LOCK,))
-        ends.add(tuple(sorted((path, data) for path, data in after.items() if path != LOCK)))
+        assert report.is_right and not report.extra
+        ends.add(tuple(sorted(after.items())))
         for path in set(tree_of(root)) - set(before):
             (root / path).unlink()
         (root / MANIFEST).write_bytes(before[MANIFEST])
-    assert len(ends) == 1 and moment >= 7  # file, lock, manifest and the lock's removal, each before and after
-
-
-def test_leftovers_of_killed_annotations_go_with_the_next(root: Path, tmp_path: Path) -> None:
-    left = root / "index" / "columns-00000-0123456789ab.parquet"
-    left.write_bytes(b"half")
-    (root / "index" / ".columns-00001-0123456789ab.parquet.tmp").write_bytes(b"half")
-    streamvid.annotate(root, write_rows(tmp_path / "a.csv", ROWS))
-    assert not streamvid.verify_dataset(root).extra and not left.exists()
+    assert len(ends) == 1 and moment >= 11  # lease, file, both versions, manifest, the lease's removal
 
 
 def test_two_annotations_at_once_both_stand_or_one_is_refused(root: Path, tmp_path: Path) -> None:
@@ -368,7 +360,7 @@ def test_two_annotations_at_once_both_stand_or_one_is_refused(root: Path, tmp_pa
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(re.search("another process|another annotation", str(error)) for error in errors.values())
+    assert all(re.search("another run|another process", str(error)) for error in errors.values())
     groups = streamvid.open_dataset(root).manifest.columns
     assert len(groups) == len(files) - len(errors)
     for file in errors:
@@ -376,21 +368,6 @@ def test_two_annotations_at_once_both_stand_or_one_is_refused(root: Path, tmp_pa
     assert {f"column_{n}" for n in range(4)} <= set(streamvid.open_dataset(root).user_columns)
     report = streamvid.verify_dataset(root, deep=True)
     assert report.is_right and not report.extra
-
-
-def test_a_lock_that_somebody_else_left_is_named(root: Path, tmp_path: Path) -> None:
-    """SHARD-2: another annotation, killed as it had the lock, is waited for some seconds, and then named."""
-    before = tree_of(root)
-    other = write_rows(tmp_path / "other.csv", [{"key": key, "t": f"other {key}"} for key in KEYS])
-    for moment in range(1, 20):
-        assert run(root, other, moment).returncode == -signal.SIGKILL
-        if (root / LOCK).exists():
-            break
-    with pytest.raises(DatasetError, match="index/annotate.lock"):
-        streamvid.annotate(root, write_rows(tmp_path / "a.csv", ROWS))
-    assert tree_of(root)[MANIFEST] == before[MANIFEST]
-    (root / LOCK).unlink()
-    assert streamvid.annotate(root, tmp_path / "a.csv").state == "annotated"
 
 
 def test_a_manifest_with_wrong_groups_is_refused(root: Path, tmp_path: Path) -> None:

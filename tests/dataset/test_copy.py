@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamvid
-from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.upkeep.copy import copy_dataset
 from streamvid.dataset.upkeep.copy_file import SCRATCH
 from streamvid.dataset.upkeep.verify import verify_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, StorageError
 from streamvid.storage import LocalStore, open_store
 from tests.dataset.frozen import DATASETS, FROZEN

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.dataset.filter.filter import CountCache, Filter, count_matches, parse_filter
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from tests.dataset.samples import BUCKETS, ROW, Part, seal, seal_parts, tar_bytes
 
@@ -406,7 +407,7 @@ SCAN = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 from streamvid.dataset.filter.filter import count_matches, parse_filter
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 dataset = open_dataset(sys.argv[1])
 print(count_matches(dataset, dataset.shards, parse_filter("score >= 1", dataset), sys.argv[2]).tolist())
 """

@@ -12,16 +12,15 @@ import pytest
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.manifest import (
-    MANIFEST,
     FileInfo,
     Fingerprints,
     Manifest,
     ShardInfo,
-    manifest_checksum,
     manifest_from_json,
     manifest_to_json,
     read_manifest,
 )
+from streamvid.dataset.sealed_json import MANIFEST, manifest_checksum
 from streamvid.errors import DatasetError, IntegrityError, StorageError, StreamvidError
 from streamvid.storage import LocalStore
 from tests.dataset.samples import BUCKETS, seal, shard_info

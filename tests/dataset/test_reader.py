@@ -14,7 +14,8 @@ import pytest
 from streamvid.dataset.index import MAX_SHARDS_PER_FILE
 from streamvid.dataset.integrity import SamplesFile, StoreFile
 from streamvid.dataset.manifest import FileInfo, manifest_to_json
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, StorageError, StreamvidError
 from streamvid.storage import LocalStore
 from tests.dataset.samples import seal

@@ -20,7 +20,6 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.index import SHARD_TYPES, encode_shards, named_by_content, schema
 from streamvid.dataset.integrity import read_shards
 from streamvid.dataset.manifest import (
-    MANIFEST,
     Counts,
     FileInfo,
     Fingerprints,
@@ -31,8 +30,9 @@ from streamvid.dataset.manifest import (
     manifest_to_json,
     plan_digest,
 )
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.shard_table import ShardRows, ShardTable, exact_sum, largest_clip, rows_of
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import IntegrityError
 from streamvid.storage import LocalStore
 from tests.dataset.samples import seal
@@ -40,7 +40,7 @@ from tests.processes import run_python
 
 BUCKET = Bucket(9, 64, 96)
 SAMPLES = (FileInfo("index/samples", 3, "b" * 64),)
-ROW = ShardInfo("a", 0, "train", 1, 10, "0" * 64, 8, "1" * 64, 3, "index/samples", 0)
+ROW = ShardInfo("a", 0, 0, "train", 1, 10, "0" * 64, 8, "1" * 64, 3, "index/samples", 0)
 
 _texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\\/"), max_size=6)
 _names = _texts.filter(lambda text: text not in ("", ".", ".."))
@@ -210,7 +210,7 @@ OPEN = """
 import sys
 import pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet
 from pathlib import Path
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 import streamvid.dataset.integrity
 
 def peak():

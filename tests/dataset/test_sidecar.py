@@ -26,7 +26,8 @@ from streamvid.dataset.features.tables import MemberTable, SidecarShard, Sidecar
 from streamvid.dataset.features.tensors import DTYPES, RawTensor, decode_tensors, encode_tensors
 from streamvid.dataset.features.writer import SidecarWriter
 from streamvid.dataset.manifest import FileInfo, ShardInfo
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, StorageError
 from tests.dataset.samples import edit_manifest, seal
 from tests.files import read_webdataset
@@ -262,7 +263,7 @@ def test_what_could_not_be_made_has_no_member(dataset: Dataset, tmp_path: Path) 
 
 WRITE = """
 import sys, time
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.dataset.features.writer import SidecarWriter
 from tests.dataset import test_sidecar as t
 dataset = open_dataset(sys.argv[1])

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.upkeep.verify import MAX_PROBLEMS, VerifyReport, verify_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore
 from tests.dataset.frozen import DATASETS, FROZEN

@@ -12,7 +12,8 @@ import streamvid
 from streamvid.dataset.features.tensors import RawTensor
 from streamvid.dataset.features.writer import SidecarWriter
 from streamvid.dataset.manifest import ShardInfo
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.loader.batch.features import raw_tensor
 from streamvid.plan.hashing import hash_text
 

@@ -18,7 +18,8 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SampleError, StorageError
 from streamvid.loader.delivery.pending import PendingBatch
 from streamvid.loader.delivery.pipeline import Pipeline, PipelineOptions

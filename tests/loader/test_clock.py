@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import LoaderError, SampleError, StreamvidError, WorkerError
 from streamvid.loader.delivery.pipeline import Pipeline, PipelineOptions
 from streamvid.loader.delivery.requests import BatchRequest

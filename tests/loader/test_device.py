@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from streamvid.dataset.manifest import ShardInfo
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, LoaderError
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.batch.device import DeviceStage, check_device

@@ -11,9 +11,9 @@ import pytest
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.dataset.annotate.annotate import annotate
-from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.upkeep.copy import copy_dataset
 from streamvid.dataset.upkeep.verify import verify_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.loader import VideoLoader
 from streamvid.plan import World

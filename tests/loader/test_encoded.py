@@ -22,7 +22,7 @@ import torch
 
 import streamvid
 from streamvid.buckets.bucket import Bucket, parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SampleError, WorkerError
 from streamvid.loader.batch.contents import StoredClip
 from streamvid.sharder.sharder import shard

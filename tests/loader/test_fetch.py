@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamvid.buckets.pick import Pick
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import StorageError
 from streamvid.loader.delivery.fetch import read_parts
 from streamvid.loader.delivery.index_rows import IndexRows

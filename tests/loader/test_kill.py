@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.plan.options import Tail
 from tests.clips import ROOT
 from tests.loader.conftest import SMALL, TALL, build_dataset

@@ -15,7 +15,7 @@ import torch
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.plan.position import World
 from streamvid.sharder.sharder import shard

@@ -19,17 +19,11 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import Bucket, parse_buckets
-from streamvid.dataset.manifest import (
-    MANIFEST,
-    FileInfo,
-    Manifest,
-    ShardInfo,
-    base_digest,
-    manifest_from_json,
-    manifest_to_json,
-)
+from streamvid.dataset.manifest import FileInfo, Manifest, ShardInfo, base_digest, manifest_from_json, manifest_to_json
 from streamvid.dataset.packets import encode_packets
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sealed_json import MANIFEST
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import SampleError
 from streamvid.sharder.sharder import shard
 from streamvid.video.clip_index import KEY, ClipIndex

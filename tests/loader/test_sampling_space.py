@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamvid import VideoLoader
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.buckets.frames import FrameRate
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.view.index_row import IndexRow, SampleFile
 from streamvid.loader.view.view import RandomChoices, ViewOptions, view_of

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamvid import VideoLoader
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SampleError
 from streamvid.sharder.sharder import shard
 from streamvid.video.decode.stored import StoredDecoder

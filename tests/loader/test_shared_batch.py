@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SharedBatchError
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks

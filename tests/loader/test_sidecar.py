@@ -19,7 +19,7 @@ from streamvid import DatasetConfig, World
 from streamvid.dataset import tar
 from streamvid.dataset.features.sidecar import open_sidecar
 from streamvid.dataset.features.tensors import RawTensor
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SampleError
 from streamvid.loader.batch.features import collate, raw_tensor, torch_tensor
 from tests.dataset.samples import edit_manifest

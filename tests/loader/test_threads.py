@@ -9,7 +9,7 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.sharder.sharder import shard
 from tests.clips import encode, frames_of
 from tests.conftest import merged

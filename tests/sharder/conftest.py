@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.sharder.report import ShardReport
 from streamvid.sharder.sharder import shard
 from tests.clips import encode, frames_of

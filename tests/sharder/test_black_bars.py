@@ -10,7 +10,7 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import dry_run, shard

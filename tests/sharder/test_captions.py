@@ -10,7 +10,7 @@ import pytest
 
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.captions import captions_from_json
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
 from streamvid.sharder.sharder import dry_run, shard
 from tests.clips import encode, frames_of

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from tests.clips import ROOT
 from tests.files import tree_of
 from tests.processes import run_command

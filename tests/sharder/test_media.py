@@ -15,7 +15,7 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
 from streamvid.sharder.media_columns import file_keys, media_columns
 from streamvid.sharder.options import ShardOptions

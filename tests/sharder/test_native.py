@@ -16,7 +16,7 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import SealedError, SourceError, StorageError
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import sample_key

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import dry_run, shard

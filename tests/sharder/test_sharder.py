@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import abandon, dry_run, shard

@@ -16,7 +16,7 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import dry_run, shard
 from tests.clips import encode, frames_of

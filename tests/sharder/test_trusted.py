@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from streamvid import VideoLoader
-from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.upkeep.verify import verify_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SourceError
 from streamvid.sharder.report import TASK_ENDED, ShardReport
 from streamvid.sharder.sharder import dry_run, shard

@@ -21,7 +21,7 @@ from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.compat.diffsynth_data import NOTE
 from streamvid.dataset.features.sidecar import open_sidecar
 from streamvid.dataset.manifest import ShardInfo
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SampleError, StateError
 from streamvid.loader.batch.features import torch_tensor
 from streamvid.loader.loader import VideoLoader

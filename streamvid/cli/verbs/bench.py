@@ -63,7 +63,7 @@ def command(
     First, the store is read alone. Then a loader runs with each number of workers.
     """
     from streamvid.bench.bench import bench
-    from streamvid.dataset.reader import open_dataset
+    from streamvid.dataset.versions.open import open_dataset
 
     if sizes:
         options = replace(options, batch_size=parse_sizes(sizes))

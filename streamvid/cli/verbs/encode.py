@@ -107,7 +107,7 @@ class EncodeSurvey:
 
 
 def _survey(config: TrainConfig) -> EncodeSurvey:
-    from streamvid.dataset.manifest import MANIFEST
+    from streamvid.dataset.sealed_json import MANIFEST
     from streamvid.modules.factory import import_object
     from streamvid.modules.weight_files import resolve
     from streamvid.storage import open_store

@@ -157,7 +157,7 @@ def _from_dataset(
     source: str, run: PlannedRun, storage: StorageOptions, given: Values, keys: str | None
 ) -> RunForecast:
     from streamvid.buckets.document import load_bucket_config
-    from streamvid.dataset.reader import open_dataset
+    from streamvid.dataset.versions.open import open_dataset
     from streamvid.forecast.batches import planned_keys
     from streamvid.forecast.dataset import forecast_dataset
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @storage_flags
 def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptions) -> None:
     """Show the contents of a dataset: buckets, splits, columns, and rejected rows with the reasons."""
-    from streamvid.dataset.reader import open_dataset
+    from streamvid.dataset.versions.open import open_dataset
 
     opened = open_dataset(dataset, storage=storage)
     if rejections:
@@ -144,7 +144,7 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "annotations": [
             {
                 "columns": [name.removeprefix("user.") for name in group.columns if name not in _WITH_CAPTIONS],
-                "bytes": sum(file.num_bytes for file in group.files),
+                "bytes": sum(file.num_bytes for file in group.known_files),
             }
             for group in dataset.manifest.columns
         ],

@@ -16,7 +16,7 @@ from streamvid.dataset.index import USER_PREFIX, WRITING, schema
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.passes import Progress
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import ConfigError, IntegrityError, SourceError
+from streamvid.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,23 +135,26 @@ class Join:
         for done, file in enumerate(manifest.files.samples):
             progress("annotate", done, len(manifest.files.samples))
             sink = io.BytesIO()
+            numbers = self._shards_of(file.path)
             with pq.ParquetWriter(sink, target, **WRITING) as writer:
-                for number in self._shards_of(file.path):
-                    table = self._table(shards[number], self._rows[number], target)
+                for row_group, keys in enumerate(self._dataset.stored_rows(file.path, ["key"])):
+                    table, number = keys.slice(0, 0), numbers.get(row_group)
+                    kept: npt.NDArray[np.int32] | None = np.empty(0, np.int32)
+                    if number is not None:
+                        kept = self._dataset.kept_rows(shards[number])
+                        table = self._table(shards[number], self._rows[number], target)
+                    table = table if kept is None else _spread(table, kept, keys, target)
                     writer.write_table(table, row_group_size=max(1, table.num_rows))
             yield sink.getvalue()
         progress("annotate", len(manifest.files.samples), len(manifest.files.samples))
 
-    def _shards_of(self, path: str) -> list[int]:
-        """Return the shard table rows of the shards in a samples file, in the order of its row groups."""
+    def _shards_of(self, path: str) -> dict[int, int]:
+        """Return row group → row of the shard table for a samples file. All samples of other shards were removed."""
         shards = self._dataset.shards
+        if path not in shards.index_path.names:
+            return {}
         rows = np.flatnonzero(shards.index_path.codes == shards.index_path.names.index(path))
-        rows = rows[np.argsort(shards.index_row_group[rows])]
-        if shards.index_row_group[rows].tolist() != list(range(len(rows))):
-            raise IntegrityError(
-                f"{self._dataset.url}: the shard table does not contain all row groups of {path}; rebuild the dataset"
-            )
-        return [int(row) for row in rows]
+        return dict(zip(shards.index_row_group[rows].tolist(), rows.tolist(), strict=True))
 
     def _table(self, shard: ShardInfo, rows: npt.NDArray[np.int32], target: pa.Schema) -> pa.Table:
         """Return the new columns of a shard. Samples without a value in the annotation keep their old values."""
@@ -167,6 +170,21 @@ class Join:
         if said.text is not None and said.captions is not None:
             columns |= _captions(said.text.take(places), said.captions.take(places), old, target)
         return pa.table({name: columns[name] for name in target.names}, schema=target)
+
+
+def _spread(table: pa.Table, kept: npt.NDArray[np.int32], keys: pa.Table, target: pa.Schema) -> pa.Table:
+    """Return all stored rows of a shard, with nulls for removed samples. kept: places of the rows of `table`."""
+    import pyarrow as pa
+
+    places = np.full(keys.num_rows, -1, np.int64)
+    places[kept] = np.arange(len(kept))
+    columns = {"key": keys.column("key")}
+    for name in target.names[1:]:
+        if len(kept):
+            columns[name] = table.column(name).take(pa.array(places, mask=places < 0))
+        else:
+            columns[name] = pa.nulls(keys.num_rows, target.field(name).type)
+    return pa.table(columns, schema=target)
 
 
 def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:

@@ -18,15 +18,9 @@ import numpy as np
 from streamvid.dataset.features.tables import MemberTable, SidecarShard, SidecarShards, most_index_bytes
 from streamvid.dataset.features.tensors import DTYPES, RawTensor, check_name, decode_tensors
 from streamvid.dataset.integrity import check_size, read_verified
-from streamvid.dataset.manifest import (
-    FileInfo,
-    ShardInfo,
-    naming,
-    read_sealed,
-    sealed_json,
-    unsealed_json,
-)
+from streamvid.dataset.manifest import FileInfo, ShardInfo
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sealed_json import naming, read_sealed, sealed_json, unsealed_json
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store
 

@@ -25,6 +25,7 @@ _MEMBER_ROW_BYTES, _EMPTY_FILE_BYTES = 512, 2**16  # upper limits on the sizes o
 _SHARD_TYPES = {
     "bucket_id": "string",
     "number": "int32",
+    "build_id": "uint32",
     "base_sha256": "sha256",
     "num_bytes": "int64",
     "sha256": "sha256",
@@ -46,6 +47,7 @@ class SidecarShard:
 
     bucket_id: str
     number: int
+    build_id: int
     base_sha256: str
     num_bytes: int
     sha256: str
@@ -57,7 +59,7 @@ class SidecarShard:
     @property
     def path(self) -> str:
         """Path of the tar, which is the same as in the dataset."""
-        return shard_path(self.bucket_id, self.number)
+        return shard_path(self.bucket_id, self.number, self.build_id)
 
     @property
     def max_clip_bytes(self) -> int:

@@ -29,9 +29,10 @@ from streamvid.dataset.features.sidecar import (
 )
 from streamvid.dataset.features.tables import SidecarShard, encode_members, encode_shards, index_path
 from streamvid.dataset.features.tensors import RawTensor, check_name, encode_tensors
-from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST, FileInfo, ShardInfo
+from streamvid.dataset.manifest import LARGE_FOLDERS, FileInfo, ShardInfo
 from streamvid.dataset.passes import DEFAULT_WORKERS, in_parallel
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.tar import scan_tar, write_shard
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore, StorageOptions, open_store
@@ -226,6 +227,7 @@ class SidecarWriter:
         done = SidecarShard(
             bucket_id=shard.bucket_id,
             number=shard.number,
+            build_id=shard.build_id,
             base_sha256=shard.sha256,
             num_bytes=num_bytes,
             sha256=sha256,

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST, FileInfo, manifest_from_json
+from streamvid.dataset.manifest import LARGE_FOLDERS, FileInfo, manifest_from_json
 from streamvid.dataset.passes import (
     DEFAULT_WORKERS,
     Progress,
@@ -22,6 +22,7 @@ from streamvid.dataset.passes import (
     no_progress,
 )
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.upkeep.copy_file import SCRATCH, FileCopier, scratch_folder
 from streamvid.dataset.upkeep.finished import FinishedFiles
 from streamvid.dataset.upkeep.verify_shard import check_file

@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamvid.dataset.manifest import MANIFEST, ShardInfo
+from streamvid.dataset.manifest import ShardInfo, read_manifest
 from streamvid.dataset.passes import (
     DEFAULT_WORKERS,
     Progress,
     check_workers,
     count_files,
-    dataset_files,
     in_parallel,
     no_progress,
 )
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.upkeep.finished import FinishedFiles
 from streamvid.dataset.upkeep.verify_shard import (
     CHECKSUM,
@@ -33,6 +33,7 @@ from streamvid.dataset.upkeep.verify_shard import (
     check_file,
     check_states,
 )
+from streamvid.dataset.versions.open import DatasetRef, find_version, kept_files
 from streamvid.errors import StorageError, StreamvidError
 from streamvid.storage import StorageOptions, Store, open_store
 
@@ -117,9 +118,10 @@ def verify_dataset(
     raise an error; the report lists it.
     """
     check_workers(workers)
-    store = open_store(url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
+    ref = DatasetRef.parse(url) if isinstance(url, str | Path) else DatasetRef("")
+    store = open_store(ref.url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
     try:
-        dataset = Dataset(store)
+        dataset = Dataset(store, manifest=find_version(store, read_manifest(store), ref.version))
     except StorageError:
         raise
     except StreamvidError as error:
@@ -223,7 +225,8 @@ class _Check:
         for place, samples in enumerate(manifest.files.samples):
             packets = manifest.files.packets_of(samples.path)
             is_packets = packets is not None and packets.path == problem.path
-            paths = {samples.path, *(group.files[place].path for group in manifest.columns)}
+            of_groups = (group.files[place] for group in manifest.columns)
+            paths = {samples.path, *(file.path for file in of_groups if file is not None)}
             if problem.path in paths or (is_packets and not (self.is_deep and problem.what == CHECKSUM)):
                 if samples.path not in shards.index_path.names:
                     return problem
@@ -243,7 +246,7 @@ class _Check:
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
         """Return the number of extra files in the store (None if unknown), and the paths of the first ones."""
-        known = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
+        known = kept_files(self.dataset.store, read_manifest(self.dataset.store))
         count, first = 0, []
         try:
             for state in self.dataset.store.files():

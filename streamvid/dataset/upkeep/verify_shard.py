@@ -272,9 +272,10 @@ def _check_packets(dataset: Dataset, findings: ShardFindings, keys: list[str], p
         problem = Problem(file.path, CHECKSUM, "a packet table that matches its checksum", str(error))
         findings.add(problem, keys, is_lost=True)
         return
+    kept = dataset.kept_rows(findings.shard)
     for number, key in enumerate(keys):
         try:
-            tables.clip(number)
+            tables.clip(number if kept is None else int(kept[number]))
         except IntegrityError as error:
             wrong.append(key)
             first = first or str(error)

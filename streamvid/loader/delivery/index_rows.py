@@ -45,6 +45,7 @@ class _ShardRows:
     columns: dict[str, pa.Array]
     packets: PacketsPlace | None
     numbers: npt.NDArray[np.int32] | None  # row numbers that pass the part's filter; None: all rows
+    stored: npt.NDArray[np.int32] | None  # place of each row in the tar; None: its row number
     num_bytes: int
 
 
@@ -107,7 +108,7 @@ class IndexRows:
         return IndexRow(
             key=key,
             clip=clip,
-            number=number,
+            number=number if rows.stored is None else int(rows.stored[number]),
             packets=None if part.sidecar is not None else rows.packets,
             fps=_known(value("fps")),
             duration_seconds=0.0 if part.rate.fps is None else _known(value("duration_seconds")),
@@ -206,7 +207,9 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
     # Use one array per column, because a chunked array searches for the chunk of each row.
     columns = {name: table.column(name).combine_chunks() for name in kept}
     num_bytes = sum(column.nbytes for column in columns.values()) + (0 if numbers is None else numbers.nbytes)
-    return _ShardRows(columns, _packets_place(part.dataset, shard, table), numbers, num_bytes)
+    return _ShardRows(
+        columns, _packets_place(part.dataset, shard, table), numbers, part.dataset.kept_rows(shard), num_bytes
+    )
 
 
 def _packets_place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> PacketsPlace | None:
@@ -216,4 +219,4 @@ def _packets_place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> Packet
     if place == [None, None, None]:
         return None
     path, offset, num_bytes, sha256 = dataset.check_place(shard, *place)
-    return PacketsPlace(path, offset, num_bytes, sha256.hex(), shard.num_samples)
+    return PacketsPlace(path, offset, num_bytes, sha256.hex(), dataset.num_stored(shard))

@@ -40,7 +40,7 @@ class SampleFile:
 class IndexRow:
     """Index row of one sample.
 
-    - number: index of the sample in its shard.
+    - number: place of the sample in its tar.
     - packets: the shard's packet table; None if it has none.
     - fps, duration_seconds: frame rate and duration of the clip; 0.0 if unknown.
     - texts: index column → value, for columns used in captions.

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamvid.dataset.manifest import MANIFEST
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.host.resources import user_cache
 from streamvid.sharder.options import ShardOptions

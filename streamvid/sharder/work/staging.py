@@ -21,7 +21,8 @@ from typing import Any
 
 from streamvid.cluster.lease import Lease, acquire, wait_until_free
 from streamvid.cluster.share import WHOLE, Share
-from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST
+from streamvid.dataset.manifest import LARGE_FOLDERS
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import DatasetError, StorageError
 from streamvid.host.lock import FileLock, try_lock, wait_for_lock
 from streamvid.sharder.options import ShardOptions

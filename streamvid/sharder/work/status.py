@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from streamvid.dataset.manifest import MANIFEST
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import DatasetError, StorageError
 from streamvid.host.journal import Key, stored_findings
 from streamvid.host.lock import try_lock

@@ -1,0 +1,93 @@
+"""Manifests of datasets and of features: JSON files that contain a checksum of their own content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from streamvid.errors import DatasetError, IntegrityError, StreamvidError
+from streamvid.storage import LocalStore, Store, WrongReads
+
+T = TypeVar("T")
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 256 * 2**20
+
+CHECKSUM = "manifest_sha256"
+"""Field that contains the checksum of all other fields."""
+
+
+def sealed_json(value: Mapping[str, Any]) -> bytes:
+    """Return a manifest's bytes: indented JSON with sorted keys and the checksum of its content."""
+    sealed = {**value, CHECKSUM: manifest_checksum(value)}
+    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def manifest_checksum(value: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of all fields except the checksum itself, serialized as compact JSON."""
+    content = {name: field for name, field in value.items() if name != CHECKSUM}
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]:
+    """Parse a manifest. Raises DatasetError unless its format, version and checksum are valid."""
+    value: dict[str, Any] = json.loads(data)
+    if value.get("format") != format_name:
+        raise DatasetError(f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; check the path or URL")
+    found = value["format_version"]
+    if type(found) is int and found > version:
+        raise DatasetError(
+            f"format_version {found} is newer than the supported version {version}; "
+            "update streamvid (pip install -U streamvid)"
+        )
+    if value.get(CHECKSUM) != manifest_checksum(value):
+        raise IntegrityError(
+            f"checksum mismatch: {CHECKSUM} is {value.get(CHECKSUM)!r}; the file is damaged or was edited; copy it "
+            "again"
+        )
+    if type(found) is not int or found != version:
+        raise DatasetError(f"format_version {found!r}: must be {version}; copy the file again")
+    return value
+
+
+@contextmanager
+def naming(where: str, remedy: str = "copy it again, or rebuild the dataset") -> Iterator[None]:
+    """Convert errors from the parsing of a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
+    try:
+        yield
+    except IntegrityError as error:
+        raise IntegrityError(f"{where}: {error}") from error
+    except DatasetError as error:
+        raise DatasetError(f"{where}: {error}") from error
+    except (StreamvidError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        said = str(error) if isinstance(error, StreamvidError) else f"{type(error).__name__}: {error}"
+        raise DatasetError(f"{where} is damaged ({said}); {remedy}") from error
+
+
+def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str, path: str = MANIFEST) -> T:
+    """Read the manifest at `path` and return `parse(data, name)`. Data that cannot be parsed is read again (FETCH-1).
+
+    Raises the same errors as `parse`, and DatasetError with the texts `nothing` and `remedy` if there is no manifest.
+    """
+    size = store.size(path)
+    if size is None:
+        missing = f"{path} is missing"
+        if isinstance(store, LocalStore) and not store.root.is_dir():
+            missing = "it is not a folder" if store.root.exists() else "the folder does not exist"
+        raise DatasetError(f"{nothing}: {missing}; {remedy}")
+    where = f"{store.url}/{path}"
+    if size > MAX_MANIFEST_BYTES:
+        raise DatasetError(f"{where} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed; copy it again")
+    wrong = WrongReads()
+    while True:
+        data = store.read(path)
+        try:
+            return parse(data, where)
+        except DatasetError:
+            if wrong.judge(hashlib.sha256(data).digest()) != "again":
+                raise
+        store.forget(path)

@@ -1,0 +1,1 @@
+"""Versions of a dataset: opening them by name, and publishing the next one."""

@@ -1,0 +1,152 @@
+"""Versions of a dataset: how they are named and opened.
+
+A version is a manifest. `manifest.json` is the newest one; every version that was ever the newest is also kept as
+`versions/manifest-<number>.json`, which is never replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from streamvid.dataset.manifest import Manifest, manifest_from_json, read_manifest
+from streamvid.dataset.passes import dataset_files
+from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sealed_json import MANIFEST, read_sealed
+from streamvid.errors import ConfigError, DatasetError, refuse_credentials
+from streamvid.storage import BlockCache, StorageOptions, Store, open_store
+
+LATEST = "latest"
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+"""Names of tags and views. They do not begin with a digit, so that a tag is never taken for a version number."""
+
+_REF = re.compile(r"(?P<url>.*?)(?:@(?P<version>[A-Za-z0-9_.-]{1,64}))?(?:#(?P<view>[A-Za-z0-9_.-]{1,64}))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRef:
+    """URL of a dataset, with a version and a view.
+
+    version: number, tag, or "latest"; None also means the newest version.
+    view: name of a view of the dataset, or None.
+    """
+
+    url: str
+    version: str | None = None
+    view: str | None = None
+
+    @staticmethod
+    def parse(url: str | Path) -> DatasetRef:
+        """Parse `URL[@VERSION][#VIEW]`. A local folder whose own name has this form is taken as it is."""
+        refuse_credentials("dataset", url)
+        text = str(url)
+        match = _REF.fullmatch(text)
+        # In the first part of a URL, "@" separates a user name from a host. open_store refuses it.
+        is_host = "://" in text and match is not None and "/" not in match["url"].partition("://")[2]
+        if match is None or is_host or ("://" not in text and Path(text).expanduser().exists()):
+            return DatasetRef(text)
+        return DatasetRef(match["url"], match["version"], match["view"])
+
+
+def version_path(number: int) -> str:
+    """Return the path of the manifest of a version."""
+    return f"versions/manifest-{number:06d}.json"
+
+
+def read_version(store: Store, number: int) -> Manifest:
+    """Return the manifest of a version. Raises DatasetError if the dataset does not have it."""
+    nothing = f"no version {number} of the dataset at {store.url}"
+    remedy = "streamvid versions lists the versions that are kept"
+    found = read_sealed(store, manifest_from_json, nothing, remedy, version_path(number))
+    if found.version != number:
+        raise DatasetError(
+            f"{store.url}/{version_path(number)} contains version {found.version}; copy the dataset again"
+        )
+    return found
+
+
+def resolve(newest: Manifest, version: str | int | None, url: str) -> int:
+    """Return the number of a version that is given by number, tag or "latest". Raises ConfigError if it is unknown."""
+    if version in (None, LATEST):
+        return newest.version
+    number = int(version) if str(version).isdecimal() else newest.tags.get(str(version), 0)
+    if not 1 <= number <= newest.version:
+        tags = ", ".join(sorted(newest.tags)) or "none"
+        raise ConfigError(
+            f"{url} has no version {version!r}; versions are 1 to {newest.version}, {LATEST!r}, and the tags: {tags}"
+        )
+    return number
+
+
+def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any] | None = None) -> Dataset:
+    """Open a sealed dataset at a local path, or at a file:// or s3:// URL.
+
+    url: `URL[@VERSION][#VIEW]`, where VERSION is a number, a tag or "latest" (the default).
+    storage: options for access to object stores and for the cache.
+
+    Raises ConfigError for invalid options or an unknown version or view, DatasetError if there is no sealed dataset or
+    the version was deleted, and StorageError if the store cannot be read.
+    """
+    options = StorageOptions.of(storage)
+    return open_ref(url, options, open_cache(options))
+
+
+def open_cache(options: StorageOptions) -> BlockCache | None:
+    """Open the cache that the options configure. Return None if the options do not configure a cache."""
+    if options.cache_dir is None or options.cache_bytes is None:
+        return None
+    return BlockCache(Path(options.cache_dir), options.cache_bytes)
+
+
+def open_ref(url: str | Path, options: StorageOptions, cache: BlockCache | None = None) -> Dataset:
+    """Open the version and view of a dataset that a URL names. Raises the same errors as `open_dataset`."""
+    ref = DatasetRef.parse(url)
+    store = open_store(ref.url, options)
+    newest = read_manifest(store)
+    return Dataset(store, cache, find_version(store, newest, ref.version), view_of(newest, ref.view, store.url))
+
+
+def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:
+    """Return the manifest of a version. Raises ConfigError for an unknown version, and DatasetError for a deleted one.
+
+    An earlier version does not contain the files for other readers, which are always those of the newest.
+    """
+    number = resolve(newest, version, store.url)
+    if number == newest.version:
+        return newest
+    manifest = read_version(store, number)
+    columns = {file.path for group in manifest.columns for file in group.known_files}
+    other = tuple(file for file in manifest.files.other if file.path in columns)
+    return replace(manifest, files=replace(manifest.files, other=other))
+
+
+def view_of(newest: Manifest, view: str | None, url: str) -> str | None:
+    """Return the condition of a view, or None without a view. Raises ConfigError for an unknown view."""
+    if view is not None and view not in newest.views:
+        known = ", ".join(sorted(newest.views)) or "none"
+        raise ConfigError(
+            f"{url} has no view {view!r}; its views: {known}. streamvid versions {url} --view {view} --where CONDITION "
+            "stores one"
+        )
+    return None if view is None else newest.views[view]
+
+
+def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
+    """Yield the kept versions from `newest` back to the oldest one that is kept."""
+    manifest = newest
+    yield manifest
+    while manifest.parent is not None and store.size(manifest.parent.path) is not None:
+        manifest = read_version(store, manifest.version - 1)
+        yield manifest
+
+
+def kept_files(store: Store, newest: Manifest) -> set[str]:
+    """Return the paths of all files of all kept versions, including their manifests."""
+    paths = {MANIFEST}
+    for manifest in history(store, newest):
+        dataset = Dataset(store, manifest=manifest)
+        paths |= {version_path(manifest.version), *(file.path for file in dataset_files(dataset))}
+    return paths
