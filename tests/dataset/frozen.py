@@ -29,7 +29,7 @@ from streamvid.dataset.features.sidecar import open_sidecar
 from streamvid.dataset.features.tensors import RawTensor
 from streamvid.dataset.features.writer import SidecarWriter
 from tests.clips import encode, frames_of
-from tests.files import write_rows
+from tests.files import tree_of, write_rows
 from tests.media_clips import clip_of, picture_of, png_of
 from tools import make_corpus
 
@@ -50,6 +50,11 @@ def loader(name: str, **options: Any) -> streamvid.VideoLoader:
 
 
 # What is compared.
+
+
+def tree_of_newest(root: Path) -> dict[str, bytes]:
+    """The files of the newest version of a dataset, by path."""
+    return {path: data for path, data in tree_of(root).items() if not path.startswith("versions/")}
 
 
 def sha256(data: bytes) -> str:

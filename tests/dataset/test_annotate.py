@@ -58,7 +58,9 @@ def test_columns_of_every_format_stand_beside_the_samples(root: Path, tmp_path: 
     assert {path: data for path, data in after.items() if path in before and path != MANIFEST} == {
         path: data for path, data in before.items() if path != MANIFEST
     }
-    assert [path for path in after if path not in before] == [file.path for file in dataset.manifest.columns[0].files]
+    versions = ["versions/manifest-000001.json", "versions/manifest-000002.json"]
+    assert [path for path in after if path not in before] == [dataset.manifest.columns[0].files[0].path, *versions]
+    assert (after[versions[0]], after[versions[1]]) == (before[MANIFEST], after[MANIFEST])
     assert dataset.manifest.fingerprints.plan == old.fingerprints.plan
     assert dataset.manifest.fingerprints.content == report.content_fingerprint != old.fingerprints.content
     types = {name: str(dataset.samples_schema.field(f"user.{name}").type) for name in ROWS[0] if name != "key"}

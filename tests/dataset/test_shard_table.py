@@ -47,10 +47,11 @@ _names = _texts.filter(lambda text: text not in ("", ".", ".."))
 _digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
 _int32s, _int64s = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
 _counts = st.integers(0, 2**31 - 1) | st.sampled_from([9, 10, 999_999, 1_000_000])
+_build_ids = st.sampled_from([0, 1, 2**32 - 1]) | st.integers(0, 2**32 - 1)
 _buckets = st.sampled_from(["a", "b{}", "{0}", "256px-16f-16x9"]) | _names
 _shards = st.lists(
     st.builds(
-        ShardInfo, _buckets, _counts, st.sampled_from(["train", "val"]) | _texts, st.integers(1, 2**31 - 1), _int64s,
+        ShardInfo, _buckets, _counts, _build_ids, st.sampled_from(["train", "val"]) | _texts, st.integers(1, 2**31 - 1), _int64s,
         _digests, _int64s, _digests, _int64s, _names, _int32s,
     ),
     max_size=12,
@@ -127,9 +128,9 @@ def test_blocks_of_rows_and_files_join(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"num_samples": 0}, "num_samples=0 .* must be at least 1"),
+        ({"num_samples": 0}, "num_samples=0, .* must be at least 1"),
         ({"num_samples": -5}, "num_samples=-5"),
-        ({"number": -1}, "number=-1; .* number at least 0"),
+        ({"number": -1}, "number=-1 .* number at least 0"),
         ({"bucket_id": "../.."}, "not allowed"),
         ({"index_path": "/etc/passwd"}, "not allowed"),
         ({"index_path": ""}, "not allowed"),

@@ -488,7 +488,7 @@ def members_table(**columns: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-SHARD = SidecarShard("b", 0, "0" * 64, 10240, "0" * 64, 100, 1000, "0" * 64)
+SHARD = SidecarShard("b", 0, 0, "0" * 64, 10240, "0" * 64, 100, 1000, "0" * 64)
 
 
 @pytest.mark.parametrize(
