@@ -192,7 +192,9 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("height", help="Height of all clips; requires --width.", kind=int),
         DiffsynthFlag("width", help="Width of all clips; requires --height.", kind=int),
         DiffsynthFlag(
-            "max_pixels", help="Maximum pixels per frame without --height and --width.  [default: 1048576]", kind=int
+            "max_pixels",
+            help="Maximum number of pixels per frame if neither --height nor --width is given.  [default: 1048576]",
+            kind=int,
         ),
         DiffsynthFlag("num_frames", help="Maximum number of frames, of the form 4k+1.  [default: 81]", kind=int),
     ),

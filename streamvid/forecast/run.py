@@ -31,7 +31,9 @@ class PlannedRun:
 
     num_ranks: int = option(1, help="Number of data-parallel ranks.", minimum=1, maximum=MAX_NUM_RANKS)
     batch_size: int | Mapping[str, int] | BucketConfig | None = None
-    max_tokens_per_batch: int | None = option(None, help="Maximum number of tokens per batch, instead of --batch-size.")
+    max_tokens_per_batch: int | None = option(
+        None, help="Maximum number of tokens per batch; use it in place of --batch-size."
+    )
     options: PlanOptions = option(default_factory=PlanOptions)
     num_epochs: int = option(1, flag="--epochs", help="Number of epochs.", minimum=1, maximum=1000)
     split: str = option("train", help="Split of the dataset.")

@@ -23,7 +23,7 @@ def import_object(path: str) -> Any:
     """
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
-        raise ConfigError(f"{path!r} is not an import path; allowed: 'package.module:name'")
+        raise ConfigError(f"{path!r} is not an import path; write it as 'package.module:name'")
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -289,7 +289,7 @@ class ShardOptions:
     )
     trust_metadata: bool = option(
         False,
-        help="Plan with the sizes, frame counts and rates in the metadata; probe files during the build.",
+        help="Plan from the sizes, frame counts and frame rates in the metadata, and probe files during the build.",
         group="Source",
     )
     val_fraction: float = option(0.0, help="Fraction of videos in split 'val'.", metavar="SHARE", minimum=0)

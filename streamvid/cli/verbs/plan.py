@@ -63,7 +63,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
 @click.option("--counts-only", is_flag=True, help="Show counts only, without bytes, shapes or times.")
 @click.option("--keys", type=Location(dir_okay=False), help="For a dataset: write batch keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
-@click.option("--fps", type=RATE, help="For metadata: frame rate of the clips; see --fps-rule.")
+@click.option("--fps", type=RATE, help="Frame rate of the clips, if the input is metadata; see --fps-rule.")
 @click.option(
     "--fps-rule",
     type=click.Choice(["cap", "resample", "fix_frame_rate"]),

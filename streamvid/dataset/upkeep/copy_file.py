@@ -49,7 +49,7 @@ class FileCopier:
             return
         raise IntegrityError(
             f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}; the copy is "
-            "not sealed; list all damage with `streamvid verify --deep`, repair the source, and run the same command "
+            "not sealed; list all damage with `streamvid verify --deep`, repair the source, and run this command "
             "again"
         )
 

@@ -128,8 +128,8 @@ def view_of(newest: Manifest, view: str | None, url: str) -> str | None:
     if view is not None and view not in newest.views:
         known = ", ".join(sorted(newest.views)) or "none"
         raise ConfigError(
-            f"{url} has no view {view!r}; its views: {known}. streamvid versions {url} --view {view} --where CONDITION "
-            "stores one"
+            f"{url} has no view {view!r}; its views: {known}. To store one, run: streamvid versions {url} --view "
+            f"{view} --where CONDITION"
         )
     return None if view is None else newest.views[view]
 

@@ -38,7 +38,10 @@ class Figure(Protocol):
         """Measure the next sample of the file. step: number of the first multiple of 1/8 second that shows it."""
 
     def value(self, start: int, stop: int) -> Value:
-        """Return the value for samples `start` to `stop` (exclusive) in the order seen, or None if they have none."""
+        """Return the value for samples `start` to `stop` (exclusive), or None if these samples have no value.
+
+        Samples are numbered in the order in which they were seen.
+        """
 
 
 class Motion:

@@ -76,7 +76,7 @@ def read_tars(
             row[CAPTION] = next((row[name] for name in CAPTION_COLUMNS if row.get(name)), None)
     if reader.num_left_out:
         _log.warning(
-            "ignored %d media members in the tars of %s, which are neither clips nor conditioning inputs",
+            "ignored %d media members that are neither clips nor conditioning inputs, in the tars of %s",
             reader.num_left_out,
             place.url,
         )

@@ -175,5 +175,5 @@ def clip_extension(container: str, source: str) -> str:
 
 
 def extension_of_name(suffix: str) -> str:
-    """Return the usual extension of a clip's tar member for a source file with the extension `suffix`."""
+    """Return the extension that a clip has in a tar if its source file has the extension `suffix`."""
     return _EXTENSIONS_OF_NAMES.get(suffix, suffix)
