@@ -21,13 +21,11 @@ from streamvid.host.lock import try_lock
 from streamvid.sharder.rejections import OTHER
 from streamvid.sharder.work.destination import STAGING, Destination
 from streamvid.sharder.work.staging import JOURNALS, LOCK, Staging
-from streamvid.sharder.work.tasks import TASKS, task_folder
+from streamvid.sharder.work.tasks import PHASES, TASKS, task_folder
 from streamvid.storage import LocalStore
 
 State: TypeAlias = Literal["running", "stopped", "sealed"]
 _FILE = "status.json"
-PHASES = ("probe", "curate", "encode", "build", "seal")
-"""Phases of a build in order."""
 _SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_PUBLICATIONS = 1.0, 30.0
 _SECONDS_ALIVE = 600.0
 
