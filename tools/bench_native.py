@@ -74,7 +74,7 @@ def encode_all(path: Path, height: int, width: int, max_frames: int) -> dict[str
     count = count_frames(path, max_frames)
     for name, encoding in PROFILES.items():
         clip = encode_clip(path, height=height, width=width, encoding=encoding, num_frames=count)
-        made[name] = Encoded(clip.data, clip.num_frames, clip.psnr_y, clip.encode_seconds)
+        made[name] = Encoded(clip.data, clip.num_frames, clip.psnr_y or 0.0, clip.encode_seconds)
     pictures = [cast("NDArray[np.uint8]", frame.to_ndarray()) for frame in decode(made["ffv1"].data)]
     for name, (preset, tune, settings) in COMPARISONS.items():
         begin = time.process_time()

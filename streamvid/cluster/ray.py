@@ -21,8 +21,8 @@ from streamvid.errors import ConfigError, StreamvidError
 Result = TypeVar("Result")
 _RETRIES = 3
 _SECONDS_TO_CONNECT, _SECONDS_BETWEEN_REPORTS = 10.0, 2.0
-_MAX_ROUNDS = 4
-"""A build has up to four phases: probe, curate, encode, build. Other work needs more rounds only if tasks are lost."""
+_SPARE_ROUNDS = 2
+"""Additional rounds for the work of tasks that were lost with their machines."""
 _logger = logging.getLogger(__name__)
 
 
@@ -34,12 +34,14 @@ class TaskNeeds:
     option: name of the option that sets `num_cpus`, for error messages.
     uses_gpu: True to give each task one GPU if any machine of the cluster has GPUs.
     max_tasks: largest useful number of tasks.
+    num_phases: number of phases of the work. Each begins when all tasks have finished the last.
     """
 
     num_cpus: int | None
     option: str
     uses_gpu: bool = False
     max_tasks: int = MAX_SHARES
+    num_phases: int = 1
 
 
 def run_on_ray(
@@ -49,14 +51,14 @@ def run_on_ray(
     options: ClusterOptions,
     report: Callable[[], None],
 ) -> list[Result]:
-    """Run all tasks on a Ray cluster, up to four times, until a task finds all work done. Return their results.
+    """Run all tasks on a Ray cluster, once per phase, until a task finds all work done. Return their results.
 
     task: function of a share and the task's number of CPUs; it is sent to the cluster.
     is_done: function that returns True for the result of a task that found all work done.
     report: function that is called every few seconds.
 
     Raises ConfigError if Ray is not installed or the cluster is unsuitable, and the error of the first task that fails.
-    A task that was lost with its machine too often has no result, and its work remains.
+    If tasks were lost, up to two more rounds do their work. A task that was lost too often has no result.
     """
     # Ray prints what happens to workers; standard output belongs to the caller, such as `--json`.
     with contextlib.redirect_stdout(sys.stderr), _connected(options.ray_address) as ray:
@@ -70,7 +72,7 @@ def run_on_ray(
             return task(share, num_cpus)
 
         results: list[Result] = []
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(needs.num_phases + _SPARE_ROUNDS):
             found = _run_all(ray, [do_share.remote(Share(number, count)) for number in range(count)], report)
             results += found
             if any(map(is_done, found)):

@@ -29,9 +29,9 @@ class Share:
         """True if this share is all of the work."""
         return self.num_shares == 1
 
-    def of(self, units: Sequence[_Unit]) -> list[_Unit]:
+    def of(self, units: Sequence[_Unit]) -> Sequence[_Unit]:
         """Return the units in this share. All shares must be taken from the same units in the same order."""
-        return list(units[self.number :: self.num_shares])
+        return units[self.number :: self.num_shares]
 
 
 WHOLE = Share()

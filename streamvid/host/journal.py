@@ -6,15 +6,14 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
+from streamvid.host.findings import Findings, Key
+
 FileState: TypeAlias = tuple[str, int, str]
 """(path, size in bytes, version) of a file. A finding is valid only while all three are unchanged."""
-
-Key: TypeAlias = tuple[str | int, ...]
-"""File state, followed by the other values that identify a finding."""
 
 _DIGEST_LETTERS = 16
 
@@ -22,13 +21,14 @@ _DIGEST_LETTERS = 16
 class Journal:
     """Journal of findings by key. Each line has a checksum; incomplete and damaged lines are ignored. Thread-safe.
 
+    A key is a file state, followed by the other values that identify the finding.
     header: settings on which the findings depend; a file with a different header is overwritten. The constructor reads
     the findings in the file. New findings are written only inside a `with` block, unless `writable` is False. The file
     is not locked. Methods raise OSError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], writable: bool = True) -> None:
-        self.findings: dict[Key, Any] = {}
+        self.findings = Findings()
         self._path = path
         self._writable = writable
         self._header = json.loads(json.dumps(header))
@@ -36,26 +36,33 @@ class Journal:
         self._num_valid_bytes = 0
         self._file: BinaryIO | None = None
         if path.exists():
-            self._read(path.read_bytes())
+            with path.open("rb") as file:
+                self._num_valid_bytes = self.include(file)
 
-    def _read(self, data: bytes) -> None:
-        if self.include(data):
-            self._num_valid_bytes = data.rfind(b"\n") + 1
+    def include(self, lines: Iterable[bytes]) -> int:
+        """Add the findings of another journal for this run.
 
-    def include(self, data: bytes) -> bool:
-        """Add the findings of another journal for this run. Return False if the headers differ."""
-        lines = _lines(data)
-        if not lines or _parse(lines[0]) != self._header:
-            return False
-        self.findings.update(_findings(lines))
-        return True
+        lines: content of the journal, whose last line may be incomplete.
+        Return the size of the complete lines in bytes, or 0 if the headers differ.
+        """
+        lines = iter(lines)
+        header = next(lines, b"")
+        if not header.endswith(b"\n") or _json(_payload(header)) != self._header:
+            return 0
+        num_bytes = len(header)
+        for line in lines:
+            if line.endswith(b"\n"):
+                num_bytes += len(line)
+                for key, payload in _entry(line):
+                    self.findings.put(key, payload)
+        return num_bytes
 
     def __enter__(self) -> Journal:
         if self._writable:
             self._file = self._path.open("ab")
             self._file.truncate(self._num_valid_bytes)
             if not self._num_valid_bytes:
-                self._append(self._header)
+                self._append(json.dumps(self._header).encode())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,48 +72,49 @@ class Journal:
 
     def add(self, key: Key, finding: Any, is_final: bool = True) -> None:
         """Store a finding (a JSON value) for this run and, with `is_final`, for later runs."""
-        self.findings[key] = finding
+        payload = json.dumps([*key, finding]).encode()
+        self.findings.put(key, payload)
         if is_final:
-            self._append([*key, finding])
+            self._append(payload)
 
     def clear(self) -> None:
         """Delete all findings."""
         self.findings.clear()
         if self._file is not None:
             self._file.truncate(0)
-            self._append(self._header)
+            self._append(json.dumps(self._header).encode())
 
-    def _append(self, value: Any) -> None:
-        payload = json.dumps(value).encode()
+    def _append(self, payload: bytes) -> None:
         with self._lock:
             if self._file is not None:
                 self._file.write(_digest(payload) + b" " + payload + b"\n")
                 self._file.flush()
 
 
-def stored_findings(data: bytes) -> dict[Key, Any]:
-    """Return the findings in a journal's content, whatever its header. The last line of `data` may be incomplete."""
-    return _findings(_lines(data))
+def include_any(findings: Findings, lines: Iterable[bytes]) -> None:
+    """Add the findings of a journal, whatever its header. lines: its content; the last line may be incomplete."""
+    for line in lines:
+        for key, payload in _entry(line) if line.endswith(b"\n") else ():
+            findings.put(key, payload)
 
 
-def _lines(data: bytes) -> list[bytes]:
-    """Return the complete lines of a journal; the first one is its header."""
-    return data[: data.rfind(b"\n") + 1].splitlines()
+def _entry(line: bytes) -> Iterator[tuple[Key, bytes]]:
+    """Yield the key and the payload of a line, or nothing if the line is damaged or a header."""
+    payload = _payload(line)
+    match _json(payload):
+        case [*key, _] if all(isinstance(part, str | int) for part in key):
+            yield tuple(key), payload
 
 
-def _findings(lines: list[bytes]) -> dict[Key, Any]:
-    found: dict[Key, Any] = {}
-    for line in lines[1:]:
-        match _parse(line):
-            case [*key, finding] if all(isinstance(part, str | int) for part in key):
-                found[tuple(key)] = finding
-    return found
+def _payload(line: bytes) -> bytes:
+    """Return the part of a line that its checksum covers, or b"" if the checksum is wrong."""
+    digest, _, payload = line.removesuffix(b"\n").partition(b" ")
+    return payload if digest == _digest(payload) else b""
 
 
-def _parse(line: bytes) -> Any:
-    digest, _, payload = line.partition(b" ")
+def _json(payload: bytes) -> Any:
     with contextlib.suppress(ValueError, RecursionError):  # not written by a journal
-        return json.loads(payload) if digest == _digest(payload) else None
+        return json.loads(payload)
 
 
 def _digest(payload: bytes) -> bytes:

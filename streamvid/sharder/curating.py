@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import compress, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from streamvid.dataset.tabular.columns import check_count
 from streamvid.dataset.tabular.rows import Rows
+from streamvid.dataset.tabular.text_set import first_numbers
 from streamvid.errors import Rejected, SourceError
-from streamvid.host.journal import FileState, Key
-from streamvid.sharder.curation.options import BAR_COLUMNS, BARS, GROUP, SIGNATURE
+from streamvid.host.findings import Key
+from streamvid.sharder.curation.options import BAR_COLUMNS, BARS, SIGNATURE
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.probing import Probes, Progress, file_state, rejection_of, run_missing
+from streamvid.sharder.probing import ProbedFile, Probes, Progress, file_state, rejection_of, run_missing
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record, RecordSet, Rejection, Value
 from streamvid.sharder.source.time_ranges import TimeRange
@@ -25,6 +30,7 @@ from streamvid.sharder.windows import Timing
 from streamvid.sharder.work.shared_journal import SharedJournal
 from streamvid.video.cropping import NO_MARGINS
 
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 _LIMIT = "encode_timeout_seconds"  # the limit for every other decode of a whole file
 
 
@@ -33,14 +39,14 @@ def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
 
     Raises SourceError if the metadata already has one of them.
     """
-    for name in options.curation.columns:
-        if name in records.user_types:
-            added_by = "dedup" if name == GROUP else "black_bars" if name in BAR_COLUMNS else "scores"
+    for column in options.curation.columns:
+        if column.name in records.user_types:
             raise SourceError(
-                f"the metadata already has a column {name!r}, which curation.{added_by} would also add; rename the "
-                f"column, or omit curation.{added_by} (--{added_by.replace('_', '-')})"
+                f"the metadata already has a column {column.name!r}, which curation.{column.option} would also add; "
+                f"rename the column, or omit curation.{column.option} (--{column.option.replace('_', '-')})"
             )
-    user_types = {**records.user_types, **options.curation.columns}
+    added = {column.name: column.kind for column in options.curation.columns}
+    user_types = {**records.user_types, **added}
     check_count(len(user_types), "the metadata, with the columns that curation adds,")
     return replace(records, user_types=user_types)
 
@@ -67,63 +73,76 @@ def curate(
     the reason from probing. For the other arguments, see `probe_all`.
     Raises TasksUnfinished unless other tasks have measured the remaining files.
     """
-    files = _files(records, probes)
-    keys = {file.key: file for file in files.values()}
+    spans = _Spans.of(records, probes)
     storage = options.worker_storage
+    rules = (options.curation.figures, options.curation.scene_cuts)
 
-    def unit(key: Key) -> CurateUnit:
-        file = keys[key]
-        path, num_bytes, version = file.state
-        media = Media(path, file.source, num_bytes, version, storage)
-        rules = (options.curation.figures, options.curation.scene_cuts)
-        return CurateUnit(media, tuple(file.spans), *rules, options.limits, folder)
+    def unit(file: MeasuredFile) -> CurateUnit:
+        media = Media(file.path, file.source, file.num_bytes, file.version, storage)
+        return CurateUnit(media, file.spans, *rules, options.limits, folder)
 
-    paths = {key: file.state[0] for key, file in keys.items()}
-    share = options.work.share
-    run_missing("curate", "measuring", curate_file, paths, unit, options, _LIMIT, journal, share, held_fd, progress)
+    files, share = spans.files(), options.work.share
+    run_missing("curate", "measuring", curate_file, files, unit, options, _LIMIT, journal, share, held_fd, progress)
     rejections = list(records.rejections)
 
     def curated() -> Iterator[Record]:
-        for record in records.records:
+        for record, span in zip(records.records, spans, strict=True):
             try:
-                yield from _curated(record, probes, files, journal.findings)
+                yield from _curated(record, probes(record), span, journal.findings)
             except Rejected as error:
                 rejections.append(Rejection(record.row, record.source, str(error), error.kind))
 
     return replace(records, records=Rows.of(Record, curated()), rejections=tuple(rejections))
 
 
-@dataclass
-class _File:
-    """File with the spans of its records.
+@dataclass(frozen=True, slots=True)
+class MeasuredFile(ProbedFile):
+    """File with the spans of its records, each of which has a finding of its own."""
 
-    spans: span → index of its result in the finding.
-    """
-
-    state: FileState
-    source: str
-    spans: dict[Span, int] = field(default_factory=dict)
-
-    def add(self, span: Span) -> None:
-        self.spans.setdefault(span, len(self.spans))
+    spans: tuple[Span, ...]
 
     @property
-    def key(self) -> Key:
-        """Key of the file's finding."""
-        return (*self.state, hashlib.sha256(repr([*self.spans]).encode()).hexdigest()[:16])
+    def keys(self) -> Sequence[Key]:
+        return [(self.path, self.num_bytes, self.version, *span) for span in self.spans]
 
 
-def _files(records: RecordSet, probes: Probes) -> dict[FileState, _File]:
-    """Return the files that must be decoded."""
-    files: dict[FileState, _File] = {}
-    for record in records.records:
-        probe = probes(record)
-        if isinstance(probe, Probe):
-            with suppress(Rejected):  # the record will be rejected for this reason
-                span = _span(record, probe)
-                state = file_state(record)
-                files.setdefault(state, _File(state, record.source)).add(span)
-    return files
+@dataclass(frozen=True)
+class _Spans:
+    """Spans of the records, with 16 bytes per record. A record that is not measured has the span (0, 0)."""
+
+    records: Rows[Record]
+    starts: Int64Array
+    stops: Int64Array
+
+    @staticmethod
+    def of(records: RecordSet, probes: Probes) -> _Spans:
+        starts, stops = array("q"), array("q")
+        for record in records.records:
+            probe, span = probes(record), (0, 0)
+            if isinstance(probe, Probe):
+                with suppress(Rejected):  # the record will be rejected for this reason
+                    span = _span(record, probe)
+            starts.append(span[0])
+            stops.append(span[1])
+        return _Spans(records.records, np.asarray(starts), np.asarray(stops))
+
+    def __iter__(self) -> Iterator[Span]:
+        return zip(self.starts.tolist(), self.stops.tolist(), strict=True)
+
+    def files(self) -> Rows[MeasuredFile]:
+        """Return the files that must be decoded, in the order of their first records."""
+        is_measured = (self.stops > 0).tolist()
+        names = ("path", "num_bytes", "version", "source")
+        rows = zip(self.records.tuples(*names), self, strict=True)
+        files = Rows.of(MeasuredFile, (MeasuredFile(*own, spans=(span,)) for own, span in compress(rows, is_measured)))
+        order = np.argsort(first_numbers(files.tuples(*names[:3])), kind="stable")
+        groups = groupby(files.arranged(order), file_state)
+        return Rows.of(MeasuredFile, (_merged(list(group)) for _, group in groups))
+
+
+def _merged(files: Sequence[MeasuredFile]) -> MeasuredFile:
+    """Return a file with the spans of all `files`, which are the same file."""
+    return replace(files[0], spans=tuple(dict.fromkeys(span for file in files for span in file.spans)))
 
 
 def _span(record: Record, probe: Probe) -> Span:
@@ -134,21 +153,19 @@ def _span(record: Record, probe: Probe) -> Span:
     return frames.start, frames.stop
 
 
-def _curated(
-    record: Record, probes: Probes, files: Mapping[FileState, _File], findings: Mapping[Key, Finding]
-) -> Iterator[Record]:
+def _curated(record: Record, probe: Probe | Rejected, span: Span, findings: Mapping[Key, Finding]) -> Iterator[Record]:
     """Yield the record with its figures, or one record per scene. Raises Rejected if its file could not be measured."""
-    probe = probes(record)
     if isinstance(probe, Rejected):
         yield record
         return
-    span, file = _span(record, probe), files[file_state(record)]
-    finding = findings[file.key]
+    if not span[1]:
+        _span(record, probe)  # it raises the reason for which the record was not measured
+    finding = findings[(*file_state(record), *span)]
     if (rejection := rejection_of(finding, record.path, record.source)) is not None:
         raise rejection
-    parts = finding["spans"][file.spans[span]]
-    timing = Timing.from_text(probe.timing) if len(parts) > 1 else None
-    for start, stop, figures in parts:
+    scenes = finding["scenes"]
+    timing = Timing.from_text(probe.timing) if len(scenes) > 1 else None
+    for start, stop, figures in scenes:
         time_range = record.time_range if timing is None else _time_range(timing, start, stop)
         bars = figures.get(BARS) or NO_MARGINS
         yield replace(

@@ -17,7 +17,8 @@ from itertools import repeat
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import Rejected, StorageError
-from streamvid.host.journal import FileState, Key
+from streamvid.host.findings import Key
+from streamvid.host.journal import FileState
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, PlannedSample, window_name
 from streamvid.sharder.probing import (

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress, repeat
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
 
 from streamvid.cluster.share import WHOLE, Share
 from streamvid.dataset.tabular.rows import Rows
+from streamvid.dataset.tabular.text_set import first_numbers
 from streamvid.errors import Rejected
-from streamvid.host.journal import FileState, Journal, Key
+from streamvid.host.findings import Key
+from streamvid.host.journal import FileState, Journal
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media, is_remote
@@ -49,7 +55,7 @@ def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
 def run_units(
     what: str,
     handler: Callable[[Any], Finding],
-    uses: Sequence[str],
+    uses: Iterable[str],
     num_units: int,
     unit: Callable[[int], Any],
     options: ShardOptions,
@@ -75,12 +81,24 @@ def run_units(
                 yield number, rejected(f"{what} crashed ({answer})", "crash")
 
 
+class WorkFile(Protocol):
+    """File that is the subject of one unit of work. keys: keys of its findings."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def keys(self) -> Sequence[Key]: ...
+
+
+_File = TypeVar("_File", bound=WorkFile)
+
+
 def run_missing(
     phase: str,
     what: str,
     handler: Callable[[Any], Finding],
-    paths: Mapping[Key, str],
-    unit: Callable[[Key], Any],
+    files: Sequence[_File],
+    unit: Callable[[_File], Any],
     options: ShardOptions,
     limit: str,
     journal: SharedJournal,
@@ -88,34 +106,57 @@ def run_missing(
     held_fd: int,
     progress: Progress,
 ) -> None:
-    """Run the units of this task that the journal lacks, and add their findings to it.
+    """Run the units of this task whose findings the journal lacks, and add their findings to it.
 
-    paths: path or URL of each unit's file, by the unit's key. The order of the keys decides which task runs a unit.
+    If a file has several keys, the finding of its unit has one part for each in "parts", unless it is a rejection.
+    files: the files of all tasks. Their order decides which task runs a unit.
     For the other arguments, see `run_units`.
     Raises TasksUnfinished if other tasks have not run their units yet.
     """
-    own = share.of(list(paths))
-    todo = [key for key in own if key not in journal.findings]
+
+    def is_missing(file: WorkFile) -> bool:
+        return any(key not in journal.findings for key in file.keys)
+
+    own = share.of(range(len(files)))
+    todo = array("q", (number for number in own if is_missing(files[number])))
     done = len(own) - len(todo)
     progress(phase, done, len(own))
-    uses = [paths[key] for key in todo]
+    uses = (files[number].path for number in todo)
     with journal:
-        findings = run_units(what, handler, uses, len(todo), lambda number: unit(todo[number]), options, limit, held_fd)
-        for number, finding in findings:
-            note(journal, todo[number], finding)
+
+        def make(number: int) -> Any:
+            return unit(files[todo[number]])
+
+        for number, finding in run_units(what, handler, uses, len(todo), make, options, limit, held_fd):
+            for key, part in zip(files[todo[number]].keys, finding.get("parts", repeat(finding)), strict=False):
+                note(journal, key, part)
             done += 1
             progress(phase, done, len(own))
     journal.refresh()
-    if num_missing := sum(key not in journal.findings for key in paths):
-        raise TasksUnfinished(Remaining(phase, num_missing, len(paths)))
+    if num_missing := sum(map(is_missing, files)):
+        raise TasksUnfinished(Remaining(phase, num_missing, len(files)))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedFile:
+    """File to probe. source: name of the file in the dataset."""
+
+    path: str
+    num_bytes: int
+    version: str
+    source: str
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        return ((self.path, self.num_bytes, self.version),)
 
 
 @dataclass(frozen=True)
 class Probed:
-    """Results of probing files. states: (path, size, version) of each file."""
+    """Results of probing files."""
 
     findings: Mapping[Key, Finding]
-    states: Collection[FileState]
+    files: Rows[ProbedFile]
 
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
         finding = self.findings[file_state(file)]
@@ -125,7 +166,7 @@ class Probed:
     @property
     def bytes_read(self) -> int | None:
         """Number of bytes read from remote files in this and earlier runs, or None if no file is remote."""
-        findings = (self.findings[state] for state in self.states)
+        findings = (self.findings[key] for file in self.files if is_remote(file.path) for key in file.keys)
         read = [finding["bytes_read"] for finding in findings if "bytes_read" in finding]
         return sum(read) if read else None
 
@@ -146,21 +187,26 @@ def probe_all(
     folder: directory for temporary copies of remote files; None for the system's temporary directory.
     Raises TasksUnfinished unless other tasks have probed the files outside `share`.
     """
-    sources: dict[FileState, str] = {}  # names of the files
-    for path, num_bytes, version, source, extra in records.tuples("path", "num_bytes", "version", "source", "extra"):
-        sources[path, num_bytes, version] = source
-        sources.update((file_state(file), file.source) for file in extra)
+    numbers = first_numbers(file_state(file) for file in _files(records))
+    is_first = numbers == np.arange(len(numbers))
+    files = Rows.of(ProbedFile, compress(_files(records), is_first.tolist()))
     storage, is_verified = options.worker_storage, _is_verified(options)
 
-    def unit(state: Key) -> ProbeUnit:
-        path, num_bytes, version = cast("FileState", state)
-        media = Media(path, sources[path, num_bytes, version], num_bytes, version, storage)
+    def unit(file: ProbedFile) -> ProbeUnit:
+        media = Media(file.path, file.source, file.num_bytes, file.version, storage)
         return ProbeUnit(media, options.limits, is_verified, options.needs_timing, folder)
 
-    paths: dict[Key, str] = {state: state[0] for state in sources}
     limit = _time_limit(options)
-    run_missing("probe", "probing", probe_file, paths, unit, options, limit, journal, share, held_fd, progress)
-    return Probed(journal.findings, sources.keys())
+    run_missing("probe", "probing", probe_file, files, unit, options, limit, journal, share, held_fd, progress)
+    return Probed(journal.findings, files)
+
+
+def _files(records: Rows[Record]) -> Iterator[ProbedFile]:
+    """Yield the files of all records."""
+    for *own, extra in records.tuples("path", "num_bytes", "version", "source", "extra"):
+        yield ProbedFile(*own)
+        for file in extra:
+            yield ProbedFile(*file_state(file), file.source)
 
 
 def journal_header(options: ShardOptions) -> dict[str, object]:
@@ -180,6 +226,6 @@ def _time_limit(options: ShardOptions) -> str:
     return "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
 
 
-def file_state(record: Record | MediaFile) -> FileState:
+def file_state(record: Record | MediaFile | ProbedFile) -> FileState:
     """Return the path, size and version of a file, which together identify its content."""
     return (record.path, record.num_bytes, record.version)

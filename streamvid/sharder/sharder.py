@@ -49,7 +49,7 @@ from streamvid.sharder.work.destination import find_destination
 from streamvid.sharder.work.shared_journal import SharedJournal
 from streamvid.sharder.work.staging import EMBEDDED, FIGURES, PROBES, Staging, end_tasks, leased, locked_staging
 from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status, read_task_phases
-from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
+from streamvid.sharder.work.tasks import Remaining, TasksUnfinished, task_phases
 from streamvid.storage import Store, open_store
 
 OnInput: TypeAlias = Callable[[InputSummary], None]
@@ -160,7 +160,8 @@ def _shard_on_ray(
                 progress(phase.name, phase.done, phase.total)
 
     task, work = partial(_do_share, source, dest, options), options.work
-    run_on_ray(task, _is_nothing, TaskNeeds(work.workers, "workers"), work.cluster, report)
+    needs = TaskNeeds(work.workers, "workers", num_phases=len(task_phases(options)))
+    run_on_ray(task, _is_nothing, needs, work.cluster, report)
 
 
 def _do_share(

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -108,6 +108,7 @@ class Timing:
         return f"{self.time_base} {self.last_duration} {self.usual_rate or 0} {packed}"
 
     @staticmethod
+    @lru_cache(4)  # the rows of a file often follow each other
     def from_text(text: str) -> Timing:
         import numpy as np
 

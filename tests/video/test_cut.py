@@ -19,7 +19,8 @@ from streamvid.video.clip_index import index_clip
 from streamvid.video.container import open_video
 from streamvid.video.decode.file import decode_into
 from streamvid.video.decode.stored import StoredDecoder
-from streamvid.video.encode.cut import CutClip, Cutter
+from streamvid.video.encode.cut import Cutter
+from streamvid.video.encode.made import MadeClip
 from streamvid.video.info import VideoInfo
 from streamvid.video.limits import LIMITS
 from streamvid.video.picture import PictureFormat
@@ -39,7 +40,7 @@ SIZE = (54, 96)
 SHOWN = ("width", "height", "rotation", "flip", "sample_aspect_ratio", "pixel_format", "color_space", "color_range")
 
 
-def cut(source: Path | bytes, start: int, num_frames: int, **options: Any) -> CutClip:
+def cut(source: Path | bytes, start: int, num_frames: int, **options: Any) -> MadeClip:
     with open_video(source, LIMITS) as video:
         return Cutter(video).cut(start, num_frames, **options)
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video.decode.file import decode_into
-from streamvid.video.encode.clip import EncodedClip, encode_clip
+from streamvid.video.encode.clip import encode_clip
+from streamvid.video.encode.made import MadeClip
 from streamvid.video.encode.profiles import PROFILES, Encoding
 from streamvid.video.encode.timeline import make_timeline
 from streamvid.video.probe import probe
@@ -32,7 +33,7 @@ H264 = Encoding()
 LOSSLESS = Encoding("ffv1")
 
 
-def native(source: Any, encoding: Encoding = H264, **options: Any) -> EncodedClip:
+def native(source: Any, encoding: Encoding = H264, **options: Any) -> MadeClip:
     return encode_clip(source, height=HEIGHT, width=WIDTH, encoding=encoding, **options)
 
 

@@ -106,13 +106,14 @@ def _submit(dest: str, options: ShardOptions, num_cpus: int, *, as_json: bool) -
     from streamvid.cluster.slurm import SlurmJobs
     from streamvid.sharder.work.destination import find_destination
     from streamvid.sharder.work.staging import check_unused
+    from streamvid.sharder.work.tasks import task_phases
 
     place = find_destination(dest, options)
     place.check_free()
     check_unused(place)
     workers = ["--workers", str(num_cpus)]
-    num_phases = 2 + options.curation.is_on + options.makes_clips  # probe and build, curate, encode or cut
-    jobs = SlurmJobs("shard", place.url, num_cpus, arguments=workers, num_arrays=num_phases, has_last=True)
+    num_arrays = len(task_phases(options))
+    jobs = SlurmJobs("shard", place.url, num_cpus, arguments=workers, num_arrays=num_arrays, has_last=True)
     return submit_command(jobs, options.work.cluster, f"progress: streamvid shard --status {dest}", as_json=as_json)
 
 

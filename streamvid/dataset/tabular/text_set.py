@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -44,5 +44,11 @@ class TextSet:
         return place < len(self._hashes) and int(self._hashes[place]) == hash(text)
 
 
-def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(hash, texts), np.int64)
+def first_numbers(values: Iterable[Hashable]) -> npt.NDArray[np.int64]:
+    """Return, for each value, the index of the first equal value. Values with equal hashes count as equal."""
+    _, firsts, groups = np.unique(_hashes(values), return_index=True, return_inverse=True)
+    return firsts.astype(np.int64)[groups]
+
+
+def _hashes(values: Iterable[Hashable]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(hash, values), np.int64)

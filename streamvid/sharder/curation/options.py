@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -19,6 +18,15 @@ SIGNATURE, GROUP = "signature", "duplicate_group"
 """Figure for finding near-duplicates, and the column that holds the group of each near-duplicate."""
 CURATION_VERSION = 1
 """Version of the definitions in this folder. It changes with them, because they determine the dataset's content."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedColumn:
+    """Column that curation adds. kind: type in the index. option: option that adds the column."""
+
+    name: str
+    kind: str
+    option: str
 
 
 @dataclass(frozen=True)
@@ -70,11 +78,12 @@ class CurationOptions:
         return (*self._scores, *bars, *([] if self.dedup is None else [SIGNATURE]))
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        """Index types of the columns that curation adds."""
-        bars = dict.fromkeys(BAR_COLUMNS, "int64") if self.black_bars else {}
-        groups = {} if self.dedup is None else {GROUP: "string"}
-        return dict.fromkeys(self._scores, "double") | bars | groups
+    def columns(self) -> tuple[AddedColumn, ...]:
+        """Columns that curation adds."""
+        scores = [AddedColumn(name, "double", "scores") for name in self._scores]
+        bars = [AddedColumn(name, "int64", "black_bars") for name in BAR_COLUMNS if self.black_bars]
+        groups = [] if self.dedup is None else [AddedColumn(GROUP, "string", "dedup")]
+        return (*scores, *bars, *groups)
 
     @property
     def _scores(self) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def apply_where(
     text = options.source.where
     if text is None:
         return records
-    where = parse_where(text, records.user_types, options.curation.columns)
+    where = parse_where(text, records.user_types, [column.name for column in options.curation.columns])
     if options.curation.dedup is not None and f"user.{GROUP}" in where.node.columns:
         raise ConfigError(
             f"source.where={text!r}: near-duplicates are grouped after the rows are selected, so {GROUP!r} is not "

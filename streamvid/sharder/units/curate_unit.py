@@ -44,8 +44,9 @@ class CurateUnit:
 def curate_file(unit: CurateUnit) -> Finding:
     """Measure one file. Runs in a worker.
 
-    For each span, the finding holds a list of its parts. Each part is a list of the first frame, the frame after the
-    last, and the figures by name. A span has several parts only if it is divided at hard cuts.
+    For each span, the finding has a part with its scenes. Each scene is a list of the first frame, the frame after the
+    last, and the figures by name. A span has several scenes only if it is divided at hard cuts. Its part does not
+    depend on the other spans.
 
     Raises SourceError if the file has changed since it was listed, and StorageError if the store fails.
     """
@@ -58,7 +59,7 @@ def _curate(unit: CurateUnit, source: Source) -> Finding:
     from streamvid.video.survey.frames import survey
 
     seen = survey(source, lambda table: _numbers(unit, table), lambda table: _Seen(unit, table), unit.limits)
-    return {"spans": [seen.parts(*span) for span in unit.spans]}
+    return {"parts": [{"scenes": seen.scenes(*span)} for span in unit.spans]}
 
 
 def _numbers(unit: CurateUnit, table: PacketTable) -> list[int]:
@@ -95,8 +96,8 @@ class _Seen:
             for figure in self._figures.values():
                 figure.see(frame, self._steps[frame.number])
 
-    def parts(self, start: int, stop: int) -> list[Any]:
-        """Return the parts of a span with their figures."""
+    def scenes(self, start: int, stop: int) -> list[Any]:
+        """Return the scenes of a span with their figures."""
         cuts = [] if self._detector is None else self._detector.cuts(start, stop)
         numbers = sorted(self._steps)
         found = []

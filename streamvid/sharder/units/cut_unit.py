@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from streamvid.sharder.source.media import Media
-from streamvid.sharder.units.encode_unit import attempt_on
+from streamvid.sharder.units.encode_unit import attempt_on, put_clip
 from streamvid.sharder.units.probe_unit import Finding, attempt
-from streamvid.sharder.windows import Clip, Window, copied
+from streamvid.sharder.windows import Window
 from streamvid.sharder.work.clips import ClipFolder
 from streamvid.video.limits import Limits
 
@@ -59,7 +58,4 @@ def _cut_all(unit: CutUnit, source: Source) -> Finding:
 
 
 def _cut(unit: CutUnit, cutter: Cutter, name: str, window: Window) -> Finding:
-    clip = cutter.cut(window.start, window.num_frames, verify=unit.verify)
-    unit.clips.put(name, clip.data)
-    digest = hashlib.sha256(clip.data).hexdigest()
-    return asdict(copied(Clip, clip, path="", num_bytes=len(clip.data), sha256=digest))
+    return put_clip(unit.clips, name, cutter.cut(window.start, window.num_frames, verify=unit.verify))

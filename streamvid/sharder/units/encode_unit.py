@@ -16,6 +16,7 @@ from streamvid.sharder.windows import Clip, Timing, Window, copied
 from streamvid.sharder.work.clips import ClipFolder
 from streamvid.sharder.work.worker import clock_paused
 from streamvid.video.cropping import Margins
+from streamvid.video.encode.made import MadeClip
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, make_timeline
 from streamvid.video.limits import Limits
@@ -72,10 +73,17 @@ def attempt_on(what: str, media: Media, clips: ClipFolder, work: Callable[[Sourc
     return finding
 
 
+def put_clip(clips: ClipFolder, name: str, made: MadeClip) -> Finding:
+    """Store a clip in the staging folder. Return its facts."""
+    clips.put(name, made.data)
+    digest, psnr_y = hashlib.sha256(made.data).hexdigest(), None if made.psnr_y is None else round(made.psnr_y, 4)
+    return asdict(copied(Clip, made, path="", num_bytes=made.num_bytes, sha256=digest, psnr_y=psnr_y))
+
+
 def _encode(unit: EncodeUnit, source: Source) -> Finding:
     from streamvid.video.encode.clip import encode_clip
 
-    encoded = encode_clip(
+    made = encode_clip(
         source,
         height=unit.bucket.height,
         width=unit.bucket.width,
@@ -89,9 +97,7 @@ def _encode(unit: EncodeUnit, source: Source) -> Finding:
         max_bytes=unit.max_bytes,
         limits=unit.limits,
     )
-    unit.clips.put(unit.name, encoded.data)
-    digest, psnr_y = hashlib.sha256(encoded.data).hexdigest(), round(encoded.psnr_y, 4)
-    return asdict(copied(Clip, encoded, path="", num_bytes=len(encoded.data), sha256=digest, psnr_y=psnr_y))
+    return put_clip(unit.clips, unit.name, made)
 
 
 def _timeline(unit: EncodeUnit) -> Timeline:

@@ -11,7 +11,6 @@ import json
 import signal
 import socket
 import subprocess
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -89,24 +88,28 @@ class Pool:
         which ends the run.
         """
         suspects: list[int] = []
-        for number, result in self._run(deque(range(num_units)), make_unit, self._num_workers):
+        for number, result in self._run(iter(range(num_units)), make_unit, self._num_workers):
             if isinstance(result, Crash):
                 suspects.append(number)
             else:
                 yield number, result
         for number in sorted(suspects):
             # Another unit may have caused the crash through memory use or load, so the unit runs once more, alone.
-            yield from self._run(deque([number]), make_unit, 1)
+            yield from self._run(iter([number]), make_unit, 1)
 
-    def _run(self, queue: deque[int], make_unit: Callable[[int], Any], num_workers: int) -> Iterator[tuple[int, Any]]:
+    def _run(
+        self, numbers: Iterator[int], make_unit: Callable[[int], Any], num_workers: int
+    ) -> Iterator[tuple[int, Any]]:
         busy: dict[Connection, _Worker] = {}
-        while queue or busy:
-            while queue and len(busy) < num_workers:
+        while True:
+            while len(busy) < num_workers and (following := next(numbers, None)) is not None:
                 worker = self._idle_worker()
-                worker.unit = queue.popleft()
+                worker.unit = following
                 busy[worker.connection] = worker
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading detects a dead worker
                     worker.connection.send(make_unit(worker.unit))
+            if not busy:
+                return
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 worker, number = busy[ready], busy[ready].unit

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from streamvid.cluster.share import Share
-from streamvid.host.journal import Journal, Key
+from streamvid.host.findings import Key
+from streamvid.host.journal import Journal
 from streamvid.sharder.work.destination import STAGING
 from streamvid.sharder.work.tasks import TASKS, task_folder
-from streamvid.storage import LocalStore, Store
+from streamvid.storage import FileState, LocalStore, Store
 
 _SECONDS_BETWEEN_PUBLICATIONS = 60.0
 _MAX_BYTES = 2**32
+_READ_BYTES = 2**24
 
 
 class SharedJournal(Journal):
@@ -50,11 +52,12 @@ class SharedJournal(Journal):
     def refresh(self) -> None:
         """Read the findings of the other tasks, and of a run without tasks that was stopped."""
         if self._earlier != self._local and self._earlier.exists():
-            self.include(self._earlier.read_bytes())
+            with self._earlier.open("rb") as file:
+                self.include(file)
         for state in self._store.files(f"{STAGING}/{TASKS}"):
             is_journal = state.path.endswith(f"/{self._local.name}") and state.path != self._note
             if is_journal and state.num_bytes <= _MAX_BYTES:
-                self.include(self._store.read(state.path))
+                self.include(lines_of(self._store, state))
 
     def _fetch_own(self) -> None:
         """Fetch this task's journal if the task got further on another machine."""
@@ -66,3 +69,18 @@ class SharedJournal(Journal):
         self._published_at = time.monotonic()
         if self._is_published and self._local.exists():
             self._store.put(self._note, self._local.read_bytes())
+
+
+def lines_of(store: Store, journal: FileState) -> Iterator[bytes]:
+    """Yield the lines of a journal that may grow at the same time. The last line may be incomplete."""
+    if isinstance(store, LocalStore):
+        with store.path(journal.path).open("rb") as file:
+            yield from file
+        return
+    left = b""
+    for start in range(0, journal.num_bytes, _READ_BYTES):
+        data = bytearray(min(_READ_BYTES, journal.num_bytes - start))
+        store.read_ranges(journal.path, [(start, memoryview(data))])
+        *lines, left = (left + data).split(b"\n")
+        yield from (line + b"\n" for line in lines)
+    yield left

@@ -16,18 +16,18 @@ from typing import Any, Literal, TypeAlias
 
 from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import DatasetError, StorageError
-from streamvid.host.journal import Key, stored_findings
+from streamvid.host.findings import Findings
+from streamvid.host.journal import include_any
 from streamvid.host.lock import try_lock
 from streamvid.sharder.rejections import OTHER
 from streamvid.sharder.work.destination import STAGING, Destination
+from streamvid.sharder.work.shared_journal import lines_of
 from streamvid.sharder.work.staging import JOURNALS, LOCK, Staging
-from streamvid.sharder.work.tasks import TASKS, task_folder
+from streamvid.sharder.work.tasks import PHASES, TASKS, task_folder
 from streamvid.storage import LocalStore
 
 State: TypeAlias = Literal["running", "stopped", "sealed"]
 _FILE = "status.json"
-PHASES = ("probe", "curate", "encode", "build", "seal")
-"""Phases of a build in order."""
 _SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_PUBLICATIONS = 1.0, 30.0
 _SECONDS_ALIVE = 600.0
 
@@ -244,13 +244,14 @@ def _phases(notes: Sequence[_Note]) -> tuple[Phase, ...]:
 
 def _count_rejections(dest: Destination) -> dict[str, int]:
     """Return the number of rejections in all journals, by kind."""
-    findings: dict[Key, Any] = {}
+    findings = Findings()
     for name in JOURNALS:
         if (dest.folder / name).exists():
-            findings.update(stored_findings((dest.folder / name).read_bytes()))
+            with (dest.folder / name).open("rb") as file:
+                include_any(findings, file)
         for state in dest.store.files(f"{STAGING}/{TASKS}"):
             if state.path.endswith(f"/{name}"):
-                findings.update(stored_findings(dest.store.read(state.path)))
+                include_any(findings, lines_of(dest.store, state))
     rejected = (
         found for found in findings.values() if isinstance(found, dict) and isinstance(found.get("rejected"), str)
     )

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamvid.cluster.share import Share
+from streamvid.sharder.options import ShardOptions
 
+PHASES = ("probe", "curate", "encode", "build", "seal")
+"""Phases of a build in order. Tasks do the work of all of them except "seal"."""
 TASKS = "tasks"
 """Folder of the tasks in a staging folder."""
 
@@ -17,6 +20,14 @@ TASKS = "tasks"
 def task_folder(share: Share) -> str:
     """Return the path of a task's folder, relative to the staging folder; "" for a run without tasks."""
     return "" if share.is_whole else f"{TASKS}/{share.number}-of-{share.num_shares}"
+
+
+def task_phases(options: ShardOptions) -> tuple[str, ...]:
+    """Return the phases of a build that its tasks share. Each of them begins when all tasks have finished the last."""
+    # Trusted metadata is confirmed in the phase "build": each task probes the files of its own shards.
+    is_probed = not (options.clips.is_text or options.trust_metadata)
+    is_used = {"probe": is_probed, "curate": options.curation.is_on, "encode": options.makes_clips, "build": True}
+    return tuple(phase for phase in PHASES if is_used.get(phase, False))
 
 
 @dataclass(frozen=True, slots=True)

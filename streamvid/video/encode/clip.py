@@ -13,7 +13,6 @@ import io
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -24,6 +23,7 @@ from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.decode.file import decode_from, from_key_frame
 from streamvid.video.encode.check import LOSSLESS_PSNR, QualityMeter, check_clip, picture_checksum
 from streamvid.video.encode.cover import ColorTags, Cover
+from streamvid.video.encode.made import MadeClip
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, exact_rate, make_timeline
 from streamvid.video.limits import LIMITS, Limits
@@ -37,36 +37,6 @@ if TYPE_CHECKING:
 
 _MAX_SIDE = 8192
 _RATE = 25
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedClip:
-    """An encoded clip and its properties.
-
-    - data: contents of the file.
-    - extension: "mp4", or "jpg" or "png" for images.
-    - codec: FFmpeg's name of the codec.
-    - fps: average frame rate; 0.0 for an image.
-    - duration_seconds: time until the end of the last frame; 0.0 for an image.
-    - psnr_y: PSNR of all luma relative to the encoder's input (the direct resize of the source), in decibels; 100.0 if
-      lossless.
-    - encode_seconds: CPU time for decoding, encoding and verification.
-    """
-
-    data: bytes
-    extension: str
-    codec: str
-    num_frames: int
-    fps: float
-    duration_seconds: float
-    width: int
-    height: int
-    psnr_y: float
-    encode_seconds: float
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.data)
 
 
 class _Size(NamedTuple):
@@ -91,7 +61,7 @@ def encode_clip(
     bars: Margins = NO_MARGINS,
     max_bytes: float | None = None,
     limits: Limits = LIMITS,
-) -> EncodedClip:
+) -> MadeClip:
     """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
 
     source: as for `decode_into`.
@@ -122,7 +92,7 @@ def encode_clip(
             make_timeline(table.timestamps, table.time_base, 1, start=start, num_frames=num_frames)
             data, extension, codec, psnr_y = _encode_image(video, table, size, encoding, is_mask, limits)
             spent = time.process_time() - begin
-            return EncodedClip(data, extension, codec, 1, 0.0, 0.0, width, height, psnr_y, spent)
+            return MadeClip(data, extension, codec, 1, 0.0, 0.0, width, height, psnr_y, spent)
         line = timeline or make_timeline(
             table.timestamps,
             table.time_base,
@@ -138,7 +108,7 @@ def encode_clip(
             return from_key_frame(table, line.numbers, make)
 
         data, psnr_y = _within(max_bytes, encode, encoding)
-    return EncodedClip(
+    return MadeClip(
         data=data,
         extension="mp4",
         codec=encoding.profile.codec,

@@ -10,7 +10,7 @@ import io
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
@@ -20,6 +20,7 @@ from streamvid.video.bitstream import h264
 from streamvid.video.bitstream.boxes import find_box
 from streamvid.video.container import VideoFile
 from streamvid.video.decode.file import from_key_frame
+from streamvid.video.encode.made import MadeClip
 from streamvid.video.encode.timeline import Timeline, make_timeline
 from streamvid.video.info import VideoInfo
 from streamvid.video.packets import packets_from, read_packets
@@ -40,26 +41,6 @@ _DURATIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CutClip:
-    """A file with a window of a video, and the properties of the frames that it shows.
-
-    data: contents of the file.
-    codec: FFmpeg's name of the codec.
-    width, height: display size in pixels.
-    fps, duration_seconds: as in VideoInfo.
-    """
-
-    data: bytes
-    extension: str
-    codec: str
-    num_frames: int
-    fps: float
-    duration_seconds: float
-    width: int
-    height: int
-
-
 class Cutter:
     """Cutter of windows from an opened video, whose packet table is read only once.
 
@@ -74,7 +55,7 @@ class Cutter:
     def _see(self, packet: Packet[VideoStream]) -> None:
         self._has_new_headers |= packet.has_sidedata("new_extradata")
 
-    def cut(self, start: int, num_frames: int, *, verify: bool = False) -> CutClip:
+    def cut(self, start: int, num_frames: int, *, verify: bool = False) -> MadeClip:
         """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged and at their times.
 
         Times are measured from the first frame. The size and orientation of the pictures, the shape of their pixels and
@@ -100,7 +81,7 @@ class Cutter:
             return data, self._probe(data, line, verify)
 
         data, info = from_key_frame(table, line.numbers, cut_from)
-        return CutClip(
+        return MadeClip(
             data=data,
             extension="mp4",
             codec=info.codec,
