@@ -23,6 +23,7 @@ FLOORS = {
     "cluster": 2,
     "dataset": 2,
     "plan": 3,
+    "ledger": 3,
     "sharder": 4,
     "loader": 4,
     "forecast": 5,

@@ -1,0 +1,37 @@
+"""Reports of a running loader, behind one interface for `loader.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from streamvid.loader.delivery.pending import PendingBatch
+from streamvid.loader.monitor.ledger import logged_batch, open_ledger, plan_facts
+from streamvid.loader.setup import Setup
+from streamvid.plan import Cursor
+
+
+class Monitor:
+    """Ledger of one loader. It holds no reference to the loader.
+
+    Raises ConfigError for invalid options. Methods raise StorageError if a file cannot be written.
+    """
+
+    def __init__(self, setup: Setup, split: str) -> None:
+        self._selection, self._split, self._pid = setup.selection, split, os.getpid()
+        self._ledger = open_ledger(setup.output.ledger, setup.selection)
+
+    def begin(self, cursor: Cursor, is_again: bool) -> None:
+        """Record the start of a loop. is_again: True if the loader begins an epoch again after a `break`."""
+        if self._ledger is not None:
+            self._ledger.begin(plan_facts(self._selection, self._split), cursor.to_json(), is_again)
+
+    def hand_over(self, pending: PendingBatch, planned_keys: Mapping[int, str]) -> None:
+        """Record a batch that is being handed over. planned_keys: slot → key of the bad sample that was replaced."""
+        if self._ledger is not None:
+            self._ledger.add(logged_batch(pending, planned_keys))
+
+    def close(self) -> None:
+        """Write what remains, and close files. Idempotent, and without effect in a fork of the process."""
+        if self._ledger is not None and os.getpid() == self._pid:
+            self._ledger.close()
