@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -24,6 +24,10 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 MAX_DIFFERENCES = 1000
 """Maximum number of differences in a report; all are counted."""
 
+_OTHER_DATA = (
+    "the ledger belongs to other data: {}. Pass the datasets, or the versions of them, that the run used, in the order "
+    "in which its loader received them"
+)
 _MAX_EPOCHS = 10_000  # between the end of a log and the position of the next attempt
 
 
@@ -136,40 +140,45 @@ def planned_selection(attempt: Attempt, datasets: Sequence[Dataset]) -> Selectio
             "verified; use the streamvid version that wrote it"
         )
     try:
-        options = PlanOptions(**plan["options"])
         found = [dict(one) for one in plan["datasets"]]
-        if len(found) != len(datasets):
-            raise SourceError(
-                f"the run used {len(found)} dataset(s), but {len(datasets)} were given; pass the datasets of the run "
-                "in the order in which its loader received them"
-            )
-        configs = [
-            DatasetConfig(dataset, num_repeats=one["num_repeats"], where=one["where"], name=one.get("name"))
-            for dataset, one in zip(datasets, found, strict=True)
-        ]
-        schedule = ScheduleOptions(options.window, options.order, options.shard_locality)
-        arguments = PlanArguments(
-            batch_size=plan["batch_sizes"],
-            world=World(0, attempt.num_ranks),
-            seed=options.seed,
-            shuffle=options.shuffle,
-            tail=options.tail,
-            sync=options.sync,
-            accumulate=options.accumulate,
-            schedule=schedule,
-        )
+        configs = _configs(found, datasets)
+        arguments = _arguments(PlanOptions(**plan["options"]), plan["batch_sizes"], attempt.num_ranks)
         setup = set_up(DataArguments(configs, plan["split"]), arguments, DeliveryArguments(num_workers=0))
         costs = plan["costs"] or setup.selection.costs
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise SourceError(f"session {attempt.sessions[0]} of the ledger is damaged: {error!r}") from error
+    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise SourceError(f"session {attempt.sessions[0]} of the ledger is damaged: {error}") from error
     if differing := differences({"datasets": found}, {"datasets": setup.mix.identity()}):
-        raise SourceError(
-            f"the ledger belongs to other data: {'; '.join(differing).replace('in the state', 'in the ledger')}. Pass "
-            "the datasets, or the versions of them, that the run used"
-        )
+        raise SourceError(_OTHER_DATA.format("; ".join(differing).replace("in the state", "in the ledger")))
     return replace(setup.selection, costs=costs)
+
+
+def _configs(found: Sequence[Mapping[str, Any]], datasets: Sequence[Dataset]) -> list[DatasetConfig]:
+    if len(found) != len(datasets):
+        raise SourceError(
+            f"the run used {len(found)} dataset(s), but {len(datasets)} were given; pass the datasets of the run "
+            "in the order in which its loader received them"
+        )
+    for dataset, one in zip(datasets, found, strict=True):
+        mine, theirs = dataset.manifest.fingerprints.samples, one["samples_fingerprint"]
+        if mine != theirs:
+            raise SourceError(_OTHER_DATA.format(f"samples_fingerprint of {dataset.url} is {mine!r}, not {theirs!r}"))
+    return [
+        DatasetConfig(dataset, num_repeats=one["num_repeats"], where=one["where"], name=one.get("name"))
+        for dataset, one in zip(datasets, found, strict=True)
+    ]
+
+
+def _arguments(options: PlanOptions, batch_sizes: Mapping[str, int], num_ranks: int) -> PlanArguments:
+    return PlanArguments(
+        batch_size=batch_sizes,
+        world=World(0, num_ranks),
+        seed=options.seed,
+        shuffle=options.shuffle,
+        tail=options.tail,
+        sync=options.sync,
+        accumulate=options.accumulate,
+        schedule=ScheduleOptions(options.window, options.order, options.shard_locality),
+    )
 
 
 def _check_start(findings: _Findings, earlier: Attempt, selection: Selection, attempt: Attempt) -> None:

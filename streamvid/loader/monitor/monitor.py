@@ -19,7 +19,8 @@ class Monitor:
 
     def __init__(self, setup: Setup, split: str) -> None:
         self._selection, self._split, self._pid = setup.selection, split, os.getpid()
-        self._ledger = open_ledger(setup.output.ledger, setup.selection)
+        is_first = setup.shared_check is None or setup.shared_check.is_first
+        self._ledger = open_ledger(setup.output.ledger, setup.selection) if is_first else None
 
     def begin(self, cursor: Cursor, is_again: bool) -> None:
         """Record the start of a loop. is_again: True if the loader begins an epoch again after a `break`."""
