@@ -98,6 +98,9 @@ def deliver(
 def caption_variant(delivery: Delivery) -> str:
     """Return which of its captions a sample was delivered with; see `TextRule.variant`."""
     sample = delivery.sample
+    only = sample.part.text.only_variant(delivery.row)
+    if only is not None:
+        return only  # hashing the key again would take as long as everything else that is logged
     own = RandomChoices.of(sample.part.seed, delivery.key, sample.visit)
     return sample.part.text.variant(delivery.row, replace(own, visit=sample.shown_visit), own)
 

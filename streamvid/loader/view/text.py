@@ -185,6 +185,13 @@ class TextRule:
         """Return which caption `text` draws: a column, or "text/2" for the third of several; "" for none."""
         return "" if self._is_dropped(dropout or choices) else self._caption(row.texts, choices)[1]
 
+    def only_variant(self, row: IndexRow) -> str | None:
+        """Return the variant if nothing is drawn for this sample, else None."""
+        if self.options.dropout > 0.0 or len(self.columns) > 1 or row.texts.get(_CAPTIONS) is not None:
+            return None
+        ((column, _),) = self.columns
+        return column if row.texts[column] else ""
+
     def _is_dropped(self, choices: RandomChoices) -> bool:
         return self.options.dropout > 0.0 and choices.share(CAPTION_DROPOUT) < self.options.dropout
 
