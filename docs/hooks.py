@@ -24,7 +24,9 @@ from streamvid.config import nested_options, option_info, option_types
 
 ROOT = Path(__file__).resolve().parent.parent
 _PAGE_OF = {"README.md": "index.md", "streamvid/dataset/README.md": "reference/dataset-format.md"}
-_PLACEHOLDER = re.compile(r"^<!-- (?P<kind>options|command|errors|presets|file)(?:: (?P<name>\S+(?: \S+)*?))? -->$", re.MULTILINE)
+_PLACEHOLDER = re.compile(
+    r"^<!-- (?P<kind>options|command|errors|presets|file)(?:: (?P<name>\S+(?: \S+)*?))? -->$", re.MULTILINE
+)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
