@@ -154,7 +154,8 @@ class VideoLoader:
         delivery = DeliveryArguments(made, limited, options_of(ProcessGroups, groups, "groups"), device, num_workers)
         self._setup = set_up(data, plan, delivery)
         self._selection, self.split = self._setup.selection, split
-        self._meter, self._monitor = StatsMeter(), Monitor(self._setup, split)
+        self._monitor = Monitor(self._setup, split)
+        self._meter = StatsMeter(self._monitor.resources)
         weakref.finalize(self, self._monitor.close)
         self._pipeline = self._new_pipeline()
         self._start, self._num_done, self._num_in_loop = Cursor(), 0, 0
@@ -350,6 +351,7 @@ class VideoLoader:
         self._meter.add(
             pending.stats, len(pending.deliveries), wait_seconds=waited, batch_seconds=making, queue_depth=depth
         )
+        self._monitor.watch(self._meter, self.stats)
         if self._setup.shared_check is not None:
             keys = [one.key for one in pending.deliveries]
             self._setup.shared_check.batch(self.epoch, num_done - 1, pending.digest, keys)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from time import perf_counter
 from typing import Any
 
+from streamvid.loader.verdict import FEW_STEPS, Resources, Usage, Verdict, judge_loader
 from streamvid.storage import CacheStats, StoreStats
 
 
@@ -15,6 +16,9 @@ class BatchStats:
 
     Seconds are summed over samples, which are read and decoded concurrently while the caller computes. They indicate
     why the caller waits, not how long a step takes.
+
+    store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: the part of the caller's wait
+        during which batches were held up by reading, by decoding, by a lack of memory in the ring, or by planning.
     """
 
     fetch_seconds: float = 0.0
@@ -22,6 +26,10 @@ class BatchStats:
     num_bytes_fetched: int = 0
     num_retries: int = 0
     num_substituted: int = 0
+    store_wait_seconds: float = 0.0
+    decode_wait_seconds: float = 0.0
+    memory_wait_seconds: float = 0.0
+    prepare_wait_seconds: float = 0.0
 
     def plus(self, other: BatchStats, sign: int = 1) -> BatchStats:
         """Return the sum or, with sign=-1, the difference."""
@@ -44,6 +52,7 @@ class LoaderStats:
     ring_batches: number of batches that now have memory in the ring (being filled, ready, or held by the caller).
     last: statistics of the last batch alone, when it was handed over; `seconds` counts from the previous handover.
     store, cache: this process's requests to object stores, and its use of the cache; each is None if unused.
+    resources: the loader's decoders and threads; None in `last`.
     """
 
     num_steps: int = 0
@@ -58,6 +67,32 @@ class LoaderStats:
     last: LoaderStats | None = None
     store: StoreStats | None = None
     cache: CacheStats | None = None
+    resources: Resources | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Part that limits the loader, with reasons and remedies; None for less than 10 batches.
+
+        `loader.stats().since(earlier).verdict` is the verdict on the time since `earlier`.
+        """
+        if self.resources is None or self.num_steps < FEW_STEPS:
+            return None
+        return judge_loader(self._usage(self.resources), self.wait_share, self.resources.setting)
+
+    def _usage(self, resources: Resources) -> Usage:
+        work, seconds = self.work, max(self.seconds, 1e-9)
+        return Usage(
+            num_workers=resources.num_workers,
+            decoders_busy=min(1.0, work.decode_seconds / (max(1, resources.num_workers) * seconds)),
+            store_busy=min(1.0, work.fetch_seconds / (resources.num_fetch_threads * seconds)),
+            main_busy=min(1.0, self.batch_seconds / seconds),
+            held_up={
+                "store": work.store_wait_seconds,
+                "decoders": work.decode_wait_seconds,
+                "ring": work.memory_wait_seconds,
+                "main": work.prepare_wait_seconds + self.batch_seconds,
+            },
+        )
 
     @property
     def wait_share(self) -> float:
@@ -96,7 +131,8 @@ class LoaderStats:
         record |= asdict(record.pop("work"))
         record |= {"wait_share": self.wait_share, "mean_queue_depth": self.mean_queue_depth}
         record["last"] = self.last and self.last.to_json()
-        record |= {name: value and asdict(value) for name, value in (("store", self.store), ("cache", self.cache))}
+        parts = {"store": self.store, "cache": self.cache, "resources": self.resources, "verdict": self.verdict}
+        record |= {name: value and asdict(value) for name, value in parts.items()}
         return {name: round(value, 6) if isinstance(value, float) else value for name, value in record.items()}
 
 
@@ -106,8 +142,8 @@ _SUMS = ("num_steps", "num_samples", "seconds", "wait_seconds", "batch_seconds",
 class StatsMeter:
     """Running totals of batch statistics, updated as batches are handed over. Not thread-safe."""
 
-    def __init__(self) -> None:
-        self._total = LoaderStats()
+    def __init__(self, resources: Resources | None = None) -> None:
+        self._total = LoaderStats(resources=resources)
         self._start = self._handed_over = 0.0
 
     def add(
@@ -130,8 +166,16 @@ class StatsMeter:
         self._total = replace(self._total.plus(last), queue_depth=queue_depth, last=last)
         self._handed_over = now
 
+    @property
+    def num_steps(self) -> int:
+        """Number of batches so far."""
+        return self._total.num_steps
+
+    @property
+    def seconds(self) -> float:
+        """Time since the first batch was requested."""
+        return perf_counter() - self._start if self._total.num_steps else 0.0
+
     def stats(self) -> LoaderStats:
         """Return the statistics so far."""
-        if not self._total.num_steps:
-            return self._total
-        return replace(self._total, seconds=perf_counter() - self._start)
+        return replace(self._total, seconds=self.seconds)

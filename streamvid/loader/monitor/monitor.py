@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from streamvid.host.resources import usable_cores
 from streamvid.loader.delivery.pending import PendingBatch
 from streamvid.loader.monitor.ledger import logged_batch, open_ledger, plan_facts
+from streamvid.loader.monitor.stalls import StallWatch
 from streamvid.loader.setup import Setup
+from streamvid.loader.stats import LoaderStats, StatsMeter
+from streamvid.loader.verdict import Resources, Setting
+from streamvid.loader.world import num_local_ranks
 from streamvid.plan import Cursor
 
 
 class Monitor:
-    """Ledger of one loader. It holds no reference to the loader.
+    """Ledger and stall warnings of one loader. It holds no reference to the loader.
+
+    resources: the loader's decoders and threads, for verdicts.
 
     Raises ConfigError for invalid options. Methods raise StorageError if a file cannot be written.
     """
@@ -21,6 +28,8 @@ class Monitor:
         self._selection, self._split, self._pid = setup.selection, split, os.getpid()
         is_first = setup.shared_check is None or setup.shared_check.is_first
         self._ledger = open_ledger(setup.output.ledger, setup.selection) if is_first else None
+        self.resources = _resources(setup)
+        self._stalls = StallWatch(setup.selection.world.rank)
 
     def begin(self, cursor: Cursor, is_again: bool) -> None:
         """Record the start of a loop. is_again: True if the loader begins an epoch again after a `break`."""
@@ -32,7 +41,25 @@ class Monitor:
         if self._ledger is not None:
             self._ledger.add(logged_batch(pending, planned_keys))
 
+    def watch(self, meter: StatsMeter, stats: Callable[[], LoaderStats]) -> None:
+        """Log a warning if the caller waits a lot. stats: function that returns the loader's statistics."""
+        if self._stalls.is_due(meter.num_steps, meter.seconds):
+            self._stalls.look(stats())
+
     def close(self) -> None:
         """Write what remains, and close files. Idempotent, and without effect in a fork of the process."""
         if self._ledger is not None and os.getpid() == self._pid:
             self._ledger.close()
+
+
+def _resources(setup: Setup) -> Resources:
+    clips = {part.dataset.manifest.clips for part in setup.mix.parts if part.sidecar is None}
+    kind = "copy" if "copy" in clips else min(clips, default="features")
+    setting = Setting(
+        num_cores=max(1, usable_cores() // num_local_ranks()),
+        clips=kind,
+        pixels=setup.pipeline.pixels,
+        accuracy=setup.output.accuracy or ("exact" if kind == "copy" else "fast"),
+    )
+    options = setup.pipeline
+    return Resources(num_workers=options.num_workers, num_fetch_threads=options.num_fetch_threads, setting=setting)
