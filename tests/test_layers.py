@@ -46,6 +46,7 @@ ROOMS_OF = {
     "transformers": {"recipes"},
     "webdataset": {"dataset"},
     "ray": {"cluster"},
+    "prometheus_client": {"loader/monitor"},
     "click": {"cli", "compat"},
     "rich": {"cli", "modules/summary.py", "trainer"},
     "pydantic": {"config.py"},

@@ -33,6 +33,7 @@ HEAVY = (
     "s3fs",
     "botocore",
     "fsspec",
+    "prometheus_client",
 )
 
 

@@ -77,7 +77,7 @@ class VideoLoader:
         a URL or an open Sidecar, or a list with one of these per dataset. Features that were created with another view
         or seed are rejected.
     view: frames and crop of each delivered clip; see ViewOptions.
-    output: layout, pixel format and decoding of the delivered samples, and a ledger of them; see OutputOptions.
+    output: layout, pixel format and decoding of samples, a ledger of them, and metrics; see OutputOptions.
     schedule: order of samples, and their number per epoch; see ScheduleOptions.
     limits: limits on memory, time and bad samples; see LimitOptions.
     storage: access to object stores, and a local cache; see StorageOptions.
@@ -295,7 +295,7 @@ class VideoLoader:
         is_again = self._num_done > 0 and self.num_steps_left > 0 and not is_stopped_by_count
         self._move_to(self._next_start(is_stopped_by_count))
         self._compare()
-        self._monitor.begin(self._plan.cursor, is_again)
+        self._monitor.begin(self._plan.cursor, is_again, self.stats)
         epoch, span = self._plan.cursor.epoch, self._setup.num_epochs
         end_epoch = None if span is None else (epoch // span + 1 + is_stopped_by_count) * span
         pipeline.start(run, self._selection.requests(self._plan, end_epoch))
@@ -456,6 +456,7 @@ class VideoLoader:
 
     def close(self) -> None:
         """Stop workers and threads and release memory. Batches that the caller holds stay valid. Idempotent."""
+        self._monitor.finish(self.stats)
         self._pipeline.close()
         self._finalizer.detach()
         self._monitor.close()

@@ -48,6 +48,18 @@ class OutputOptions:
     ledger: str | Path | None = option(
         None, help="Local folder, shared by all ranks and runs, for a log of every delivered sample."
     )
+    metrics_port: int | None = option(
+        None,
+        help="Port of an endpoint with metrics for Prometheus, to which the local rank is added. Requires the extra "
+        "streamvid[metrics].",
+        shown_default="STREAMVID_METRICS_PORT, else no endpoint",
+        minimum=1,
+        maximum=65535,
+    )
+    metrics_host: str = option("127.0.0.1", help="Address at which the endpoint listens.")
+    metrics_folder: str | Path | None = option(
+        None, help="Local folder for a file per rank with statistics as JSON lines, one every 10 seconds."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -62,6 +74,7 @@ class OutputOptions:
                 "lambda texts: tokenizer(texts, padding=True)"
             )
         _check_folder("ledger", self.ledger)
+        _check_folder("metrics_folder", self.metrics_folder)
 
 
 @dataclass(frozen=True, slots=True)
