@@ -24,7 +24,9 @@ from streamvid.config import nested_options, option_info, option_types
 
 ROOT = Path(__file__).resolve().parent.parent
 _PAGE_OF = {"README.md": "index.md", "streamvid/dataset/README.md": "reference/dataset-format.md"}
-_PLACEHOLDER = re.compile(r"^<!-- (?P<kind>options|command|errors|presets|file)(?:: (?P<name>\S+))? -->$", re.MULTILINE)
+_PLACEHOLDER = re.compile(
+    r"^<!-- (?P<kind>options|command|errors|presets|file)(?:: (?P<name>\S+(?: \S+)*?))? -->$", re.MULTILINE
+)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -69,7 +71,9 @@ def _words(member: Any) -> list[str]:
 
 
 def _command(name: str) -> str:
-    command = cli.get_command(click.Context(cli), name)
+    command: click.Command | None = cli
+    for word in name.split():
+        command = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
     if command is None:
         raise ValueError(f"no command {name!r}")
     ctx = click.Context(command, info_name=f"streamvid {name}")

@@ -12,18 +12,7 @@ from typing import Any
 
 from streamvid.bench.options import BenchOptions
 from streamvid.bench.store import MeasureTimer, Progress, measure_store
-from streamvid.bench.verdict import (
-    FEW_STEPS,
-    BucketRun,
-    LoaderRun,
-    Need,
-    Setting,
-    StoreRun,
-    Verdict,
-    judge,
-    need_of,
-    warnings_of,
-)
+from streamvid.bench.verdict import BucketRun, LoaderRun, Need, StoreRun, judge, need_of, warnings_of
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError
@@ -33,6 +22,7 @@ from streamvid.loader.mix import DataArguments
 from streamvid.loader.options import LimitOptions, OutputOptions
 from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_up
 from streamvid.loader.stats import LoaderStats
+from streamvid.loader.verdict import FEW_STEPS, Setting, Verdict
 from streamvid.plan import World
 from streamvid.video.picture import PictureFormat
 

@@ -8,18 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from streamvid.video.picture import Pixels
+from streamvid.loader.verdict import FEW_STEPS, Limit, Setting, Usage, Verdict, advice, limit_of
 
 MARGIN = 0.2
 """Margin added to the mean work, because steps differ in cost and machines also do other work."""
 
-FEW_STEPS = 10
-"""Number of batches below which figures are only rough."""
-
-_BUSY = 0.85  # share of the time from which a busy part counts as the limit
-_ROOM = 2  # samples per decoder: one being decoded, and one waiting
 _MIN_PASS_SECONDS = 0.5  # a shorter pass over a store mostly spends its time opening files
 _ALIKE = 0.95  # a run counts as slower below this share of the highest rate
 _STARVED = 0.7  # CPU seconds per second of decoding below which other processes used the cores
@@ -132,36 +126,12 @@ class LoaderRun:
         return None if self.worker_cpu_seconds is None else share(self.worker_cpu_seconds, self.decode_seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Run conditions that affect the advice. clips: storage form of the clips, copy or native."""
-
-    num_cores: int
-    clips: str
-    pixels: Pixels
-    accuracy: str | None
-
-
 def share(part: float, whole: float) -> float:
     """Return `part` divided by `whole`; 0 if `whole` is 0."""
     return part / whole if whole > 0 else 0.0
 
 
 # --------------------------------------------------------------------------------------------------------- verdicts
-
-
-# decoders: the workers, with cores left for more.   cores: the workers use all cores.   main: the caller's process.
-# ring: prefetch_bytes has room for fewer samples than the decoders could work on.
-Limit = Literal["decoders", "cores", "store", "main", "ring"]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Limit of a run, the figures that show it, and the remedies, best first."""
-
-    limit: Limit
-    reasons: tuple[str, ...]
-    advice: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,30 +160,26 @@ class Need:
     obstacles: tuple[str, ...]
 
 
-def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
-    """Return the part that limits the run. store: pass over the store with the same share of cached data as the run."""
-    decoding: Limit = "cores" if max(1, run.num_workers) >= num_cores else "decoders"
-    if run.decoders_busy >= _BUSY:
-        return decoding
-    if run.cpu_seconds is not None and run.cpu_seconds >= _BUSY * num_cores * run.seconds:
-        return "cores"
-    shares: dict[Limit, float] = {
+def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
+    """Return the usage in a run. store: pass over the store with the same share of cached data as the run."""
+    cpu = run.cpu_seconds
+    return Usage(
+        num_workers=run.num_workers,
+        decoders_busy=run.decoders_busy,
         # With overlapping reads, the store can be at its own maximum rate although the reading threads are often idle.
-        "store": max(run.readers_busy, min(1.0, share(run.samples_per_second, store.samples_per_second))),
-        "main": run.main_busy or 0.0,
-    }
-    busiest = max(shares, key=lambda name: shares[name])
-    if shares[busiest] >= _BUSY:
-        return busiest
-    # If decoders always have work waiting, the time that they spend between samples is part of their cost.
-    return "ring" if run.room < _ROOM * max(1, run.num_workers) else decoding
+        store_busy=max(run.readers_busy, min(1.0, share(run.samples_per_second, store.samples_per_second))),
+        main_busy=run.main_busy or 0.0,
+        cores_busy=None if cpu is None else share(cpu, num_cores * run.seconds),
+        room=run.room,
+    )
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
     """Return the verdict on the fastest run. passes: passes over the store, measured before the runs."""
     best = _best(runs)
     slow, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
-    limit = limit_of(best, fast, setting.num_cores)
+    usage = usage_of(best, fast, setting.num_cores)
+    limit = limit_of(usage, setting.num_cores)
     with_more = [run for run in runs if run.num_workers > best.num_workers]
     more = max(with_more, key=lambda run: run.samples_per_second, default=None)
     if more is not None and limit == "decoders":
@@ -240,7 +206,7 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
             f"decoders had a core for only {best.cpu_per_decode:.0%} of their working time; other processes, a "
             "container limit or a shared host took the remainder"
         )
-    return Verdict(limit, tuple(reasons), _advice(limit, best, setting))
+    return Verdict(limit, tuple(reasons), advice(limit, usage, setting))
 
 
 def _best(runs: Sequence[LoaderRun]) -> LoaderRun:
@@ -270,36 +236,6 @@ def slowest(passes: Sequence[StoreRun]) -> StoreRun:
     """Return the slowest of the passes that took long enough, or of all passes if none did."""
     long_enough = [one for one in passes if one.seconds >= _MIN_PASS_SECONDS]
     return min(long_enough or passes, key=lambda one: one.samples_per_second)
-
-
-def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
-    native = (
-        "shard with --clips native: clips then have the bucket's size, and need a fraction of the CPU time and bytes"
-    )
-    cheaper = [native] if setting.clips != "native" else []
-    if setting.pixels == "rgb24":
-        cheaper.append(
-            "pixels='yuv420p', the default with device='cuda': batches have half the bytes, and the GPU converts them"
-        )
-    if setting.pixels == "rgb24" and setting.accuracy == "exact":
-        cheaper.append("accuracy='fast', if pictures may be 1 to 3 levels too dark")
-    if limit == "decoders":
-        return (f"more workers: {setting.num_cores} cores had only {max(1, run.num_workers)} decoder(s)", *cheaper)
-    if limit == "cores":
-        return (*cheaper, "more cores: decoding scales with them")
-    if limit == "store":
-        near = "a faster store, or a copy of the dataset on a disk of this machine"
-        return (near, *([native] if setting.clips != "native" else []))
-    if limit == "main":
-        return (
-            "larger batches, because each batch costs the main process about the same",
-            "more ranks, each with its own process",
-        )
-    enough = max(1, math.ceil(run.decoders_busy * max(1, run.num_workers)))
-    return (
-        "more prefetch_bytes, to have more samples in flight",
-        f"at most {enough} worker(s); the others had no work",
-    )
 
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
@@ -336,7 +272,7 @@ def need_of(
     # More workers than cores would wait for each other, which would look like work.
     run = max((run for run in runs if run.num_workers <= num_cores), key=lambda run: run.num_workers, default=runs[0])
     store, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
-    costs = decoder_seconds(run, limit_of(run, fast, num_cores))
+    costs = decoder_seconds(run, limit_of(usage_of(run, fast, num_cores), num_cores))
     busy = {name: batch_sizes[name] * costs[name] for name, number in steps.items() if number and name in costs}
     num_steps = sum(steps[name] for name in busy)
     mean_busy = share(sum(steps[name] * busy[name] for name in busy), num_steps)

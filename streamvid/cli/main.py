@@ -25,6 +25,7 @@ _VERBS = {
     "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
     "demo": "Build a small corpus, shard it, stream it, and train on it.",
     "encode": "Encode a dataset with a model's encoders and store the features.",
+    "ledger": "Verify and search the log of delivered samples.",
     "plan": "Show what a run would deliver before you rent a GPU.",
     "presets": "List the bucket configurations of known models, with sources.",
     "shard": "Turn a folder of videos into a sealed dataset.",

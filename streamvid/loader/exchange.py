@@ -125,6 +125,13 @@ class SharedBatchCheck:
         )
         self._pending: _Pending | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """True in the first of the processes that share the rank's batches, which reports for all of them."""
+        import torch.distributed as dist
+
+        return dist.get_rank() == min(self._processes)
+
     def batch(self, epoch: int, step: int, digest: int, sample_keys: Sequence[str]) -> None:
         """Send `digest`, a 64-bit hash of this step's batch, to the peers, and check the previous step.
 

@@ -23,6 +23,7 @@ from streamvid.loader.delivery.pipeline import Pipeline
 from streamvid.loader.delivery.quarantine import Substitution
 from streamvid.loader.exchange import compare_plans
 from streamvid.loader.mix import DataArguments, Datasets, Features
+from streamvid.loader.monitor.monitor import Monitor
 from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
 from streamvid.loader.report import report_memory, report_plan
 from streamvid.loader.setup import DeliveryArguments, PlanArguments, set_up, uses_costs
@@ -76,7 +77,7 @@ class VideoLoader:
         a URL or an open Sidecar, or a list with one of these per dataset. Features that were created with another view
         or seed are rejected.
     view: frames and crop of each delivered clip; see ViewOptions.
-    output: layout, pixel format and decoding of the delivered samples; see OutputOptions.
+    output: layout, pixel format and decoding of samples, a ledger of them, and metrics; see OutputOptions.
     schedule: order of samples, and their number per epoch; see ScheduleOptions.
     limits: limits on memory, time and bad samples; see LimitOptions.
     storage: access to object stores, and a local cache; see StorageOptions.
@@ -94,7 +95,7 @@ class VideoLoader:
 
     Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
     delivered. Iteration raises LoaderError, in particular its subclasses SampleError, WorkerError and RingFullError;
-    ConfigError if the plans of the ranks differ; and StorageError if a quarantine file cannot be written.
+    ConfigError if the plans of the ranks differ; and StorageError if a quarantine or ledger file cannot be written.
     """
 
     def __init__(
@@ -153,7 +154,9 @@ class VideoLoader:
         delivery = DeliveryArguments(made, limited, options_of(ProcessGroups, groups, "groups"), device, num_workers)
         self._setup = set_up(data, plan, delivery)
         self._selection, self.split = self._setup.selection, split
-        self._meter = StatsMeter()
+        self._monitor = Monitor(self._setup, split)
+        self._meter = StatsMeter(self._monitor.resources)
+        weakref.finalize(self, self._monitor.close)
         self._pipeline = self._new_pipeline()
         self._start, self._num_done, self._num_in_loop = Cursor(), 0, 0
         self._lengths: set[int] = set()  # all results of len()
@@ -289,8 +292,10 @@ class VideoLoader:
         run = pipeline.stop()
         counts = {self._num_in_loop, self._plan.cursor.step + self._num_done}  # of this loop; of the epoch
         is_stopped_by_count = self._num_done > 0 and self.num_steps_left > 0 and not counts.isdisjoint(self._lengths)
+        is_again = self._num_done > 0 and self.num_steps_left > 0 and not is_stopped_by_count
         self._move_to(self._next_start(is_stopped_by_count))
         self._compare()
+        self._monitor.begin(self._plan.cursor, is_again, self.stats)
         epoch, span = self._plan.cursor.epoch, self._setup.num_epochs
         end_epoch = None if span is None else (epoch // span + 1 + is_stopped_by_count) * span
         pipeline.start(run, self._selection.requests(self._plan, end_epoch))
@@ -334,7 +339,9 @@ class VideoLoader:
             pipeline.cancel(run)
 
     def _hand_over(self, pipeline: Pipeline, pending: PendingBatch, waited: float, making: float) -> None:
+        planned_keys = {slot: record.key for slot, record in pending.substituted.items()}
         pipeline.count(pending)
+        self._monitor.hand_over(pending, planned_keys)
         plan, num_done = pending.request.position
         if plan is not self._plan:
             self._plan, self._start = plan, plan.cursor
@@ -344,6 +351,7 @@ class VideoLoader:
         self._meter.add(
             pending.stats, len(pending.deliveries), wait_seconds=waited, batch_seconds=making, queue_depth=depth
         )
+        self._monitor.watch(self._meter, self.stats)
         if self._setup.shared_check is not None:
             keys = [one.key for one in pending.deliveries]
             self._setup.shared_check.batch(self.epoch, num_done - 1, pending.digest, keys)
@@ -448,8 +456,10 @@ class VideoLoader:
 
     def close(self) -> None:
         """Stop workers and threads and release memory. Batches that the caller holds stay valid. Idempotent."""
+        self._monitor.finish(self.stats)
         self._pipeline.close()
         self._finalizer.detach()
+        self._monitor.close()
         for source in self._selection.mix.sources:
             source.store.disconnect()
 

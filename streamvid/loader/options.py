@@ -23,7 +23,7 @@ DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Format of the delivered samples."""
+    """Format of the delivered samples, and records of what was delivered."""
 
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(
@@ -45,6 +45,21 @@ class OutputOptions:
         help="Function that converts the texts of a batch (a list of str) to `batch.text_tokens`, int64 (B, L), and "
         "`batch.text_mask`, bool (B, L). Called once per batch in the caller's thread, while workers decode.",
     )
+    ledger: str | Path | None = option(
+        None, help="Local folder, shared by all ranks and runs, for a log of every delivered sample."
+    )
+    metrics_port: int | None = option(
+        None,
+        help="Port of an endpoint with metrics for Prometheus, to which the local rank is added. Requires the extra "
+        "streamvid[metrics].",
+        shown_default="STREAMVID_METRICS_PORT, else no endpoint",
+        minimum=1,
+        maximum=65535,
+    )
+    metrics_host: str = option("127.0.0.1", help="Address at which the endpoint listens.")
+    metrics_folder: str | Path | None = option(
+        None, help="Local folder for a file per rank with statistics as JSON lines, one every 10 seconds."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -58,6 +73,8 @@ class OutputOptions:
                 f"tokenizer={self.tokenizer!r}: must be a function that accepts a list of texts, such as "
                 "lambda texts: tokenizer(texts, padding=True)"
             )
+        _check_folder("ledger", self.ledger)
+        _check_folder("metrics_folder", self.metrics_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +135,7 @@ class LimitOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        is_folder = isinstance(self.quarantine, str | Path) and "://" not in str(self.quarantine)
-        if self.quarantine is not None and not is_folder:
-            raise ConfigError(
-                f"quarantine={self.quarantine!r}: must be the path to a local folder (not a URL), or None"
-            )
+        _check_folder("quarantine", self.quarantine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +152,9 @@ class ProcessGroups:
         help="Processes that share this rank's batches (sequence, tensor or context parallelism) and compare "
         "each batch. Requires `world`.",
     )
+
+
+def _check_folder(name: str, folder: object) -> None:
+    """Raise ConfigError if the value of an option is neither a local folder nor None."""
+    if folder is not None and (not isinstance(folder, str | Path) or "://" in str(folder)):
+        raise ConfigError(f"{name}={folder!r}: must be the path to a local folder (not a URL), or None")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
+from streamvid.loader.verdict import FEW_STEPS, Resources, Usage, Verdict, judge_loader
 from streamvid.storage import CacheStats, StoreStats
 
 
@@ -15,6 +20,9 @@ class BatchStats:
 
     Seconds are summed over samples, which are read and decoded concurrently while the caller computes. They indicate
     why the caller waits, not how long a step takes.
+
+    store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: the part of the caller's wait
+        during which batches were held up by reading, by decoding, by a lack of memory in the ring, or by planning.
     """
 
     fetch_seconds: float = 0.0
@@ -22,6 +30,10 @@ class BatchStats:
     num_bytes_fetched: int = 0
     num_retries: int = 0
     num_substituted: int = 0
+    store_wait_seconds: float = 0.0
+    decode_wait_seconds: float = 0.0
+    memory_wait_seconds: float = 0.0
+    prepare_wait_seconds: float = 0.0
 
     def plus(self, other: BatchStats, sign: int = 1) -> BatchStats:
         """Return the sum or, with sign=-1, the difference."""
@@ -29,6 +41,10 @@ class BatchStats:
 
 
 _BATCH_FIELDS = tuple(one.name for one in fields(BatchStats))
+
+
+WAIT_BOUNDS = tuple(digit * 10.0**power for power in range(-4, 2) for digit in (1, 2, 5))
+"""Upper bounds in seconds of the classes of waits, from 0.1 ms to 50 s; longer waits form one more class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +60,8 @@ class LoaderStats:
     ring_batches: number of batches that now have memory in the ring (being filled, ready, or held by the caller).
     last: statistics of the last batch alone, when it was handed over; `seconds` counts from the previous handover.
     store, cache: this process's requests to object stores, and its use of the cache; each is None if unused.
+    wait_counts: number of waits for a batch in each class of WAIT_BOUNDS.
+    resources: the loader's decoders and threads; None in `last`.
     """
 
     num_steps: int = 0
@@ -58,11 +76,47 @@ class LoaderStats:
     last: LoaderStats | None = None
     store: StoreStats | None = None
     cache: CacheStats | None = None
+    wait_counts: tuple[int, ...] = (0,) * (len(WAIT_BOUNDS) + 1)
+    resources: Resources | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Part that limits the loader, with reasons and remedies; None for less than 10 batches.
+
+        `loader.stats().since(earlier).verdict` is the verdict on the time since `earlier`.
+        """
+        if self.resources is None or self.num_steps < FEW_STEPS:
+            return None
+        return judge_loader(self._usage(self.resources), self.wait_share, self.resources.setting)
+
+    def _usage(self, resources: Resources) -> Usage:
+        work, seconds = self.work, max(self.seconds, 1e-9)
+        return Usage(
+            num_workers=resources.num_workers,
+            decoders_busy=min(1.0, work.decode_seconds / (max(1, resources.num_workers) * seconds)),
+            store_busy=min(1.0, work.fetch_seconds / (resources.num_fetch_threads * seconds)),
+            main_busy=min(1.0, self.batch_seconds / seconds),
+            held_up={
+                "store": work.store_wait_seconds,
+                "decoders": work.decode_wait_seconds,
+                "ring": work.memory_wait_seconds,
+                "main": work.prepare_wait_seconds + self.batch_seconds,
+            },
+        )
 
     @property
     def wait_share(self) -> float:
         """Share of the time, from 0 to 1, during which the caller waited for data."""
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
+
+    def wait_quantile(self, share: float) -> float:
+        """Return the wait in seconds that a share of the waits (0 to 1) did not exceed, rounded up to a class's bound.
+
+        0.5 gives the median and 0.99 the 99th percentile. The result is infinite for waits of more than 50 s.
+        """
+        wanted, totals = share * sum(self.wait_counts), accumulate(self.wait_counts)
+        bounds = zip((*WAIT_BOUNDS, math.inf), totals, strict=True)
+        return next((bound for bound, total in bounds if total and total >= wanted), 0.0)
 
     @property
     def mean_queue_depth(self) -> float:
@@ -72,7 +126,8 @@ class LoaderStats:
     def plus(self, other: LoaderStats, sign: int = 1) -> LoaderStats:
         """Return these statistics with the sums of `other` added or, with sign=-1, subtracted."""
         sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _SUMS}
-        return replace(self, **sums, work=self.work.plus(other.work, sign))
+        counts = tuple(mine + sign * theirs for mine, theirs in zip(self.wait_counts, other.wait_counts, strict=True))
+        return replace(self, **sums, work=self.work.plus(other.work, sign), wait_counts=counts)
 
     def since(self, earlier: LoaderStats) -> LoaderStats:
         """Return the sums for the interval since `earlier`, a previous result of the same loader."""
@@ -92,22 +147,44 @@ class LoaderStats:
 
     def to_json(self) -> dict[str, Any]:
         """Return all statistics as JSON, with seconds and shares rounded to six decimal places."""
-        record = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "queue_depth_sum"}
+        record = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in ("queue_depth_sum", "wait_counts")
+        }
         record |= asdict(record.pop("work"))
         record |= {"wait_share": self.wait_share, "mean_queue_depth": self.mean_queue_depth}
+        record |= {
+            "wait_p50_seconds": _finite(self.wait_quantile(0.5)),
+            "wait_p99_seconds": _finite(self.wait_quantile(0.99)),
+        }
         record["last"] = self.last and self.last.to_json()
-        record |= {name: value and asdict(value) for name, value in (("store", self.store), ("cache", self.cache))}
+        parts = {"store": self.store, "cache": self.cache, "resources": self.resources, "verdict": self.verdict}
+        record |= {name: value and asdict(value) for name, value in parts.items()}
         return {name: round(value, 6) if isinstance(value, float) else value for name, value in record.items()}
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None  # JSON has no infinity
 
 
 _SUMS = ("num_steps", "num_samples", "seconds", "wait_seconds", "batch_seconds", "queue_depth_sum")
 
 
+def _class_of(wait_seconds: float) -> tuple[int, ...]:
+    return _counts(bisect_left(WAIT_BOUNDS, wait_seconds))
+
+
+@cache
+def _counts(place: int) -> tuple[int, ...]:
+    return tuple(int(number == place) for number in range(len(WAIT_BOUNDS) + 1))
+
+
 class StatsMeter:
     """Running totals of batch statistics, updated as batches are handed over. Not thread-safe."""
 
-    def __init__(self) -> None:
-        self._total = LoaderStats()
+    def __init__(self, resources: Resources | None = None) -> None:
+        self._total = LoaderStats(resources=resources)
         self._start = self._handed_over = 0.0
 
     def add(
@@ -126,12 +203,21 @@ class StatsMeter:
             work=work,
             queue_depth=queue_depth,
             queue_depth_sum=queue_depth,
+            wait_counts=_class_of(wait_seconds),
         )
         self._total = replace(self._total.plus(last), queue_depth=queue_depth, last=last)
         self._handed_over = now
 
+    @property
+    def num_steps(self) -> int:
+        """Number of batches so far."""
+        return self._total.num_steps
+
+    @property
+    def seconds(self) -> float:
+        """Time since the first batch was requested."""
+        return perf_counter() - self._start if self._total.num_steps else 0.0
+
     def stats(self) -> LoaderStats:
         """Return the statistics so far."""
-        if not self._total.num_steps:
-            return self._total
-        return replace(self._total, seconds=perf_counter() - self._start)
+        return replace(self._total, seconds=self.seconds)

@@ -87,6 +87,15 @@ def default_num_workers() -> int:
     return max(1, min(8, len(os.sched_getaffinity(0)) // num_local_ranks()))
 
 
+def local_rank() -> int:
+    """Return this process's number among the ranks on this machine, according to the launcher; 0 if it is unknown."""
+    for name in ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"):
+        text = os.environ.get(name) or ""
+        if text.isdecimal():
+            return int(text)
+    return 0
+
+
 def num_local_ranks() -> int:
     """Return the number of ranks on this machine according to the launcher; 1 if LOCAL_WORLD_SIZE is not set."""
     text = os.environ.get("LOCAL_WORLD_SIZE") or "1"

@@ -20,7 +20,7 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig, open_configs
-from streamvid.loader.options import LimitOptions
+from streamvid.loader.options import LimitOptions, OutputOptions
 from streamvid.loader.stores import Stores
 from streamvid.modules.build import ENCODE_ONLY, build_module
 from streamvid.modules.encoding import check_fresh
@@ -143,10 +143,11 @@ def open_loaders(
         options.pop("media", None)  # the features contain what `encode` computed from them
         options["features"] = features
     # Padded, so that even a held-out split of a few samples fills a step on every rank. Batches are read once,
-    # so there is no prefetch.
+    # so there is no prefetch. The ledger is about what the model learned from.
     held_out = options | {
         "split": config.eval.split,
         "num_workers": 0,
+        "output": replace(options_of(OutputOptions, options.get("output"), "data.loader.output"), ledger=None),
         "limits": replace(options_of(LimitOptions, options.get("limits"), "data.loader.limits"), prefetch_bytes=0),
         "tail": "pad",
     }

@@ -15,15 +15,15 @@ from streamvid.bench.verdict import (
     BucketRun,
     LoaderRun,
     Need,
-    Setting,
     StoreRun,
     decoder_seconds,
     judge,
-    limit_of,
     need_of,
+    usage_of,
     warnings_of,
     workers_for,
 )
+from streamvid.loader.verdict import Setting, limit_of
 
 SETTING = Setting(num_cores=8, clips="copy", pixels="rgb24", accuracy="exact")
 FAST = StoreRun(num_samples=10_000, num_bytes=10**9, num_stored_bytes=2 * 10**9, seconds=1.0)
@@ -74,7 +74,7 @@ def run_of(
     ],
 )
 def test_what_is_at_work_all_the_time_is_the_limit(run: LoaderRun, store: StoreRun, limit: str) -> None:
-    assert limit_of(run, store, num_cores=8) == limit
+    assert limit_of(usage_of(run, store, 8), num_cores=8) == limit
     verdict = judge([run], [store, store], SETTING)
     assert verdict.limit == limit and verdict.advice
     assert f"{run.samples_per_second:.1f} samples/s" in verdict.reasons[0]

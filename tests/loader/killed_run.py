@@ -40,6 +40,7 @@ def stream(order: dict[str, Any], log: int) -> None:
         num_epochs=2,
         seed=order["seed"],
         limits={"prefetch_bytes": 1 << 20},
+        output={"ledger": order["ledger"]},
     ) as loader:
         if order["state"] is not None:
             loader.load_state_dict(json.loads(Path(order["state"]).read_text()))

@@ -22,6 +22,8 @@ import pytest
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.versions.open import open_dataset
+from streamvid.forecast.ledger import check_ledger
+from streamvid.ledger.history import read_history
 from streamvid.plan.options import Tail
 from tests.clips import ROOT
 from tests.loader.conftest import SMALL, TALL, build_dataset
@@ -140,6 +142,7 @@ class Run:
         order = {"folder": str(self.folder), "dataset": str(self.dataset), "seed": self.seed, "tail": self.tail}
         order |= {"life": life.number, "num_ranks": num_ranks, "batch_size": batch_size, "num_workers": num_workers}
         order["state"] = str(self.state) if self.state else None
+        order["ledger"] = str(self.folder / "ledger")
         life.pids = [launcher.ask("start", {**order, "rank": rank}) for rank in range(num_ranks)]
         self.lives.append(life)
         return life
@@ -234,6 +237,7 @@ def run_to_the_end(launcher: Launcher, folder: Path, dataset: Path, keys: Keys, 
             run.kills[str(kind)] += 1
         if run.take_stock(life, statuses):
             judge(run, keys)
+            check_ledger_of(run)
             return run
         check_no_repeat_of_what_counts(run, keys)
 
@@ -301,6 +305,25 @@ def check_contents(run: Run) -> None:
         for _, epoch, _, samples in (line for lines in life.lines for line in lines):
             for key, is_repeat, checksum in samples:
                 assert is_repeat or seen.setdefault((epoch, key), checksum) == checksum, f"{key} in epoch {epoch}"
+
+
+def check_ledger_of(run: Run) -> None:
+    """The ledger holds what the ranks wrote down themselves, without what a later life delivered again."""
+    attempts = read_history(run.folder / "ledger")
+    logged: Counter[tuple[int, str, bool]] = Counter()
+    for attempt in attempts:
+        for rank in attempt.logs:
+            for _, batch, counts in attempt.batches(rank):
+                epoch = batch.position.epoch
+                logged.update((epoch, sample.key, sample.is_repeat) for sample in batch.samples if counts)
+    told: Counter[tuple[int, str, bool]] = Counter()
+    for life in run.lives:
+        for epoch, _, samples in life.steps():
+            told.update((epoch, key, is_repeat) for key, is_repeat, _ in samples)
+    says = f"{run.folder.name}, {run.tail}, {[(one.sessions, one.start, one.until) for one in attempts]}"
+    assert logged == told, f"{says}: missing {told - logged}, too many {logged - told}"
+    report = check_ledger(attempts, [open_dataset(run.dataset)], lambda *_: None)
+    assert report.is_right and sum(epoch.num_samples for epoch in report.epochs) == told.total(), f"{says}: {report}"
 
 
 # ---------------------------------------------------------------------------------------------- the campaigns

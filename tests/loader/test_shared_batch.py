@@ -12,6 +12,7 @@ import pytest
 
 from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SharedBatchError
+from streamvid.ledger.history import read_history
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
@@ -75,8 +76,10 @@ def wired(dataset: str, damaged: str, world: World, group: Any) -> dict[str, Any
 
     me, groups = dist.get_rank(), {"world": world, "groups": {"process_group": dist.group.WORLD, "shared_group": group}}
     told: dict[str, Any] = {}
-    with VideoLoader(dataset, batch_size=BATCH_SIZE, num_workers=0, num_epochs=2, **groups) as loader:
+    output = {"ledger": Path(damaged).with_name("ledger")}
+    with VideoLoader(dataset, batch_size=BATCH_SIZE, num_workers=0, num_epochs=2, output=output, **groups) as loader:
         told["keys"] = [batch.sample_keys for batch in loader]
+    told["ledger"] = str(output["ledger"])
     root = damaged if me == 3 else dataset
     with VideoLoader(root, batch_size=BATCH_SIZE, num_workers=0, limits={"max_bad_fraction": 1.0}, **groups) as loader:
         told["bad clip"] = outcome(loader)
@@ -197,6 +200,13 @@ def test_a_member_that_is_gone_is_an_error(told: list[dict[str, Any]]) -> None:
     assert (
         "processes 2-3 share batches, but not all of these processes reached step 0 of epoch 7: " in told[2]["gone"][1]
     )
+
+
+def test_one_process_per_rank_writes_the_ledger(told: list[dict[str, Any]]) -> None:
+    (attempt,) = read_history(Path(told[0]["loaders"]["ledger"]))
+    for rank in range(2):
+        logged = [[sample.key for sample in batch.samples] for _, batch, counts in attempt.batches(rank) if counts]
+        assert logged == told[2 * rank]["loaders"]["keys"]
 
 
 def test_a_loader_compares_of_its_own(told: list[dict[str, Any]]) -> None:

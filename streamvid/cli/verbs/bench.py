@@ -34,14 +34,6 @@ reports that the data came from a disk. All other figures are for warm caches. N
 Exit codes: 0 measured (and --step-seconds, if given, can be met), 1 --step-seconds cannot be met or
 the dataset cannot be read, 2 incorrect usage."""
 
-_LIMITS = {
-    "decoders": "the decode workers; free cores remain for more workers",
-    "cores": "decoding, on all available cores",
-    "store": "the store",
-    "main": "the main process",
-    "ring": "memory: prefetch_bytes has room for fewer samples than the workers could decode at once",
-}
-
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES)
 @click.argument("dataset", type=LOCATION)
@@ -136,8 +128,10 @@ def _print_buckets(report: BenchReport) -> None:
 
 
 def _print_verdict(report: BenchReport) -> None:
+    from streamvid.loader.verdict import LIMITS
+
     verdict = report.verdict
-    click.echo(f"\nlimit: {_LIMITS[verdict.limit]}")
+    click.echo(f"\nlimit: {LIMITS[verdict.limit]}")
     for reason in verdict.reasons:
         click.echo(f"  {reason}")
     for number, advice in enumerate(verdict.advice):

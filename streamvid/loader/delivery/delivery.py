@@ -95,6 +95,16 @@ def deliver(
     return Delivery(sample, row, view, clip, media, fps, text, own.sample_seed())
 
 
+def caption_variant(delivery: Delivery) -> str:
+    """Return which of its captions a sample was delivered with; see `TextRule.variant`."""
+    sample = delivery.sample
+    only = sample.part.text.only_variant(delivery.row)
+    if only is not None:
+        return only  # hashing the key again would take as long as everything else that is logged
+    own = RandomChoices.of(sample.part.seed, delivery.key, sample.visit)
+    return sample.part.text.variant(delivery.row, replace(own, visit=sample.shown_visit), own)
+
+
 def prepare(
     rows: IndexRows, sample: SampleRequest, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:

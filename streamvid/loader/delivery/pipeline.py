@@ -41,8 +41,10 @@ from streamvid.loader.delivery.repair import repair_bytes
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.delivery.signals import Signals
 from streamvid.loader.delivery.stored import FeatureDelivery, StoredDelivery
+from streamvid.loader.delivery.waits import HeldUpBy, add_wait, held_up_by
 from streamvid.loader.mix import MixPart
 from streamvid.loader.options import LimitOptions
+from streamvid.loader.stats import BatchStats
 from streamvid.loader.workers.arena import ALIGN_BYTES, Arena, Block
 from streamvid.loader.workers.messages import GENERATION, Answer
 from streamvid.loader.workers.pool import DecodePool, Decoder, InlineDecoder
@@ -99,6 +101,7 @@ class Pipeline:
         self.is_open = False
         self._runs = itertools.count(1)
         self._ring_wait_since: float | None = None
+        self._lacks_memory = False  # the feeder is waiting for memory
         self._feeder: threading.Thread | None = None
         self._keeper = threading.Thread(target=self._keep, name="streamvid-keeper", daemon=True)
         self._end: SimpleQueue[None] = SimpleQueue()
@@ -159,12 +162,14 @@ class Pipeline:
 
         Call `count` when handing the batch over: a batch that was only prefetched does not count as delivered.
         """
-        wait = Wait()
+        wait, waits = Wait(), BatchStats()
         while True:
             self._check(run)
             try:
                 batch = self._ready[0]
                 if batch is None or batch.num_missing == 0:
+                    if batch is not None:
+                        batch.stats = batch.stats.plus(waits)
                     return self._ready.popleft()
             except IndexError:  # nothing yet, or another thread has ended the run
                 self._check_ring(wait.since)
@@ -173,7 +178,20 @@ class Pipeline:
                     self.count(batch)
                     raise fresh(batch.error)
             self._watch(wait)
+            held_up, since = self._held_up_by(), time.perf_counter()
             self._signals.wait(_POLL_SECONDS)
+            add_wait(waits, held_up, time.perf_counter() - since)
+
+    def _held_up_by(self) -> HeldUpBy:
+        options = self._options
+        return held_up_by(
+            list(self._flight.slots.values()),
+            max(1, options.num_workers),
+            options.num_fetch_threads,
+            reads_ahead=self._kind.reads_ahead,
+            reads_index=self._clock.index_read is not None,
+            lacks_memory=self._lacks_memory,
+        )
 
     def count(self, batch: PendingBatch) -> None:
         """Count, log and write a batch's substitutions once, when it is handed over or its error is raised.
@@ -361,9 +379,11 @@ class Pipeline:
 
     def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
         while self._flight.is_alive(run):
-            offset = arena.allocate(num_bytes, _POLL_SECONDS)
+            offset = arena.allocate(num_bytes, _POLL_SECONDS if self._lacks_memory else 0.0)
+            self._lacks_memory = offset is None
             if offset is not None:
                 return offset
+        self._lacks_memory = False
         return None
 
     def _deliveries(self, request: BatchRequest) -> tuple[list[Delivery], StreamvidError | None]:

@@ -59,7 +59,7 @@ class Quarantine:
         self.path: Path | None = None
         if limits.quarantine is not None:
             folder = Path(limits.quarantine)
-            _refuse_inside(folder, datasets)
+            refuse_inside("limits.quarantine", folder, datasets)
             self.path = folder / f"quarantine-rank{rank:05d}.jsonl"
         self._max_bad_fraction = limits.max_bad_fraction
         self.records: deque[Substitution] = deque(maxlen=_KEPT_RECORDS)
@@ -120,10 +120,11 @@ class Quarantine:
             ) from error
 
 
-def _refuse_inside(folder: Path, datasets: Sequence[Dataset]) -> None:
+def refuse_inside(name: str, folder: Path, datasets: Sequence[Dataset]) -> None:
+    """Raise ConfigError if the folder of an option is inside a dataset. name: name of the option."""
     for dataset in datasets:
         if isinstance(dataset.store, LocalStore) and folder.resolve().is_relative_to(dataset.store.root.resolve()):
             raise ConfigError(
-                f"limits.quarantine={str(folder)!r}: must not be inside the dataset at {dataset.url}, which is never "
+                f"{name}={str(folder)!r}: must not be inside the dataset at {dataset.url}, which is never "
                 "modified; choose a folder outside it"
             )

@@ -171,9 +171,9 @@ class TextRule:
             other choices of a visit, but never the dropout.
         """
         options = self.options
-        if options.dropout > 0.0 and (dropout or choices).share(CAPTION_DROPOUT) < options.dropout:
+        if self._is_dropped(dropout or choices):
             return ""
-        caption = self._caption(row.texts, choices)
+        caption, _ = self._caption(row.texts, choices)
         if self.template is not None:
             values = {name: row.texts[column] for name, column in self.template_columns}
             values |= {_TEXT: caption, _FPS: fps or None}
@@ -181,23 +181,39 @@ class TextRule:
             caption = caption if written is None else written
         return options.prefix + caption
 
-    def _caption(self, texts: Mapping[str, object], choices: RandomChoices) -> str:
+    def variant(self, row: IndexRow, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
+        """Return which caption `text` draws: a column, or "text/2" for the third of several; "" for none."""
+        return "" if self._is_dropped(dropout or choices) else self._caption(row.texts, choices)[1]
+
+    def only_variant(self, row: IndexRow) -> str | None:
+        """Return the variant if nothing is drawn for this sample, else None."""
+        if self.options.dropout > 0.0 or len(self.columns) > 1 or row.texts.get(_CAPTIONS) is not None:
+            return None
+        ((column, _),) = self.columns
+        return column if row.texts[column] else ""
+
+    def _is_dropped(self, choices: RandomChoices) -> bool:
+        return self.options.dropout > 0.0 and choices.share(CAPTION_DROPOUT) < self.options.dropout
+
+    def _caption(self, texts: Mapping[str, object], choices: RandomChoices) -> tuple[str, str]:
+        """Return the drawn caption and its variant."""
         there = [(column, weight) for column, weight in self.columns if texts[column]]
         if not there:
-            return ""
+            return "", ""
         column = there[0][0]
         if len(there) > 1 and self.options.choice == "draw":
-            column = _drawn(there, choices.share(CAPTION_COLUMN))
+            column = there[_drawn([weight for _, weight in there], choices.share(CAPTION_COLUMN))][0]
         several = texts.get(_CAPTIONS)
         if column != _TEXT or several is None or self.options.choice == "first":
-            return str(texts[column])
+            return str(texts[column]), column
         try:
             captions = captions_from_json(str(several))
         except ValueError as error:
             raise IntegrityError(
                 f"the captions in the index cannot be read: {error}; copy the dataset again"
             ) from error
-        return _drawn(captions, choices.share(CAPTION))
+        place = _drawn([weight for _, weight in captions], choices.share(CAPTION))
+        return captions[place][0], f"{_TEXT}/{place}"
 
     def _is_kept(self, choices: RandomChoices, part: int) -> bool:
         share = self.options.part_dropout
@@ -263,12 +279,12 @@ def _is_weight(weight: object) -> bool:
     return not isinstance(weight, bool) and isinstance(weight, int | float) and 0 < weight <= 1e12
 
 
-def _drawn(options: Sequence[tuple[str, float]], share: float) -> str:
-    """Draw an option with probability proportional to its weight. share: uniform random number in [0, 1)."""
-    there = [(text, weight) for text, weight in options if weight > 0]
-    ends = list(accumulate(weight for _, weight in there))
-    place = bisect_right(ends, share * sum(weight for _, weight in there))
-    return there[min(place, len(there) - 1)][0]  # the last one if rounding exceeds the total
+def _drawn(weights: Sequence[float], share: float) -> int:
+    """Draw an index with probability proportional to its weight. share: uniform random number in [0, 1)."""
+    there = [place for place, weight in enumerate(weights) if weight > 0]
+    ends = list(accumulate(weights[place] for place in there))
+    place = bisect_right(ends, share * sum(weights[place] for place in there))
+    return there[min(place, len(there) - 1)]  # the last one if rounding exceeds the total
 
 
 def parse_template(text: object) -> TemplatePart:

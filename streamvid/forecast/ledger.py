@@ -1,0 +1,306 @@
+"""Verification of a ledger: what was delivered is compared, batch by batch, with the plan that the loader computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
+
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError, SourceError, StateError, StreamvidError
+from streamvid.ledger.history import Attempt, Stretch
+from streamvid.ledger.log import END
+from streamvid.ledger.records import LoggedBatch, LoggedSample, Position
+from streamvid.loader.delivery.index_rows import IndexRows
+from streamvid.loader.delivery.requests import BatchRequest, Selection
+from streamvid.loader.mix import DataArguments, DatasetConfig
+from streamvid.loader.options import ScheduleOptions
+from streamvid.loader.setup import DeliveryArguments, PlanArguments, set_up
+from streamvid.loader.state import differences
+from streamvid.plan import PLAN_VERSION, Cursor, EpochPlan, PlanOptions, World
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+MAX_DIFFERENCES = 1000
+"""Maximum number of differences in a report; all are counted."""
+
+_OTHER_DATA = (
+    "the ledger belongs to other data: {}. Pass the datasets, or the versions of them, that the run used, in the order "
+    "in which its loader received them"
+)
+_MAX_EPOCHS = 10_000  # between the end of a log and the position of the next attempt
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTotals:
+    """Deliveries of an epoch that count. num_samples includes repeats and substitutes."""
+
+    epoch: int
+    num_samples: int = 0
+    num_repeats: int = 0
+    num_substituted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReport:
+    """Result of a verification.
+
+    num_replaced: batches that a later attempt delivered again, and that therefore do not count.
+    num_unrecorded: batches that a resumed run counts as delivered, but whose log ends before them.
+    differences: deliveries that differ from the plan, as text; at most 1,000.
+    """
+
+    num_attempts: int
+    num_batches: int
+    num_replaced: int
+    num_unrecorded: int
+    epochs: tuple[EpochTotals, ...]
+    num_differences: int
+    differences: tuple[str, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """True if exactly the planned samples were delivered, as far as the run got."""
+        return not self.num_differences and not self.num_unrecorded
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        return {**asdict(self), "is_right": self.is_right}
+
+
+@dataclass(slots=True)
+class _Findings:
+    num_batches: int = 0
+    num_unrecorded: int = 0
+    num_differences: int = 0
+    epochs: dict[int, EpochTotals] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+
+    def differ(self, text: str) -> None:
+        self.num_differences += 1
+        if len(self.differences) < MAX_DIFFERENCES:
+            self.differences.append(text)
+
+    def count(self, batch: LoggedBatch) -> None:
+        epoch = batch.position.epoch
+        before = self.epochs.get(epoch, EpochTotals(epoch))
+        self.num_batches += 1
+        self.epochs[epoch] = EpochTotals(
+            epoch,
+            before.num_samples + len(batch.samples),
+            before.num_repeats + sum(sample.is_repeat for sample in batch.samples),
+            before.num_substituted + sum(sample.substituted_for is not None for sample in batch.samples),
+        )
+
+
+def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
+    """Compare the deliveries that count with the plan, and the start of each attempt with the end of the previous one.
+
+    datasets: the datasets of the run, in the order of its loader. Memory does not grow with the ledger.
+    Raises SourceError if the ledger belongs to other datasets, and the same errors as VideoLoader.
+    """
+    findings, rows = _Findings(), IndexRows()
+    total, done = sum(attempt.num_ranks for attempt in attempts), 0
+    before: tuple[Attempt, Selection] | None = None
+    for attempt in attempts:
+        selection = planned_selection(attempt, datasets)
+        if before is not None:
+            _check_start(findings, *before, attempt)
+        for rank in range(attempt.num_ranks):
+            progress("ledger", done, total)
+            world = World(rank, attempt.num_ranks)
+            _check_rank(findings, attempt, replace(selection, world=world), rows)
+            done += 1
+        if attempt.start < attempt.until:  # else everything was delivered again
+            before = attempt, selection
+    progress("ledger", total, total)
+    return LedgerReport(
+        num_attempts=len(attempts),
+        num_batches=findings.num_batches,
+        num_replaced=sum(attempt.num_logged for attempt in attempts) - findings.num_batches,
+        num_unrecorded=findings.num_unrecorded,
+        epochs=tuple(findings.epochs[epoch] for epoch in sorted(findings.epochs)),
+        num_differences=findings.num_differences,
+        differences=tuple(findings.differences),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the plan
+
+
+def planned_selection(attempt: Attempt, datasets: Sequence[Dataset]) -> Selection:
+    """Return the inputs of the plan that an attempt used.
+
+    Raises SourceError if the datasets are not those of the run.
+    """
+    plan = attempt.plan
+    if plan.get("plan_version") != PLAN_VERSION:
+        raise SourceError(
+            f"the ledger was written with plan version {plan.get('plan_version')!r}, but only {PLAN_VERSION} can be "
+            "verified; use the streamvid version that wrote it"
+        )
+    try:
+        found = [dict(one) for one in plan["datasets"]]
+        configs = _configs(found, datasets)
+        arguments = _arguments(PlanOptions(**plan["options"]), plan["batch_sizes"], attempt.num_ranks)
+        setup = set_up(DataArguments(configs, plan["split"]), arguments, DeliveryArguments(num_workers=0))
+        costs = plan["costs"] or setup.selection.costs
+    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise SourceError(f"session {attempt.sessions[0]} of the ledger is damaged: {error}") from error
+    if differing := differences({"datasets": found}, {"datasets": setup.mix.identity()}):
+        raise SourceError(_OTHER_DATA.format("; ".join(differing).replace("in the state", "in the ledger")))
+    return replace(setup.selection, costs=costs)
+
+
+def _configs(found: Sequence[Mapping[str, Any]], datasets: Sequence[Dataset]) -> list[DatasetConfig]:
+    if len(found) != len(datasets):
+        raise SourceError(
+            f"the run used {len(found)} dataset(s), but {len(datasets)} were given; pass the datasets of the run "
+            "in the order in which its loader received them"
+        )
+    for dataset, one in zip(datasets, found, strict=True):
+        mine, theirs = dataset.manifest.fingerprints.samples, one["samples_fingerprint"]
+        if mine != theirs:
+            raise SourceError(_OTHER_DATA.format(f"samples_fingerprint of {dataset.url} is {mine!r}, not {theirs!r}"))
+    return [
+        DatasetConfig(dataset, num_repeats=one["num_repeats"], where=one["where"], name=one.get("name"))
+        for dataset, one in zip(datasets, found, strict=True)
+    ]
+
+
+def _arguments(options: PlanOptions, batch_sizes: Mapping[str, int], num_ranks: int) -> PlanArguments:
+    return PlanArguments(
+        batch_size=batch_sizes,
+        world=World(0, num_ranks),
+        seed=options.seed,
+        shuffle=options.shuffle,
+        tail=options.tail,
+        sync=options.sync,
+        accumulate=options.accumulate,
+        schedule=ScheduleOptions(options.window, options.order, options.shard_locality),
+    )
+
+
+def _check_start(findings: _Findings, earlier: Attempt, selection: Selection, attempt: Attempt) -> None:
+    """Verify that an attempt began at a position that the earlier one had, so that no sample is lost between them."""
+    if attempt.start < earlier.start:
+        return  # everything is delivered again
+    try:
+        plan = _plan_of(selection, Cursor.from_json(earlier.cursor), attempt.start)
+        here = plan.cursor_after(attempt.start.step - plan.cursor.step)
+        start = selection.plan(Cursor.from_json(attempt.cursor)).cursor_after(0)
+    except StreamvidError as error:
+        findings.differ(f"attempt {attempt.number}: its position does not exist: {error}")
+        return
+    wrong = sorted(name for name, place in start.positions.items() if here.positions.get(name) != place)
+    if wrong:
+        findings.differ(
+            f"attempt {attempt.number} began at epoch {attempt.start.epoch}, step {attempt.start.step}, but not where "
+            f"the attempt before it was at this step (buckets: {', '.join(wrong[:5])}); it used a state of another run "
+            "or of an earlier attempt, or no state"
+        )
+
+
+def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> EpochPlan:
+    """Return the plan of a later position's epoch, for a run that began at `cursor`."""
+    plan = selection.plan(cursor)
+    if position.epoch - cursor.epoch > _MAX_EPOCHS:
+        raise StateError(f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs later")
+    while plan.cursor.epoch < position.epoch:
+        plan = selection.plan(plan.next_epoch())
+    return plan
+
+
+# ---------------------------------------------------------------------------------------------- one rank
+
+
+def _check_rank(findings: _Findings, attempt: Attempt, selection: Selection, rows: IndexRows) -> None:
+    rank, reached = selection.world.rank, attempt.start
+    for stretch, batches in attempt.deliveries(rank):
+        reached = max(reached, _check_stretch(findings, stretch, batches, selection, rows))
+    if attempt.until == END or reached >= attempt.until:
+        return
+    findings.num_unrecorded += _num_batches(selection, attempt, reached, attempt.until)
+
+
+def _num_batches(selection: Selection, attempt: Attempt, start: Position, until: Position) -> int:
+    """Return the planned number of a rank's batches between two positions."""
+    plan, rank = selection.plan(Cursor.from_json(attempt.cursor)), selection.world.rank
+    total = 0
+    while plan.cursor.epoch <= until.epoch and plan.cursor.epoch - attempt.start.epoch < _MAX_EPOCHS:
+        first = start.step if plan.cursor.epoch == start.epoch else 0
+        ends_here = plan.cursor.epoch == until.epoch
+        last = until.step if ends_here else plan.num_steps
+        if plan.cursor.epoch >= start.epoch:
+            left = [plan.num_batches_left(rank, _clipped(plan, step)) for step in (first, last)]
+            total += left[0] - left[1]
+        plan = selection.plan(plan.next_epoch())
+    return total
+
+
+def _clipped(plan: EpochPlan, step: int) -> int:
+    return min(max(0, step - plan.cursor.step), plan.num_steps_left)
+
+
+def _check_stretch(
+    findings: _Findings, stretch: Stretch, batches: Iterator[LoggedBatch], selection: Selection, rows: IndexRows
+) -> Position:
+    """Compare the deliveries of one loop with the plan. Return the position after the last one."""
+    where = f"rank {stretch.log.rank}, session {stretch.log.session.name}"
+    reached = stretch.start
+    try:
+        plan = selection.plan(Cursor.from_json(stretch.loop.start.cursor))
+        planned = _planned(selection, plan)
+        position, request = next(planned, (END, None))
+        for batch in batches:
+            findings.count(batch)
+            while position < batch.position:
+                if position >= stretch.start:
+                    findings.differ(f"{where}: {_at(position)} is missing")
+                position, request = next(planned, (END, None))
+            if request is None or position != batch.position:
+                findings.differ(f"{where}: {_at(batch.position)} is not in the plan")
+                continue
+            _check_batch(findings, where, batch, request, rows)
+            reached = Position(position.epoch, position.step + 1)
+            position, request = next(planned, (END, None))
+    except StateError as error:
+        findings.differ(f"{where}: its position does not exist: {error}")
+    return reached
+
+
+def _planned(selection: Selection, plan: EpochPlan) -> Iterator[tuple[Position, BatchRequest]]:
+    for request in selection.requests(plan, None):
+        own, num_done = request.position
+        yield Position(own.cursor.epoch, own.cursor.step + num_done - 1), request
+
+
+def _check_batch(findings: _Findings, where: str, batch: LoggedBatch, request: BatchRequest, rows: IndexRows) -> None:
+    if len(batch.samples) != len(request.samples):
+        findings.differ(
+            f"{where}: {_at(batch.position)} has {len(batch.samples)} samples, but {len(request.samples)} are planned"
+        )
+        return
+    for slot, (logged, sample) in enumerate(zip(batch.samples, request.samples, strict=True)):
+        wanted = (sample.part.number, rows.row(sample, request.bucket).key, sample.visit, sample.is_repeat)
+        if _identity(logged) != wanted:
+            findings.differ(
+                f"{where}: {_at(batch.position)}, slot {slot} delivered {_named(_identity(logged))} instead of "
+                f"{_named(wanted)}"
+            )
+
+
+_Identity: TypeAlias = tuple[int, str, int, bool]
+
+
+def _identity(logged: LoggedSample) -> _Identity:
+    return logged.dataset, logged.substituted_for or logged.key, logged.visit, logged.is_repeat
+
+
+def _named(identity: _Identity) -> str:
+    dataset, key, visit, is_repeat = identity
+    return f"{key} (dataset {dataset}, visit {visit}{', a repeat' if is_repeat else ''})"
+
+
+def _at(position: Position) -> str:
+    return f"epoch {position.epoch}, step {position.step}"

@@ -1,0 +1,66 @@
+"""Entries of the delivery ledger, from the batches that a loader hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from streamvid.ledger.records import LoggedBatch, LoggedSample, Position
+from streamvid.ledger.writer import LedgerWriter
+from streamvid.loader.delivery.delivery import Delivery, caption_variant
+from streamvid.loader.delivery.pending import PendingBatch
+from streamvid.loader.delivery.quarantine import refuse_inside
+from streamvid.loader.delivery.requests import Selection
+from streamvid.loader.mix import SampleRequest
+from streamvid.loader.setup import uses_costs
+from streamvid.plan import PLAN_VERSION
+
+
+def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter | None:
+    """Return the writer of a loader's ledger, or None without one. Nothing is written before the first loop.
+
+    Raises ConfigError if the folder is inside a dataset.
+    """
+    if folder is None:
+        return None
+    datasets = [part.dataset for part in selection.mix.parts]
+    refuse_inside("output.ledger", Path(folder), datasets)
+    return LedgerWriter(Path(folder), selection.world.rank, [dataset.url for dataset in datasets])
+
+
+def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
+    """Return all values that determine the plan, as JSON, from which `forecast/ledger.py` makes it again."""
+    return {
+        "plan_version": PLAN_VERSION,
+        "datasets": selection.mix.identity(),
+        "split": split,
+        "options": asdict(selection.options),
+        "batch_sizes": dict(selection.batch_sizes),
+        "costs": dict(selection.costs) if uses_costs(selection.options) else {},
+        "num_ranks": selection.world.num_ranks,
+    }
+
+
+def logged_batch(pending: PendingBatch, planned_keys: Mapping[int, str]) -> LoggedBatch:
+    """Return the ledger's entry for a batch. planned_keys: slot → key of the bad sample that was replaced."""
+    plan, num_done = pending.request.position
+    position = Position(plan.cursor.epoch, plan.cursor.step + num_done - 1)
+    pairs = zip(pending.request.samples, pending.deliveries, strict=True)
+    samples = (_logged(*pair, planned_keys.get(slot)) for slot, pair in enumerate(pairs))
+    return LoggedBatch(position, tuple(samples))
+
+
+def _logged(planned: SampleRequest, delivery: Delivery, planned_key: str | None) -> LoggedSample:
+    pick, is_text = delivery.view.pick, not delivery.part.num_bytes
+    return LoggedSample(
+        dataset=planned.part.number,
+        key=delivery.key,
+        visit=planned.visit,
+        start=0 if is_text else pick.start,
+        stride=0 if is_text else pick.stride,
+        caption=caption_variant(delivery),
+        is_repeat=planned.is_repeat,
+        substituted_for=planned_key,
+    )

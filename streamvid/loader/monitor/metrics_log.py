@@ -1,0 +1,47 @@
+"""Statistics of a loader as JSON lines in a file per rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from streamvid.errors import StorageError
+from streamvid.loader.stats import LoaderStats
+
+_EVERY_SECONDS = 10.0
+
+
+class MetricsLog:
+    """File of a rank in a folder, such as `metrics-rank00000.jsonl`. It has a line every 10 seconds, and a last one.
+
+    Each line is `LoaderStats.to_json()` with the Unix time, the rank and the split.
+    """
+
+    def __init__(self, folder: Path, rank: int, split: str) -> None:
+        self._path = folder / f"metrics-rank{rank:05d}.jsonl"
+        self._labels = {"rank": rank, "split": split}
+        self._due, self._num_steps = 0.0, 0
+
+    def write(self, stats: Callable[[], LoaderStats], *, is_last: bool = False) -> None:
+        """Append a line if it is time, or if it is the last one and there were batches since the previous one.
+
+        Raises StorageError if the file cannot be written.
+        """
+        now = time.monotonic()
+        if now < self._due and not is_last:
+            return
+        self._due, found = now + _EVERY_SECONDS, stats()
+        if is_last and found.num_steps == self._num_steps:
+            return
+        self._num_steps = found.num_steps
+        line = json.dumps({"time": round(time.time(), 3), **self._labels, **found.to_json()}) + "\n"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(line.encode())
+        except OSError as error:
+            raise StorageError(
+                f"output.metrics_folder: cannot write {self._path}: {error.strerror or error}; choose a writable folder"
+            ) from error
