@@ -16,6 +16,7 @@ STATIC = {
     "style.css": "text/css; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
+    "bad.svg": "image/svg+xml",
 }
 """Names of the static files, and their types."""
 

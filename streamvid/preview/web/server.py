@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from streamvid.credentials import hide_all_credentials
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import ConfigError, DatasetError, StorageError, StreamvidError
+from streamvid.errors import ConfigError, DatasetError, SampleError, StorageError, StreamvidError
 from streamvid.preview.deliver import Frames
 from streamvid.preview.find import SamplePlace
 from streamvid.preview.options import PreviewOptions
@@ -83,12 +83,18 @@ class Preview:
     def poster(self, request: Request) -> Response:
         """Answer with one frame from the middle of the clip, as the loader crops it."""
         settings = view_query({}).settings
-        (picture,) = self._pages.deliverer.poster(self._place(request), settings)
+        try:
+            (picture,) = self._pages.deliverer.poster(self._place(request), settings)
+        except SampleError as error:
+            return _bad(error)
         return Response(jpeg(picture, _POSTER_WIDTH), media_type="image/jpeg", headers=_KEPT)
 
     def strip(self, request: Request) -> Response:
         """Answer with several frames of the first visit side by side, for clips that browsers cannot play."""
-        found = self._pages.deliverer.deliver(self._place(request), 0, view_query({}).settings).frames
+        try:
+            found = self._pages.deliverer.deliver(self._place(request), 0, view_query({}).settings).frames
+        except SampleError as error:
+            return _bad(error)
         data, _ = strip(_pictures(found), _STRIP_FRAMES, _STRIP_WIDTH)
         return Response(data, media_type="image/jpeg", headers=_KEPT)
 
@@ -202,6 +208,12 @@ def static(request: Request) -> Response:
     if name not in STATIC:
         raise HTTPException(404, "no such file")
     return Response(static_file(name), media_type=STATIC[name], headers={"Cache-Control": "no-cache"})
+
+
+def _bad(error: SampleError) -> Response:
+    """Return the picture that takes the place of a bad sample's. The sample's page states the reason."""
+    _log.info("%s", error)
+    return Response(static_file("bad.svg"), media_type=STATIC["bad.svg"])
 
 
 def _html(page: Callable[[Request], str]) -> Callable[[Request], Response]:
