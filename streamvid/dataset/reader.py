@@ -17,14 +17,7 @@ from streamvid.dataset.column_groups import ColumnGroups, join, nearest, typed
 from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.index import SHARD_TYPES, USER_PREFIX, schema
 from streamvid.dataset.integrity import SamplesFile, read_range, read_shards, read_tables
-from streamvid.dataset.manifest import (
-    Manifest,
-    ShardInfo,
-    base_digest,
-    index_files,
-    plan_digest,
-    read_manifest,
-)
+from streamvid.dataset.manifest import Manifest, ShardInfo, base_digest, index_files, plan_digest, read_manifest
 from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
 from streamvid.dataset.removed import Removals
 from streamvid.dataset.shard_table import ShardTable, check_sets, exact_sum

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import streamvid
-from streamvid.dataset.versions import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, SourceError, StreamvidError
 from streamvid.forecast.ledger import LedgerReport, check_ledger
 from streamvid.ledger.history import read_history

@@ -54,7 +54,7 @@ def command() -> None:
 @storage_flags
 def check(folder: str, datasets: tuple[str, ...], as_json: bool, storage: StorageOptions) -> int:
     """Compare the ledger in DIR with the plan of the loader that wrote it: each sample once per epoch, nothing else."""
-    from streamvid.dataset.versions import open_dataset
+    from streamvid.dataset.versions.open import open_dataset
     from streamvid.forecast.ledger import check_ledger
     from streamvid.ledger.history import read_history
 

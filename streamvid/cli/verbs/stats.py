@@ -1,153 +1,174 @@
-"""streamvid stats: show the contents of a dataset."""
+"""streamvid stats: show the contents of a dataset, or the facts of single samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from streamvid.cli.console import print_json, print_table, size
 from streamvid.cli.flags import LOCATION, GroupedCommand
-from streamvid.cli.report import MAX_REJECTIONS, stored_line
+from streamvid.cli.report import MAX_REJECTIONS, print_kinds, stored_line
 from streamvid.cli.shared_flags import storage_flags
 from streamvid.errors import printable
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
-    from streamvid.sharder.rejections import RejectedKind
+    from streamvid.forecast.contents import DatasetContents, RejectedRow
+    from streamvid.forecast.histograms import Histograms
     from streamvid.storage import StorageOptions
+
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command(
     cls=GroupedCommand,
     epilog="\b\nExamples:\n  streamvid stats ds/\n  streamvid stats s3://bucket/ds\n"
     "  streamvid stats ds/ --rejections\n"
+    "  streamvid stats ds/ --histograms\n"
+    "  streamvid stats ds/ --samples KEY KEY\n"
     "  streamvid stats ds/ --json | jq .buckets",
 )
 @click.argument("dataset", type=LOCATION)
+@click.argument("keys", nargs=-1)
 @click.option("--rejections", is_flag=True, help="Show rejections by kind, with remedies.")
+@click.option("--histograms", is_flag=True, help="Show the distribution of durations, sizes, captions and columns.")
+@click.option("--samples", is_flag=True, help="Show all facts of the samples with the keys KEYS.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
 @storage_flags
-def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptions) -> None:
-    """Show the contents of a dataset: buckets, splits, columns, and rejected rows with the reasons."""
-    from streamvid.dataset.versions.open import open_dataset
+def command(
+    dataset: str,
+    keys: tuple[str, ...],
+    rejections: bool,
+    histograms: bool,
+    samples: bool,
+    as_json: bool,
+    storage: StorageOptions,
+) -> None:
+    """Show the contents of a dataset: buckets, splits, columns, and rejected rows with the reasons.
 
+    With --samples KEYS, show single samples: where each is stored, its caption, and all of its columns.
+    """
+    from streamvid.dataset.versions.open import open_dataset
+    from streamvid.forecast.contents import contents_of
+    from streamvid.forecast.histograms import histograms_of
+
+    if bool(keys) != samples or rejections + histograms + samples > 1:
+        raise click.UsageError(
+            "--samples requires one or more KEYS, KEYS require --samples, and --rejections, --histograms and --samples "
+            "cannot be combined; run `streamvid stats DATASET --samples KEY`"
+        )
     opened = open_dataset(dataset, storage=storage)
-    if rejections:
-        _print_rejections(opened, as_json)
-        return
-    facts = collect(opened)
-    if as_json:
-        print_json(facts)
-        return
+    if samples:
+        _print_samples(opened, keys, as_json)
+    elif histograms:
+        _print_histograms(histograms_of(opened), opened.url, as_json)
+    elif rejections:
+        _print_rejections(contents_of(opened), as_json)
+    elif as_json:
+        print_json(contents_of(opened).to_json())
+    else:
+        _print_contents(contents_of(opened))
+
+
+def _print_contents(contents: DatasetContents) -> None:
+    from streamvid.dataset.manifest import FORMAT_VERSION
+
     headers = ["bucket", "T x H x W", "split", "samples", "shards", "size"]
     rows = [
-        (b["bucket"], " x ".join(map(str, b["shape"])), b["split"], b["samples"], b["shards"], size(b["bytes"]))
-        for b in facts["buckets"]
+        (
+            one.bucket_id,
+            " x ".join(map(str, one.shape)),
+            one.split,
+            one.num_samples,
+            one.num_shards,
+            size(one.num_bytes),
+        )
+        for one in contents.buckets
     ]
     print_table(headers, rows)
-    click.echo("")
     click.echo(
-        f"{facts['samples']} samples in {facts['shards']} shards, {size(facts['bytes'])}; clips: {facts['clips']}; "
-        f"format {facts['format_version']}"
+        f"\n{contents.num_samples} samples in {contents.num_shards} shards, {size(contents.num_bytes)}; "
+        f"clips: {contents.clips}; format {FORMAT_VERSION}"
     )
-    if facts["native"]:
-        encoding, psnr_y = facts["native"]["encoding"], facts["native"]["quality"]["psnr_y"]
+    if contents.native is not None:
+        encoding, psnr_y = contents.native.encoding, contents.native.quality["psnr_y"]
         crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
         rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
         click.echo(
             f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}; PSNR-Y mean {psnr_y['mean']:.1f}, "
             f"5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
         )
-    click.echo(printable(f"columns: {', '.join(facts['columns']) or 'none'}"))
-    for group in facts["annotations"]:
-        click.echo(printable(f"added by annotate: {', '.join(group['columns'])} ({size(group['bytes'])})"))
-    clips, stored = facts["stored_clips"]
-    if clips:
-        click.echo(stored_line((clips, stored)))
-    windows = facts["samples"] - stored + clips + len(facts["rejections"])
-    cut = "" if windows == facts["records"] else f"{windows} windows of "
-    click.echo(f"rejected: {len(facts['rejections'])} of {cut}{facts['records']} input rows")
-    _print_first_rejections(facts["rejections"])
+    click.echo(printable(f"columns: {', '.join(contents.columns) or 'none'}"))
+    for group in contents.annotations:
+        click.echo(printable(f"added by annotate: {', '.join(group.columns)} ({size(group.num_bytes)})"))
+    if contents.stored_clips[0]:
+        click.echo(stored_line(contents.stored_clips))
+    is_cut = contents.num_windows != contents.num_records
+    cut = f"{contents.num_windows} windows of " if is_cut else ""
+    click.echo(f"rejected: {len(contents.rejections)} of {cut}{contents.num_records} input rows")
+    _print_first_rejections(contents.rejections)
 
 
-def _print_first_rejections(rejections: Sequence[Mapping[str, Any]]) -> None:
-    for rejection in rejections[:MAX_REJECTIONS]:
-        click.echo(printable(f"  row {rejection['row']}  {rejection['source']}: {rejection['reason']}"))
+def _print_first_rejections(rejections: Sequence[RejectedRow]) -> None:
+    for one in rejections[:MAX_REJECTIONS]:
+        click.echo(printable(f"  row {one.row}  {one.source}: {one.reason}"))
     if len(rejections) > MAX_REJECTIONS:
         more = len(rejections) - MAX_REJECTIONS
         click.echo(f"  and {more} more; --rejections shows them by kind with remedies, --json lists all")
 
 
-_WITH_CAPTIONS = ("text_sha256", "captions")
-"""Columns that are added along with `text` when captions are annotated."""
-
-
-def _print_rejections(dataset: Dataset, as_json: bool) -> None:
-    from streamvid.cli.report import print_kinds
-
-    kinds = rejected_by_kind(dataset)
-    total = sum(kind.count for kind in kinds)
+def _print_rejections(contents: DatasetContents, as_json: bool) -> None:
+    kinds, total = contents.rejected_by_kind, len(contents.rejections)
     if as_json:
         values = [kind.to_json() for kind in kinds]
-        print_json({"dataset": dataset.url, "rejections": total, "rejected_by_kind": values})
+        print_json({"dataset": contents.url, "rejections": total, "rejected_by_kind": values})
         return
     if kinds:
         print_kinds(kinds, with_examples=True)
         click.echo("")
-    click.echo(f"rejected: {total} of {dataset.manifest.counts.records} input rows")
+    click.echo(f"rejected: {total} of {contents.num_records} input rows")
 
 
-def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
-    """Return the rejections of a dataset, grouped by kind."""
-    from streamvid.sharder.rejections import by_kind
-
-    table = dataset.rejections_table()
-    columns = (table.column(name).to_pylist() for name in ("kind", "row", "source", "reason"))
-    return by_kind(zip(*columns, strict=True))
-
-
-def collect(dataset: Dataset) -> dict[str, Any]:
-    """Return JSON-serializable statistics: one row per bucket and split, counts, the user's columns, and rejections."""
-    from streamvid.dataset.manifest import FORMAT_VERSION
-
-    shards = dataset.shards
-    places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
-    buckets = [
-        {
-            "bucket": bucket_id,
-            "shape": list(dataset.manifest.bucket(bucket_id).shape),
-            "split": split,
-            "samples": int(shards.num_samples[rows].sum()),
-            "shards": len(rows),
-            "bytes": int(shards.num_bytes[rows].sum()),
-        }
-        for rows, bucket_id, split in sorted(places, key=lambda place: int(place[0][0]))
+def _print_histograms(found: Histograms, url: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"dataset": url, "histograms": found.to_json()})
+        return
+    rows = [
+        (one.label, one.num_missing, *map(_number, (one.minimum, one.median, one.mean, one.maximum)), _bars(one.counts))
+        for one in found.figures
     ]
-    native = dataset.manifest.native
-    return {
-        "dataset": dataset.url,
-        "format_version": FORMAT_VERSION,
-        "clips": dataset.manifest.clips,
-        "plan_fingerprint": dataset.manifest.fingerprints.plan,
-        "content_fingerprint": dataset.manifest.fingerprints.content,
-        "native": None if native is None else asdict(native),
-        "records": dataset.manifest.counts.records,
-        "samples": int(shards.num_samples.sum()),
-        "stored_clips": list(dataset.stored_clips),
-        "shards": len(shards),
-        "bytes": int(shards.num_bytes.sum()),
-        "buckets": buckets,
-        "columns": list(dataset.user_columns),
-        "annotations": [
-            {
-                "columns": [name.removeprefix("user.") for name in group.columns if name not in _WITH_CAPTIONS],
-                "bytes": sum(file.num_bytes for file in group.known_files),
-            }
-            for group in dataset.manifest.columns
-        ],
-        "rejections": dataset.rejections_table().to_pylist(),
-        "rejected_by_kind": [kind.to_json() for kind in rejected_by_kind(dataset)],
-    }
+    print_table(["figure", "missing", "lowest", "median", "mean", "highest", "distribution"], rows)
+    read = "" if found.is_complete else f", estimated from {found.num_scanned} of them"
+    click.echo(f"\n{found.num_samples} samples, {found.hours:.2f} hours{read}")
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _bars(counts: Sequence[int]) -> str:
+    most = max(counts, default=0)
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in counts)
+
+
+def _print_samples(dataset: Dataset, keys: Sequence[str], as_json: bool) -> None:
+    from streamvid.preview.find import find_keys
+    from streamvid.preview.sample import sample_facts
+
+    found = [sample_facts(dataset, place) for place in find_keys(dataset, keys)]
+    if as_json:
+        print_json({"dataset": dataset.url, "samples": [one.to_json() for one in found]})
+        return
+    for number, facts in enumerate(found):
+        if number:
+            click.echo("")
+        print_table(
+            ["field", "value"], [(name, _shown(value)) for name, value in facts.to_json().items()], max_rows=1000
+        )
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else str(value)

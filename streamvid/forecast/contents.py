@@ -1,0 +1,162 @@
+"""Contents of a sealed dataset: buckets, splits, columns, and rejections by kind. `streamvid stats` prints them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from streamvid.dataset.manifest import FORMAT_VERSION, NativeClips
+from streamvid.dataset.reader import Dataset
+from streamvid.sharder.rejections import RejectedKind, by_kind
+
+_WITH_CAPTIONS = ("text_sha256", "captions")
+"""Columns that are added along with `text` when captions are annotated."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketContents:
+    """Samples of one bucket and split. shape: (frames, height, width)."""
+
+    bucket_id: str
+    shape: tuple[int, int, int]
+    split: str
+    num_samples: int
+    num_shards: int
+    num_bytes: int
+
+    @property
+    def pixels_per_sample(self) -> int:
+        """Number of pixels that one delivery has, over all frames."""
+        frames, height, width = self.shape
+        return frames * height * width
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON-serializable values."""
+        return {
+            "bucket": self.bucket_id,
+            "shape": list(self.shape),
+            "split": self.split,
+            "samples": self.num_samples,
+            "shards": self.num_shards,
+            "bytes": self.num_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AddedColumns:
+    """User columns that one `streamvid annotate` added, and the size of their files in bytes."""
+
+    columns: tuple[str, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """One rejected input row."""
+
+    row: int
+    source: str
+    reason: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetContents:
+    """Contents of a dataset.
+
+    num_records: number of input rows.
+    stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
+    columns: the user's own columns.
+    """
+
+    url: str
+    clips: str
+    plan_fingerprint: str
+    content_fingerprint: str
+    native: NativeClips | None
+    num_records: int
+    stored_clips: tuple[int, int]
+    buckets: tuple[BucketContents, ...]
+    columns: tuple[str, ...]
+    annotations: tuple[AddedColumns, ...]
+    rejections: tuple[RejectedRow, ...]
+    rejected_by_kind: tuple[RejectedKind, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in all buckets and splits."""
+        return sum(bucket.num_samples for bucket in self.buckets)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of tars."""
+        return sum(bucket.num_shards for bucket in self.buckets)
+
+    @property
+    def num_bytes(self) -> int:
+        """Total size of all tars in bytes."""
+        return sum(bucket.num_bytes for bucket in self.buckets)
+
+    @property
+    def num_windows(self) -> int:
+        """Number of windows of input rows, rejected ones included. It exceeds `num_records` if sources were split."""
+        clips, stored = self.stored_clips
+        return self.num_samples - stored + clips + len(self.rejections)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents as JSON-serializable values."""
+        return {
+            "dataset": self.url,
+            "format_version": FORMAT_VERSION,
+            "clips": self.clips,
+            "plan_fingerprint": self.plan_fingerprint,
+            "content_fingerprint": self.content_fingerprint,
+            "native": None if self.native is None else asdict(self.native),
+            "records": self.num_records,
+            "samples": self.num_samples,
+            "stored_clips": list(self.stored_clips),
+            "shards": self.num_shards,
+            "bytes": self.num_bytes,
+            "buckets": [bucket.to_json() for bucket in self.buckets],
+            "columns": list(self.columns),
+            "annotations": [{"columns": list(one.columns), "bytes": one.num_bytes} for one in self.annotations],
+            "rejections": [asdict(one) for one in self.rejections],
+            "rejected_by_kind": [kind.to_json() for kind in self.rejected_by_kind],
+        }
+
+
+def contents_of(dataset: Dataset) -> DatasetContents:
+    """Return the contents of a dataset. Reads the shard table and the rejections, but not the samples index."""
+    manifest, shards = dataset.manifest, dataset.shards
+    places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
+    rejections = tuple(RejectedRow(**row) for row in dataset.rejections_table().to_pylist())
+    return DatasetContents(
+        url=dataset.url,
+        clips=manifest.clips,
+        plan_fingerprint=manifest.fingerprints.plan,
+        content_fingerprint=manifest.fingerprints.content,
+        native=manifest.native,
+        num_records=manifest.counts.records,
+        stored_clips=dataset.stored_clips,
+        buckets=tuple(
+            BucketContents(
+                bucket_id=bucket_id,
+                shape=manifest.bucket(bucket_id).shape,
+                split=split,
+                num_samples=int(shards.num_samples[rows].sum()),
+                num_shards=len(rows),
+                num_bytes=int(shards.num_bytes[rows].sum()),
+            )
+            for rows, bucket_id, split in sorted(places, key=lambda place: int(place[0][0]))
+        ),
+        columns=dataset.user_columns,
+        annotations=tuple(
+            AddedColumns(
+                tuple(name.removeprefix("user.") for name in group.columns if name not in _WITH_CAPTIONS),
+                sum(file.num_bytes for file in group.known_files),
+            )
+            for group in manifest.columns
+        ),
+        rejections=rejections,
+        rejected_by_kind=by_kind((one.kind, one.row, one.source, one.reason) for one in rejections),
+    )

@@ -1,0 +1,62 @@
+"""Location of samples in a dataset, by key or by position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamvid.dataset.manifest import ShardInfo
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlace:
+    """Location of a sample: its shard, the shard's row in the shard table, and the sample's index in the shard."""
+
+    shard: ShardInfo
+    row: int
+    index: int
+
+
+def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> SamplePlace:
+    """Return the location of sample `index` of a bucket's shard `number`. Raises ConfigError if it does not exist."""
+    table = dataset.shards
+    names = table.bucket_id.names
+    code = names.index(bucket_id) if bucket_id in names else -1
+    rows = np.flatnonzero((table.bucket_id.codes == code) & (table.number == number))
+    if not len(rows):
+        raise ConfigError(f"{dataset.url} has no shard {number} of bucket {bucket_id!r}; choose one from the overview")
+    row = int(rows[0])
+    shard = table[row]
+    if not 0 <= index < shard.num_samples:
+        raise ConfigError(
+            f"sample {index} of {shard.path}: the shard has {shard.num_samples} samples; use 0 to "
+            f"{shard.num_samples - 1}"
+        )
+    return SamplePlace(shard, row, index)
+
+
+def find_keys(dataset: Dataset, keys: Sequence[str]) -> list[SamplePlace]:
+    """Return the locations of samples by key, in the order of `keys`.
+
+    Reads the column of keys, one shard at a time, until all keys are found. Raises ConfigError if one does not exist.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    wanted, found = pa.array(list(dict.fromkeys(keys)), pa.string()), dict[str, SamplePlace]()
+    for row, shard in enumerate(dataset.shards):
+        column = dataset.samples(shard, ["key"]).column("key")
+        for index in pc.indices_nonzero(pc.is_in(column, value_set=wanted)).to_pylist():
+            found[column[index].as_py()] = SamplePlace(shard, row, index)
+        if len(found) == len(wanted):
+            break
+    missing = [key for key in keys if key not in found]
+    if missing:
+        raise ConfigError(
+            f"key {missing[0]!r} is not in {dataset.url}; `streamvid preview` lists the keys of each bucket"
+        )
+    return [found[key] for key in keys]

@@ -1,0 +1,47 @@
+"""Options of the preview server and of the report."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamvid.config import check_options, option
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewOptions:
+    """Address of the preview server, and the run that it shows."""
+
+    host: str = option(
+        "127.0.0.1", help="Address to listen on. Other addresses than loopback require the link's token."
+    )
+    port: int = option(8080, help="Port to listen on; 0 chooses a free one.", minimum=0, maximum=65535)
+    token: bool = option(False, help="Require the link's token on loopback too, on machines with several users.")
+    run: str | Path | None = option(
+        None, metavar="DIR", help="Output folder of `streamvid train`, to show its metrics."
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only programs on this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Contents of a report."""
+
+    samples_per_bucket: int = option(
+        12, help="Samples in each bucket's contact sheet, spread evenly over the bucket.", minimum=0, maximum=1000
+    )
+    picture_bytes: int = option(3_000_000, help="Maximum total size of all pictures.", minimum=0, maximum=1 << 30)
+
+    def __post_init__(self) -> None:
+        check_options(self)

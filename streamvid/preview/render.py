@@ -1,0 +1,86 @@
+"""Rendering of pages from templates, with every value escaped, and formats of numbers for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from streamvid.errors import ConfigError
+
+_FOLDER = Path(__file__).parent
+STATIC = {
+    "style.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "bad.svg": "image/svg+xml",
+}
+"""Names of the static files, and their types."""
+
+
+def static_file(name: str) -> bytes:
+    """Return the contents of a static file. name: one of STATIC."""
+    return (_FOLDER / "static" / name).read_bytes()
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template. Text is escaped; only `Markup` values are inserted as they are."""
+    return str(_environment().get_template(template).render(**values))
+
+
+@cache
+def _environment() -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ConfigError("pages need the package jinja2; install it with: pip install 'streamvid[preview]'") from error
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"num": number, "size": size, "seconds": seconds, "path": path, "query": query}
+    return environment
+
+
+def number(value: object, digits: int = 4) -> str:
+    """Format a number with thousands separators, or with `digits` significant digits if it is not whole."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "–" if value is None else str(value)
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.{digits}g}"
+
+
+def size(num_bytes: float) -> str:
+    """Format a number of bytes with decimal units, such as 12.3 MB."""
+    value = float(num_bytes)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{value:,.0f} {unit}" if unit == "bytes" else f"{value:,.1f} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def seconds(value: float) -> str:
+    """Format a duration."""
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:,.1f} h"
+
+
+def path(*parts: object) -> str:
+    """Return a path of an address with every part escaped."""
+    return "/" + "/".join(quote(str(part), safe="") for part in parts)
+
+
+def query(values: Mapping[str, object]) -> str:
+    """Return the query of an address. Values that are None, empty or False are omitted."""
+    kept = {name: 1 if value is True else value for name, value in values.items() if value not in (None, "", False)}
+    return "?" + urlencode(kept) if kept else ""

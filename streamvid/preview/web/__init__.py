@@ -1,0 +1,1 @@
+"""The web server: values of addresses, pages, checks of requests, and routes."""

@@ -1,0 +1,250 @@
+"""HTTP server of the preview."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from streamvid.credentials import hide_all_credentials
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError, DatasetError, SampleError, StorageError, StreamvidError
+from streamvid.preview.deliver import Frames
+from streamvid.preview.find import SamplePlace
+from streamvid.preview.options import PreviewOptions
+from streamvid.preview.render import STATIC, static_file
+from streamvid.preview.runs import sample_file
+from streamvid.preview.sample import clip_range, read_clip, sample_facts
+from streamvid.preview.web.pages import Pages, media_type
+from streamvid.preview.web.security import Guard
+from streamvid.preview.web.settings import Values, view_query, whole
+from streamvid.video.encode.showing import jpeg, png, strip
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_log = logging.getLogger(__name__)
+
+MAX_RANGE = 8 * 2**20
+"""Maximum number of bytes of a clip per answer; players then ask for the next ones."""
+
+_STRIP_FRAMES, _STRIP_WIDTH, _POSTER_WIDTH = 8, 240, 480
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+_KEPT = {"Cache-Control": "private, max-age=86400"}
+
+
+class Preview:
+    """Routes of the preview. Each method answers one kind of request, in a thread of its own."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+
+    def routes(self) -> list[Route]:
+        """Return all routes."""
+        pages, at = self._pages, "{bucket}/{number:int}/{index:int}"
+        return [
+            Route("/", _html(lambda _: pages.overview())),
+            Route("/figures", _html(lambda _: pages.figures())),
+            Route("/samples", _html(lambda request: pages.samples(_values(request)))),
+            Route("/rows", _html(lambda request: pages.rows(_values(request)))),
+            Route("/step", _html(lambda request: pages.step(_values(request)))),
+            Route("/run", _html(lambda _: pages.training())),
+            Route("/curves", _html(lambda _: pages.training_figures())),
+            Route("/key/{key}", self.key),
+            Route(f"/sample/{at}", _html(lambda request: pages.sample(self._place(request), _values(request)))),
+            Route(f"/poster/{at}", self.poster),
+            Route(f"/strip/{at}", self.strip),
+            Route(f"/frame/{at}/{{frame:int}}", self.frame),
+            Route(f"/clip/{at}", self.clip),
+            Route("/run/{name}", self.run_sample),
+            Route("/static/{name}", static),
+        ]
+
+    def _place(self, request: Request) -> SamplePlace:
+        given = request.path_params
+        return self._pages.place(given["bucket"], given["number"], given["index"])
+
+    def key(self, request: Request) -> Response:
+        """Redirect from a key to the page of its sample."""
+        return RedirectResponse(self._pages.key(request.path_params["key"]), 302)
+
+    def poster(self, request: Request) -> Response:
+        """Answer with one frame from the middle of the clip, as the loader crops it."""
+        settings = view_query({}).settings
+        try:
+            (picture,) = self._pages.deliverer.poster(self._place(request), settings)
+        except SampleError as error:
+            return _bad(error)
+        return Response(jpeg(picture, _POSTER_WIDTH), media_type="image/jpeg", headers=_KEPT)
+
+    def strip(self, request: Request) -> Response:
+        """Answer with several frames of the first visit side by side, for clips that browsers cannot play."""
+        try:
+            found = self._pages.deliverer.deliver(self._place(request), 0, view_query({}).settings).frames
+        except SampleError as error:
+            return _bad(error)
+        data, _ = strip(_pictures(found), _STRIP_FRAMES, _STRIP_WIDTH)
+        return Response(data, media_type="image/jpeg", headers=_KEPT)
+
+    def frame(self, request: Request) -> Response:
+        """Answer with one frame of a visit: exactly what the model gets, as PNG, or a smaller JPEG of it.
+
+        Values: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning input;
+        `item` is the number of its item; `width` asks for a JPEG of that width.
+        """
+        values = _values(request)
+        frames = self._frames(self._place(request), values)
+        number = request.path_params["frame"]
+        if number >= len(frames):
+            raise HTTPException(404, f"frame {number}: there are {len(frames)} frames")
+        if "width" in values or values.get("of") == "source":
+            data = jpeg(frames[number], whole(values, "width", frames.shape[2], 1, 4096))
+            return Response(data, media_type="image/jpeg", headers=_KEPT)
+        return Response(png(frames[number]), media_type="image/png", headers=_KEPT)
+
+    def _frames(self, place: SamplePlace, values: Values) -> Frames:
+        pages, asked, kind = self._pages, view_query(values), values.get("of", "model")
+        if kind == "source":
+            facts = sample_facts(pages.dataset, place)
+            size = facts.number("clip_width"), facts.number("clip_height")
+            return pages.deliverer.uncropped(place, asked.visit, asked.settings, *size)
+        found = pages.deliverer.deliver(place, asked.visit, asked.settings)
+        if kind == "model":
+            return _pictures(found.frames)
+        items = found.media.get(kind, ())
+        return _pictures(items[whole(values, "item", 0, 0, len(items) - 1)] if items else None)
+
+    def clip(self, request: Request) -> Response:
+        """Answer with the stored bytes of a clip, or with the range that the player asks for."""
+        dataset = self._pages.dataset
+        facts = sample_facts(dataset, self._place(request))
+        part = clip_range(facts)
+        kind = media_type(part.extension)
+        if kind is None:
+            raise HTTPException(404, f"browsers do not play {part.extension} files")
+        asked = _RANGE.fullmatch(request.headers.get("range", ""))
+        first = int(asked[1]) if asked else 0
+        if first >= max(1, part.num_bytes):
+            return Response(status_code=416, headers={"Content-Range": f"bytes */{part.num_bytes}"})
+        last = min(int(asked[2]) if asked and asked[2] else part.num_bytes - 1, part.num_bytes - 1)
+        if not asked and part.num_bytes <= MAX_RANGE:
+            return Response(read_clip(dataset, part), media_type=kind, headers={**_KEPT, "Accept-Ranges": "bytes"})
+        last = min(last, first + MAX_RANGE - 1)
+        headers = {**_KEPT, "Accept-Ranges": "bytes", "Content-Range": f"bytes {first}-{last}/{part.num_bytes}"}
+        return Response(read_clip(dataset, part, first, last + 1), 206, headers, kind)
+
+    def run_sample(self, request: Request) -> Response:
+        """Answer with a picture or a movie that the model generated."""
+        name, folder = request.path_params["name"], self._pages.run
+        found = None if folder is None else sample_file(folder, name)
+        if found is None:
+            raise HTTPException(404, "the run has no such sample")
+        return FileResponse(found, media_type="image/png" if found.suffix == ".png" else "video/mp4")
+
+
+def app_of(dataset: Dataset, options: PreviewOptions, token: str | None) -> Guard:
+    """Return the ASGI application. token: token that requests must present; None for none."""
+    pages = Pages(dataset, None if options.run is None else Path(options.run))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        pages.deliverer.close()
+
+    def failed(request: Request, error: Exception) -> Response:
+        return _failure(pages, error)
+
+    kinds = (StreamvidError, OSError, HTTPException, Exception)  # the last one is logged, too
+    app = Starlette(routes=Preview(pages).routes(), exception_handlers=dict.fromkeys(kinds, failed), lifespan=lifespan)
+    return Guard(app, options.host, token)
+
+
+def serve(dataset: Dataset, options: PreviewOptions, started: Callable[[str], None]) -> None:
+    """Serve the preview until the process is interrupted.
+
+    started: function that receives the address once the port is open. Raises ConfigError if the port is not available.
+    """
+    import uvicorn
+
+    token = None if options.is_loopback and not options.token else secrets.token_urlsafe(24)
+    app = app_of(dataset, options, token)
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listening = socket.create_server((options.host, options.port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"--port {options.port}: cannot listen on {options.host}: {error.strerror}; choose another --port or --host"
+        ) from error
+    with listening:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        port = listening.getsockname()[1]
+        started(f"http://{host}:{port}/" + (f"?token={token}" if token else ""))
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def static(request: Request) -> Response:
+    """Answer with a static file."""
+    name = request.path_params["name"]
+    if name not in STATIC:
+        raise HTTPException(404, "no such file")
+    return Response(static_file(name), media_type=STATIC[name], headers={"Cache-Control": "no-cache"})
+
+
+def _bad(error: SampleError) -> Response:
+    """Return the picture that takes the place of a bad sample's. The sample's page states the reason."""
+    _log.info("%s", error)
+    return Response(static_file("bad.svg"), media_type=STATIC["bad.svg"])
+
+
+def _html(page: Callable[[Request], str]) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        return HTMLResponse(page(request))
+
+    return answer
+
+
+def _values(request: Request) -> Values:
+    return dict(request.query_params)
+
+
+def _pictures(frames: Frames | None) -> Frames:
+    if frames is None:
+        raise HTTPException(404, "the sample has no such pictures")
+    return np.asarray(frames)
+
+
+def _failure(pages: Pages, error: Exception) -> Response:
+    """Return a page that shows an error."""
+    status: Any = 500
+    if isinstance(error, HTTPException):
+        status, message = error.status_code, str(error.detail)
+    else:
+        is_known = isinstance(error, StreamvidError | OSError)
+        message = hide_all_credentials(str(error)) if is_known else f"{type(error).__name__}; the server's log has more"
+        status = 400 if isinstance(error, ConfigError) else 502 if isinstance(error, StorageError | OSError) else 500
+        level = logging.INFO if isinstance(error, ConfigError | DatasetError) else logging.WARNING
+        _log.log(level, "%s", message)
+    try:
+        return HTMLResponse(pages.failure(message), status)
+    except StreamvidError:
+        return Response(message, status, media_type="text/plain; charset=utf-8")

@@ -1,0 +1,233 @@
+"""The preview's server over HTTP: pages, filters, steps, runs, what it refuses, and damaged and remote datasets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import psutil
+import pytest
+
+import streamvid
+from tests.conftest import Sharded, run_streamvid
+from tests.dataset.whole import seal_whole
+from tests.files import tree_of
+from tests.loader.conftest import open_loader
+from tests.preview.conftest import PreviewServer, Serve
+from tests.servers import S3Env, S3Server
+
+BUCKET = "256px-17f-16x9"
+
+
+def keys(text: str) -> list[str]:
+    return re.findall(r'class="picture" href="[^"]+" aria-label="([^"]+)"', text)
+
+
+def test_the_overview_agrees_with_stats(demo: PreviewServer, sharded: Sharded) -> None:
+    before = tree_of(sharded.root)
+    facts = json.loads(run_streamvid("stats", sharded.root, "--json").stdout)
+    page = demo.get("/").text
+    for bucket in facts["buckets"]:
+        shape = bucket["shape"]
+        row = page.split(f">{bucket['bucket']}</a></th>")[1].split("</tr>")[0]
+        assert f'{shape[0]}</td><td class="n">{shape[1]} × {shape[2]}' in row and f">{bucket['samples']}</td>" in row
+    for kind in facts["rejected_by_kind"]:
+        assert f">{kind['kind']}</th>" in page and kind["examples"][0]["reason"] in page
+    figures = demo.get("/figures").text
+    found = json.loads(run_streamvid("stats", sharded.root, "--histograms", "--json").stdout)["histograms"]
+    assert {one["name"] for one in found["figures"]} >= {
+        "fps",
+        "aspect",
+        "crop_fraction",
+        "caption_length",
+        "user.aesthetic",
+    }
+    for one in found["figures"]:
+        assert sum(one["counts"]) + one["num_missing"] == facts["samples"]
+        assert f"<figcaption>{one['label']}</figcaption>" in figures
+    assert tree_of(sharded.root) == before
+
+
+def test_pages_filter_sort_and_continue(demo: PreviewServer, sharded: Sharded) -> None:
+    rows = streamvid.open_dataset(sharded.root).samples_table().to_pylist()
+    first = demo.get("/samples?sort=source_bytes&desc=1")
+    more = re.search(r'data-rows="([^"]+)"', first.text)
+    assert more is not None
+    shown = keys(first.text) + keys(demo.get(more[1]).text)
+    sizes = {row["key"]: row["source_bytes"] for row in rows}
+    assert sorted(shown) == sorted(sizes) and [sizes[key] for key in shown] == sorted(sizes.values(), reverse=True)
+    page = demo.get("/samples?where=fps+%3E+26+and+not+contains(text%2C+%22rabbit%22)&sort=fps").text
+    wanted = [r for r in rows if (r["fps"] or 0) > 26 and r["text"] is not None and "rabbit" not in r["text"]]
+    assert len(wanted) > 2 and sorted(keys(page)) == sorted(row["key"] for row in wanted)
+    assert f'id="total">{len(wanted)}<' in page
+    only = demo.get(f"/samples?bucket={BUCKET}&split=train&where=duration_seconds+%3C+3").text
+    assert keys(only) == [r["key"] for r in rows if r["bucket_id"] == BUCKET and r["duration_seconds"] < 3]
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("/samples?where=fsp+%3E+2", "did you mean fps"),
+        ("/samples?where=__import__(%27os%27)", "where="),
+        ("/samples?bucket=none", "bucket 'none' has no samples"),
+        ("/samples?sort=clip_sha256", "sort 'clip_sha256': must be one of"),
+        ("/samples?from=-1", "from='-1': must be an integer"),
+        ("/step?ranks=0", "ranks='0': must be an integer from 1"),
+        ("/step?step=100000", "step=100000: epoch 0 has"),
+        ("/step?shuffle=all", "shuffle='all': must be one of none, shards, window"),
+    ],
+)
+def test_wrong_values_are_explained(demo: PreviewServer, query: str, problem: str) -> None:
+    answer = demo.get(query)
+    assert problem in answer.text and 'class="problem"' in answer.text
+
+
+@pytest.mark.parametrize(
+    "options", [{"tail": "carry"}, {"tail": "uneven"}, {"tail": "pad", "shuffle": "none", "where": "fps > 20"}]
+)
+def test_a_step_is_that_of_the_loaders(demo: PreviewServer, sharded: Sharded, options: dict[str, str]) -> None:
+    """PLAN-1: of every rank, in a later epoch."""
+    query = "".join(f"&{name}={value.replace(' ', '+')}" for name, value in options.items())
+    for step in (0, 2):
+        page = demo.get(f"/step?epoch=1&step={step}&ranks=2&batch=2&seed=5{query}").text
+        sections = page.split("<section ")[1:]
+        assert len(sections) == 2
+        for rank, section in enumerate(sections):
+            world = streamvid.World(rank, 2)
+            with open_loader(sharded.root, batch_size=2, world=world, seed=5, **options) as loader:
+                loader.set_epoch(1, step)
+                batch = next(iter(islice(loader, 1)))
+                assert keys(section) == list(batch.sample_keys) and batch.bucket.id in section
+                assert section.count(">repeat<") == int(batch.is_repeat.sum())
+
+
+def test_a_clip_is_served_in_ranges(demo: PreviewServer, sharded: Sharded) -> None:
+    dataset = streamvid.open_dataset(sharded.root)
+    row = dataset.samples(dataset.shards[0]).to_pylist()[0]
+    stored = (sharded.root / dataset.shards[0].path).read_bytes()[row["clip_offset"] :][: row["clip_bytes"]]
+    path = f"/clip/{row['bucket_id']}/{row['shard']}/0"
+    whole = demo.get(path)
+    assert whole.status == 200 and whole.body == stored and whole.headers["content-type"] == "video/mp4"
+    part = demo.get(path, Range="bytes=100-199")
+    assert part.status == 206 and part.body == stored[100:200]
+    assert part.headers["content-range"] == f"bytes 100-199/{len(stored)}"
+    assert demo.get(path, Range=f"bytes={len(stored) - 5}-").body == stored[-5:]
+    assert demo.get(path, Range=f"bytes={len(stored)}-").status == 416
+
+
+def test_answers_forbid_everything_from_elsewhere(demo: PreviewServer) -> None:
+    """SAFE-1: also errors."""
+    for path in ("/", "/nothing", "/static/app.js", f"/sample/{BUCKET}/0/999"):
+        headers = demo.get(path).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "*" not in policy
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert not any(name.startswith("access-control") for name in headers)
+    page = demo.get("/samples").text
+    assert not re.search(r"<script(?! src=\"/static/app\.js\" defer></script>)|\son[a-z]+=|\sstyle=|https?://", page)
+
+
+def test_requests_of_other_kinds_are_refused(demo: PreviewServer) -> None:
+    """SAFE-1: DNS rebinding, writing, and files of the machine."""
+    assert demo.get("/", Host="evil.example").status == 421
+    assert demo.get("/", Host="127.0.0.1.evil.example:80").status == 421
+    assert demo.get("/", Host="localhost:1234").status == 200
+    assert demo.get("/", "POST").status == 405 and demo.get("/", "DELETE").status == 405
+    for path in ("/static/..%2fweb%2fserver.py", "/static/../server.py", "/run/..%2f..%2fetc%2fpasswd", "//etc/passwd"):
+        assert demo.get(path).status == 404
+    for path in (f"/frame/{BUCKET}/0/0/0?width=100000", f"/sample/{BUCKET}/0/0?visit=1e9", "/clip/..%2f..%2f/0/0"):
+        assert demo.get(path).status in (200, 400, 404)
+    assert demo.get("/").status == 200
+
+
+def test_a_token_is_needed_where_others_can_connect(serve: Serve, sharded: Sharded) -> None:
+    """SAFE-1: the link contains it; afterwards, a cookie does."""
+    server = serve(sharded.root, "--token")
+    link = server.address.removeprefix(server.base)
+    assert "token=" in link and len(link) > 30
+    assert server.get("/").status == 403 and server.get(link + "x").status == 403
+    assert server.get("/static/app.js").status == 403
+    first = server.get(link.replace("/?", "/samples?bucket=a&"))
+    assert first.status == 303 and first.headers["location"] == "/samples?bucket=a"
+    cookie = first.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie
+    assert server.get("/", Cookie=cookie.split(";")[0]).status == 200
+    assert server.get("/", Cookie=cookie.split(";")[0][:-1]).status == 403
+    away = server.get("//evil.example/" + link.removeprefix("/"))
+    assert away.headers.get("location", "/").startswith("/") and not away.headers.get("location", "").startswith("//")
+
+
+def test_a_run_is_shown_and_nothing_beside_it(serve: Serve, sharded: Sharded, tmp_path: Path) -> None:
+    run, secret = tmp_path / "run", tmp_path / "secret.png"
+    (run / "samples").mkdir(parents=True)
+    secret.write_bytes(b"secret")
+    (run / "samples" / "step-7.png").symlink_to(secret)
+    (run / "samples" / "step-10.png").write_bytes(b"\x89PNG picture")
+    lines = [{"step": step, "loss": 2.0 - step / 10, "lr": 1e-3, "note": "<script>"} for step in range(1, 11)]
+    lines[3]["loss"] = None
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(text + '[1]\nnot json\n{"step": 11, "lo')
+    server = serve(sharded.root, "--run", run)
+    page = server.get("/run").text
+    assert "step 10" in page and "Loss <strong>1</strong>" in page and "Held-out" not in page and "<script>" not in page
+    assert page.count('src="/run/step-10.png"') == 1
+    assert server.get("/run/step-10.png").body == b"\x89PNG picture"
+    for name in ("step-7.png", "metrics.jsonl", "..%2fmetrics.jsonl", "step-8.png"):
+        answer = server.get(f"/run/{name}")
+        assert answer.status == 404 and b"secret" not in answer.body
+    (run / "metrics.jsonl").write_text(text + '{"step": 12, "eval_loss": 0.5}\n')
+    assert "Held-out loss <strong>0.5</strong>" in server.get("/curves").text
+
+
+def test_damage_is_shown_and_ends_nothing(serve: Serve, tmp_path: Path) -> None:
+    """Damage of the index, of a tar, and of a file that disappears while the server runs."""
+    root = tmp_path / "ds"
+    seal_whole(root)
+    server = serve(root)
+    dataset = streamvid.open_dataset(root)
+    assert server.get("/").status == 200
+    (samples,) = root.glob("index/samples-*.parquet")
+    data = samples.read_bytes()
+    samples.write_bytes(data[:8] + bytes(400) + data[408:])
+    for path in ("/figures", "/samples"):
+        answer = server.get(path)
+        assert answer.status == 500 and samples.name in answer.text and "Traceback" not in answer.text
+    samples.write_bytes(data)
+    assert server.get("/samples").status == 200
+    shard = dataset.shards[0]
+    path = f"/sample/{shard.bucket_id}/0/0"
+    tar = (root / shard.path).read_bytes()
+    (root / shard.path).write_bytes(tar[:512] + b"x" * 100 + tar[612:])
+    page = server.get(path)
+    assert page.status == 200 and "do not match" in page.text
+    (root / shard.path).write_bytes(tar[:600])
+    assert server.get(path).status in (200, 502) and shard.path in server.get(path).text
+    (root / shard.path).unlink()
+    assert server.get(path).status == 502
+    shutil.rmtree(root)
+    assert server.get("/samples?sort=fps").status >= 500
+    assert server.get("/static/app.js").status == 200 and psutil.Process(server.pid).is_running()
+
+
+def test_a_dataset_in_an_object_store(serve: Serve, sharded: Sharded, moto_server: S3Server, s3_env: S3Env) -> None:
+    """FETCH-2"""
+    s3_env(moto_server)
+    bucket = moto_server.new_bucket()
+    moto_server.upload_folder(sharded.root, bucket, "ds/")
+    server = serve(f"s3://{bucket}/ds")
+    page = server.get("/samples?where=fps+%3E+26&sort=fps")
+    assert len(page.samples) > 3 and f"s3://{bucket}/ds" in page.text and moto_server.secret_key not in page.text
+    sample = server.get(page.samples[0]).text
+    assert "What the model gets" in sample and "✓ verified" in sample
+    assert server.get(page.samples[0].replace("/sample/", "/poster/")).headers["content-type"] == "image/jpeg"
+
+
+def test_no_dataset_and_a_port_in_use_are_one_line(demo: PreviewServer, tmp_path: Path, sharded: Sharded) -> None:
+    done = run_streamvid("preview", tmp_path, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("error: no dataset at")
+    port = demo.base.rpartition(":")[2]
+    done = run_streamvid("preview", sharded.root, "--port", port, check=False)
+    assert done.returncode == 2 and f"--port {port}: cannot listen on 127.0.0.1" in done.stderr
