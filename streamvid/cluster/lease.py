@@ -30,6 +30,8 @@ _MAX_NOTE_BYTES = 4096
 #: A lease that expired is never removed by others, because its holder may still renew it. Its successor has the next
 #: number instead, which only one process can create.
 _FILE = re.compile(r"(.+)-(\d{6,60})\.json")
+_own: set[tuple[str, str]] = set()
+"""The place of each lease that this process holds. One that it could not remove is not among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,11 @@ class Lease:
         self.renew()
 
     def stop(self) -> None:
-        """Stop renewing the lease, but keep it until it expires."""
+        """Stop renewing the lease, but keep it until it expires, or until this process acquires it again."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
+        _own.discard(_place(self._store, self.path))
 
     def release(self) -> None:
         """Remove the lease. If the store fails, the lease remains until it expires."""
@@ -162,14 +165,25 @@ def acquire(
     return lease
 
 
+def _place(store: Store, path: str) -> tuple[str, str]:
+    return os.path.realpath(store.url) if store.is_local else store.url, path
+
+
 def _create(store: Store, path: str, admits_tasks: bool) -> bool:
     data = note_bytes(admits_tasks)
+    _own.add(_place(store, path))  # before others in this process can see the lease
+    is_created = False
     try:
-        return store.create(path, data)
-    except StorageError:
-        if not store.is_local:
-            raise
-        return store.create(path, data)  # a process that just ended may have removed the folder
+        try:
+            is_created = store.create(path, data)
+        except StorageError:
+            if not store.is_local:
+                raise
+            is_created = store.create(path, data)  # a process that just ended may have removed the folder
+        return is_created
+    finally:
+        if not is_created:
+            _own.discard(_place(store, path))
 
 
 def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease], bool]) -> None:
@@ -205,7 +219,8 @@ class _Watch:
 
     def _is_held(self, lease: FoundLease) -> bool:
         """Return False if the lease has ended or expired. Raises DatasetError if its holder is alive."""
-        if lease.note.is_dead:
+        is_left = lease.note.process == _process(os.getpid()) and _place(self._store, lease.path) not in _own
+        if lease.note.is_dead or is_left:
             return False
         watched, age = time.monotonic() - self._since, time.time() - lease.note.renewed
         is_renewed = lease.data != self._first[lease.path]

@@ -101,6 +101,17 @@ def test_what_a_killed_process_held_is_free_at_once(store: Store) -> None:
     lease.release()
 
 
+def test_what_this_process_could_not_remove_does_not_stop_it_later(store: Store) -> None:
+    """STOP-1: a store that was unreachable at the end keeps the lease; the next call in this process goes on."""
+    hold(store).stop()
+    assert len(list(store.files(FOLDER))) == 1
+    lease = hold(store)
+    with pytest.raises(DatasetError, match="another run, process"):
+        hold(store)
+    lease.release()
+    assert list(store.files(FOLDER)) == []
+
+
 def test_a_lease_that_conflicts_is_waited_for_no_longer_than_its_process_lives(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     task = hold(store, "0-of-2")
