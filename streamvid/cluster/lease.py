@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from streamvid.errors import DatasetError, StorageError
-from streamvid.storage import Store
+from streamvid.storage import LocalStore, Store
 
 RENEW_SECONDS, EXPIRE_SECONDS = 10.0, 120.0
 _WATCH_SECONDS = 1.5 * RENEW_SECONDS
@@ -56,6 +56,11 @@ class LeaseNote:
     def is_dead(self) -> bool:
         """True if the holder was a process on this machine and has ended."""
         return self.is_here and self.process != _process(self.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the holder seems to be alive. This compares clocks; to exclude other processes, use `acquire`."""
+        return not self.is_dead if self.is_here else time.time() - self.renewed < EXPIRE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,30 @@ def acquire(
         lease.release()
         raise
     return lease
+
+
+@contextlib.contextmanager
+def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
+    """Hold a lease that excludes all others in its folder. Afterwards, remove empty folders that belong to it.
+
+    Raises the same errors as `acquire`.
+    """
+    is_new = isinstance(store, LocalStore) and not store.root.exists()
+    lease = acquire(store, folder, name, lambda _: True)
+    try:
+        yield lease
+    finally:
+        lease.release()
+        remove_empty(store, folder, and_root=is_new)
+
+
+def remove_empty(store: Store, folder: str, *, and_root: bool) -> None:
+    """Remove a folder of a local store, and the folders above it, as far as they are empty."""
+    if isinstance(store, LocalStore):
+        root = store.root
+        with contextlib.suppress(OSError):  # missing, or not empty
+            for path in (root / folder, *(root / parent for parent in Path(folder).parents[:-1]), *[root] * and_root):
+                path.rmdir()
 
 
 def _create(store: Store, path: str, admits_tasks: bool) -> bool:
