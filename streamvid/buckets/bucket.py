@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from streamvid.buckets.geometry import (
     DEFAULT_MULTIPLE,
@@ -29,7 +30,7 @@ _TRIPLE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bucket:
     """Bucket of clips with the same shape.
 
@@ -61,7 +62,7 @@ class Bucket:
             resolution_pixels(self.resolution)
             ratio_fraction(self.aspect_ratio)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Stable name, safe in paths and keys: ``256px-16f-16x9``, or ``832x480-81f`` (W x H) for an explicit size."""
         if self.is_text:
@@ -85,7 +86,7 @@ class Bucket:
         """True if the bucket has one frame and therefore contains still images."""
         return self.num_frames == 1
 
-    @property
+    @cached_property
     def is_text(self) -> bool:
         """True if the bucket's samples contain only texts and columns, but no pictures."""
         return self.shape == (0, 0, 0)

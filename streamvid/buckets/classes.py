@@ -124,18 +124,17 @@ def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | No
 
     On a tie, the size with the most frames wins, then the size with the most pixels.
     """
-    fitting = [
-        (
-            _distance(size, group.ratio_unit, clip, policy),
-            -buckets[0].num_frames,
-            -buckets[0].num_pixels,
-            number,
-            buckets,
-        )
-        for number, size in enumerate(group.sizes)
-        if is_large_enough(clip, size.area, policy) and (buckets := size.fitting(clip, num_frames))
-    ]
-    return min(fitting, key=lambda found: found[:4])[4] if fitting else ()
+    best: tuple[Fraction | int, int, int] | None = None
+    nearest: tuple[Bucket, ...] = ()
+    for size in group.sizes:
+        if not is_large_enough(clip, size.area, policy):
+            continue
+        distance = _distance(size, group.ratio_unit, clip, policy)
+        if (best is None or distance <= best[0]) and (buckets := size.fitting(clip, num_frames)):
+            rank = (distance, -buckets[0].num_frames, -buckets[0].num_pixels)
+            if best is None or rank < best:
+                best, nearest = rank, buckets
+    return nearest
 
 
 def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fraction | int:

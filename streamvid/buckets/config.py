@@ -7,6 +7,7 @@ ClipFacts ─ frame_rate ─► frames ─ policy, keep probabilities ─► Cho
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -174,17 +175,31 @@ class BucketConfig:
 
     def fit(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Choices:
         """Return the choices of a clip that has `num_frames` frames at the target rate."""
-        clip = Shape(num_frames, height, width, is_image, self.spare_frames)
-        if clip not in self._known:
+        # Frames beyond those of the longest bucket that the clip can fill do not matter if there is such a bucket.
+        place = bisect_right(self._frame_counts, num_frames)
+        found = self._fit(self._frame_counts[place - 1] if place else num_frames, height, width, is_image)
+        return found if found.options or not place else self._fit(num_frames, height, width, is_image)
+
+    def _fit(self, *shape: int) -> Choices:
+        if shape not in self._known:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            self._known[clip] = self._find(clip)
-        return self._known[clip]
+            num_frames, height, width, is_image = shape
+            self._known[shape] = self._find(Shape(num_frames, height, width, bool(is_image), self.spare_frames))
+        return self._known[shape]
 
     @cached_property
-    def _known(self) -> dict[Shape, Choices]:
+    def _known(self) -> dict[tuple[int, ...], Choices]:
         """Cache of choices by shape. Most clips of a dataset share a few shapes."""
         return {}
+
+    @cached_property
+    def _frame_counts(self) -> list[int]:
+        """Numbers of frames from which on a video can fill more buckets, in ascending order."""
+        counts = set(self.counts)
+        if not self.is_dynamic:
+            counts = {one.num_frames for group in self._classes for size in group.sizes for one in size.buckets}
+        return sorted(count + self.spare_frames for count in counts)
 
     def _find(self, clip: Shape) -> Choices:
         if min(clip.height, clip.width) < 1:

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 from streamvid.config import exact, from_fields, require_integer
@@ -113,9 +114,9 @@ class FrameRate:
 
         fps: average frame rate of the clip, or None if it is unknown.
         """
-        if self.rule != "cap" or self.fps is None or fps is None or not math.isfinite(fps) or fps < self.fps:
+        if self.rule != "cap" or self.fps is None or fps is None or not math.isfinite(fps):
             return 1
-        return math.ceil(Fraction(fps) / self.fps)
+        return _interval(self.fps.numerator, self.fps.denominator, fps)
 
     def num_frames(self, num_frames: int, fps: float | None, seconds: Fraction | float | None) -> int:
         """Return the number of frames selected from a clip of `num_frames` frames; 0 if the clip is too short.
@@ -141,3 +142,9 @@ class FrameRate:
     def from_json(cls, value: object) -> FrameRate:
         """Build a FrameRate from the result of `to_json`, or from None. Raise ConfigError for anything else."""
         return cls() if value is None else from_fields(cls, value, "frame_rate")
+
+
+@lru_cache(1 << 14)  # most clips have one of a few rates, and exact fractions are slow
+def _interval(numerator: int, denominator: int, fps: float) -> int:
+    most = Fraction(numerator, denominator)
+    return 1 if fps < most else math.ceil(Fraction(fps) / most)

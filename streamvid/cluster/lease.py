@@ -15,12 +15,13 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from streamvid.errors import DatasetError, StorageError
-from streamvid.storage import Store
+from streamvid.storage import LocalStore, Store
 
 RENEW_SECONDS, EXPIRE_SECONDS = 10.0, 120.0
 _WATCH_SECONDS = 1.5 * RENEW_SECONDS
@@ -30,8 +31,10 @@ _MAX_NOTE_BYTES = 4096
 #: A lease that expired is never removed by others, because its holder may still renew it. Its successor has the next
 #: number instead, which only one process can create.
 _FILE = re.compile(r"(.+)-(\d{6,60})\.json")
-_own: set[tuple[str, str]] = set()
-"""The place of each lease that this process holds. One that it could not remove is not among them."""
+_own: Counter[tuple[str, str]] = Counter()
+"""Place → number of threads of this process that hold the lease there or try to create it. A lease that this process
+could not remove is not counted."""
+_own_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,11 @@ class LeaseNote:
         """True if the holder was a process on this machine and has ended."""
         return self.is_here and self.process != _process(self.pid)
 
+    @property
+    def is_alive(self) -> bool:
+        """True if the holder seems to be alive. This compares clocks; to exclude other processes, use `acquire`."""
+        return not self.is_dead if self.is_here else time.time() - self.renewed < EXPIRE_SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class FoundLease:
@@ -76,7 +84,7 @@ class Lease:
 
     def __init__(self, store: Store, path: str, admits_tasks: bool) -> None:
         self._store, self.path = store, path
-        self._admits_tasks, self._is_lost = admits_tasks, False
+        self._admits_tasks, self._is_lost, self._is_counted = admits_tasks, False, True
         self._stopped, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._renew_often, name="streamvid-lease", daemon=True)
 
@@ -124,7 +132,9 @@ class Lease:
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
-        _own.discard(_place(self._store, self.path))
+        if self._is_counted:
+            self._is_counted = False
+            _count(self._store, self.path, -1)
 
     def release(self) -> None:
         """Remove the lease. If the store fails, the lease remains until it expires."""
@@ -169,9 +179,38 @@ def _place(store: Store, path: str) -> tuple[str, str]:
     return os.path.realpath(store.url) if store.is_local else store.url, path
 
 
+@contextlib.contextmanager
+def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
+    """Hold a lease that excludes all others in its folder. Afterwards, remove empty folders that belong to it.
+
+    Raises the same errors as `acquire`.
+    """
+    is_new = isinstance(store, LocalStore) and not store.root.exists()
+    lease = acquire(store, folder, name, lambda _: True)
+    try:
+        yield lease
+    finally:
+        lease.release()
+        remove_empty(store, folder, and_root=is_new)
+
+
+def remove_empty(store: Store, folder: str, *, and_root: bool) -> None:
+    """Remove a folder of a local store, and the folders above it, as far as they are empty."""
+    if isinstance(store, LocalStore):
+        root = store.root
+        with contextlib.suppress(OSError):  # missing, or not empty
+            for path in (root / folder, *(root / parent for parent in Path(folder).parents[:-1]), *[root] * and_root):
+                path.rmdir()
+
+
+def _count(store: Store, path: str, difference: int) -> None:
+    with _own_lock:
+        _own[_place(store, path)] += difference
+
+
 def _create(store: Store, path: str, admits_tasks: bool) -> bool:
     data = note_bytes(admits_tasks)
-    _own.add(_place(store, path))  # before others in this process can see the lease
+    _count(store, path, 1)  # before others in this process can see the lease
     is_created = False
     try:
         try:
@@ -183,7 +222,7 @@ def _create(store: Store, path: str, admits_tasks: bool) -> bool:
         return is_created
     finally:
         if not is_created:
-            _own.discard(_place(store, path))
+            _count(store, path, -1)
 
 
 def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease], bool]) -> None:
@@ -219,7 +258,7 @@ class _Watch:
 
     def _is_held(self, lease: FoundLease) -> bool:
         """Return False if the lease has ended or expired. Raises DatasetError if its holder is alive."""
-        is_left = lease.note.process == _process(os.getpid()) and _place(self._store, lease.path) not in _own
+        is_left = lease.note.process == _process(os.getpid()) and not _own[_place(self._store, lease.path)]
         if lease.note.is_dead or is_left:
             return False
         watched, age = time.monotonic() - self._since, time.time() - lease.note.renewed

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import compress, groupby
+from itertools import compress, groupby, starmap
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -134,7 +134,8 @@ class _Spans:
         is_measured = (self.stops > 0).tolist()
         names = ("path", "num_bytes", "version", "source")
         rows = zip(self.records.tuples(*names), self, strict=True)
-        files = Rows.of(MeasuredFile, (MeasuredFile(*own, spans=(span,)) for own, span in compress(rows, is_measured)))
+        measured = ((*own, (span,)) for own, span in compress(rows, is_measured))
+        files = Rows.of(MeasuredFile, starmap(MeasuredFile, measured))
         order = np.argsort(first_numbers(files.tuples(*names[:3])), kind="stable")
         groups = groupby(files.arranged(order), file_state)
         return Rows.of(MeasuredFile, (_merged(list(group)) for _, group in groups))

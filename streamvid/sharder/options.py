@@ -431,7 +431,7 @@ class ShardOptions:
         """True if a copied clip may be a part of its source."""
         return self.divides_files and self.clips.kind == "copy"
 
-    @property
+    @cached_property
     def makes_clips(self) -> bool:
         """True if clips are encoded or cut before shards are planned."""
         return self.clips.is_native or self.cuts_copies
@@ -441,7 +441,7 @@ class ShardOptions:
         """Frame rate to which native clips are resampled, or None to keep the source's rate, as for copies."""
         return self.frame_rate.fps if self.clips.is_native else None
 
-    @property
+    @cached_property
     def frame_rate(self) -> FrameRate:
         """Frame rate at which clips are read."""
         return self.clips.frame_rate or self.config.frame_rate

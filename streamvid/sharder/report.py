@@ -157,7 +157,8 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
         crop = 0.0 if bucket.is_text else _crop(height, width, bucket.height, bucket.width)
         num_bytes = num_bytes if is_sized else 0
         totals.setdefault(bucket, _Totals()).add(num_bytes, seconds, psnr_y, source, source_bytes, crop)
-        encoded.add(path, encode_seconds)
+        if encode_seconds:
+            encoded.add(path, encode_seconds)
     shards = Counter(shard.bucket for shard in plan.shards)
     rows = [found.row(bucket, shards[bucket] if is_sized else 0) for bucket, found in totals.items()]
     counts = {(shard.bucket.id, shard.number): len(shard.samples) for shard in plan.shards}

@@ -189,9 +189,9 @@ def abandon(dest: str | Path, options: ShardOptions) -> bool:
 
 
 def status(dest: str | Path, options: ShardOptions) -> ShardStatus:
-    """Return the status of the build at `dest`, which may be running in another process of this machine.
+    """Return the status of the build at `dest`, which may be running in other processes and on other machines.
 
-    Raises DatasetError if there is neither a dataset at `dest` nor an unfinished build on this machine.
+    Raises DatasetError if there is neither a dataset nor an unfinished build at `dest`.
     """
     return read_status(find_destination(dest, options))
 

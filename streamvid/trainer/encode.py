@@ -9,9 +9,12 @@ from operator import attrgetter
 
 import torch
 
+from streamvid.cluster.lease import held
 from streamvid.cluster.options import ClusterOptions
 from streamvid.cluster.ray import TaskNeeds, run_on_ray
 from streamvid.cluster.share import Share
+from streamvid.dataset.features.writer import STAGING
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import StreamvidError
 from streamvid.loader.by_shard import ByShard
 from streamvid.loader.mix import open_configs
@@ -20,6 +23,7 @@ from streamvid.modules.build import build_module
 from streamvid.modules.encode_dataset import EncodeJob, EncodeResult, encode_dataset, num_finished
 from streamvid.modules.encoding import Encoder, facts
 from streamvid.plan.position import World
+from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import loader_options
 from streamvid.trainer.launch import accelerating, stop_requests
@@ -63,18 +67,22 @@ def encode_on_ray(
     Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. It has `config.data.num_workers`
     CPUs; None selects a machine's CPUs per GPU, or all CPUs of a machine.
     progress: called with "encode", the number of samples in finished shards, and their total.
-    Raises the errors of `encode`, ConfigError for an unsuitable cluster, and StreamvidError if tasks are lost again and
-    again; finished shards are kept.
+    Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process runs tasks for
+    the same features, and StreamvidError if tasks are lost again and again; finished shards are kept.
     """
     shards, data = source_of(config).dataset.shards, config.data
     total = sum(shard.num_samples for shard in shards)
+    store = open_store(str(data.features.url), data.storage)
 
     def report() -> None:
         progress("encode", num_finished(shards, str(data.features.url), data.storage), total)
+        if store.size(MANIFEST) is None:  # sealing removes the lease
+            lease.check()
 
     num_cpus = None if data.num_workers is None else max(1, data.num_workers)
     needs = TaskNeeds(num_cpus, "data.num_workers", uses_gpu=not config.accelerate.cpu, max_tasks=len(shards))
-    results = run_on_ray(partial(_encode_share, config), attrgetter("is_sealed"), needs, cluster, report)
+    with held(store, f"{STAGING}/leases", "run") as lease:
+        results = run_on_ray(partial(_encode_share, config), attrgetter("is_sealed"), needs, cluster, report)
     if not any(result.is_sealed for result in results):
         raise StreamvidError(
             "the features are not complete, because the Ray cluster lost tasks too often; finished shards are kept: "

@@ -16,7 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from streamvid.cli.main import cli
+from streamvid.cluster.lease import held
 from streamvid.errors import ConfigError
+from streamvid.storage import LocalStore
 from tests.cli.conftest import Tiny
 from tests.clips import ROOT
 from tests.conftest import run_streamvid
@@ -43,6 +45,16 @@ def invoke(*words: str, exit_code: int = 0) -> str:
     done = CliRunner().invoke(cli, list(words))
     assert done.exit_code == exit_code, done.output
     return done.stdout
+
+
+def test_a_second_driver_on_ray_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """SHARD-1: before it connects to a cluster; nothing is left of it."""
+    with held(LocalStore(tmp_path / "sidecar"), ".staging/leases", "run"):
+        done = run_streamvid("encode", *arguments(tiny, tmp_path), "--engine", "ray", check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = " ".join(done.stderr.split())
+    assert f"another run, process {os.getpid()} on " in said and f"is working on {tmp_path / 'sidecar'}; wait" in said
+    assert not (tmp_path / "sidecar").exists()
 
 
 def test_encoding_in_tasks_and_training_on_what_they_made(tiny: Tiny, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_status_of_a_build_that_runs_has_stopped_and_is_sealed(tiny: Tiny, tmp_p
     """Read by another process; the build writes the same bytes as without it, and leaves nothing behind."""
     dest = tmp_path / "ds"
     options = {"buckets": parse_buckets(OPTIONS[1]), "workers": 1}
-    with pytest.raises(DatasetError, match="neither a dataset at .* nor an unfinished build"):
+    with pytest.raises(DatasetError, match="neither a dataset nor an unfinished build at"):
         status(dest, shard_options(**options))
     order = {"source": str(tiny.videos), "dest": str(dest), "kill": ["build", 1, 0]}
     command = [sys.executable, "-m", "tests.sharder.run_shard"]

@@ -35,6 +35,7 @@ from tests.conftest import merged
 from tests.loader.conftest import SMALL, build_dataset, open_loader, state_after
 from tests.loader.test_bad import LAYOUT, damaged, expected_substitute
 from tests.loader.test_packets import flip, rows_of
+from tests.processes import streamvid_threads, wait_for_threads
 from tests.shard_options import shard_options
 
 pytestmark = pytest.mark.timeout(120)
@@ -432,6 +433,24 @@ def until_workers_read(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batc
         time.sleep(0.01)
     time.sleep(0.2)
     return iter(loader)
+
+
+def test_a_stored_read_that_hangs_is_an_error(tmp_path: Path) -> None:
+    """STOP-1: the disk of a shard is gone; the error names the sample, and closing waits for nothing."""
+    before = streamvid_threads()
+    root = build_dataset(tmp_path, {SMALL: [2, 2]})
+    shard = root / "shards/96x64-5f/96x64-5f-000001.tar"
+    shard.unlink()
+    os.mkfifo(shard)  # a read waits for what is never written
+    options: dict[str, Any] = {"num_workers": 0, "batch_size": 1, "limits": {"sample_timeout_seconds": 2.0}}
+    with (
+        loader_of(root, output={"decode": False}, **options) as loader,
+        pytest.raises(SampleError, match=r"sample 96x64-5f-[23] .*000001.tar.*reading its stored bytes has taken more"),
+    ):
+        for _ in loader:
+            pass
+    with shard.open("wb"):  # what it waited for: the end of the thread that hung
+        wait_for_threads(before)
 
 
 def test_killed_workers_are_an_error(dataset: Path) -> None:

@@ -16,8 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
+from streamvid.cluster.lease import held
 from streamvid.config import dump_config
+from streamvid.errors import DatasetError
 from streamvid.modules.config import ModelConfig
+from streamvid.storage import LocalStore
 from tests.clips import ROOT
 from tests.conftest import run_streamvid
 from tests.files import tree_of
@@ -143,6 +146,8 @@ def test_encoding_on_ray_takes_the_gpus_and_survives_a_killed_task(ray_cluster: 
     with subprocess.Popen(program, cwd=ROOT, **pipes) as driver:
         while not (begun := list(logs.glob("encoded-*"))) and driver.poll() is None:
             time.sleep(0.01)
+        with pytest.raises(DatasetError, match=f"another run, process {driver.pid} on .* is working on"):
+            held(LocalStore(tmp_path / "ray"), ".staging/leases", "run").__enter__()
         killed = int(begun[0].name.split("-")[1])
         os.kill(killed, signal.SIGKILL)
         answer, errors = driver.communicate(timeout=200)

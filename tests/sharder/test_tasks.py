@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from streamvid.cluster.share import Share
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.sharder.report import TASK_ENDED
 from streamvid.sharder.sharder import abandon, dry_run, shard, status
+from streamvid.storage import open_store
 from tests.clips import ROOT
+from tests.cluster.test_lease import note
 from tests.conftest import run_streamvid
 from tests.files import tree_of
 from tests.servers import S3Env, S3Server
@@ -218,6 +222,37 @@ def test_the_command_says_what_to_do_next(source: Path, tmp_path: Path) -> None:
     report = json.loads(run_streamvid(*arguments, "--task", "1/2", "--json").stdout)
     assert (report["state"], report["remaining"]) == ("task ended", None)
     assert "sealed: " in run_streamvid(*arguments).stdout
+
+
+def test_the_status_of_a_build_on_another_machine(
+    built: Built, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
+) -> None:
+    """Machines share only the object store: what runs there or has stopped is seen, whether in tasks or not."""
+    s3_env(moto_server)
+    bucket = moto_server.new_bucket()
+    dest, here = f"s3://{bucket}/ds", shard_options(**built.options, work_dir=tmp_path / "here")
+    with pytest.raises(DatasetError, match="neither a dataset nor an unfinished build at s3://"):
+        status(dest, here)
+
+    def look(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("build", 2):
+            found = status(dest, here)
+            assert found.state == "running" and found.pid == os.getpid() and found.phases[0].name == "probe"
+            raise Stop
+
+    with pytest.raises(Stop):
+        shard(built.source, dest, shard_options(**built.options, work_dir=tmp_path / "there"), look)
+    stopped = status(dest, here)
+    assert stopped.state == "stopped" and stopped.phases[0].done == stopped.phases[0].total == 16
+    store, lease = open_store(dest), ".staging/leases/run-000001.json"
+    for renewed, state in ((time.time(), "running"), (time.time() - 1000, "stopped")):
+        store.put(lease, note(renewed))  # of a process on a machine that is not this one
+        assert status(dest, here).state == state
+    store.remove(lease)
+    do_task(built, dest, "0/2", work_dir=tmp_path / "there")
+    assert status(dest, here).num_tasks == 1
+    shard(built.source, dest, shard_options(**built.options, work_dir=tmp_path / "there"))
+    assert status(dest, here).state == "sealed" and not list(store.files(".staging"))
 
 
 PLANTED: list[object] = [

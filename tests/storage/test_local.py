@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
 
 from streamvid.errors import StorageError, StreamvidError
 from streamvid.storage import LocalStore, check_relative, open_store, redact
+from tests.clips import ROOT
+from tests.processes import run_python
 
 
 def test_put_read_and_remove(tmp_path: Path) -> None:
@@ -114,3 +117,37 @@ def test_other_urls_are_refused_without_their_secrets(url: str) -> None:
 )
 def test_redact(url: str, shown: str) -> None:
     assert redact(url) == shown
+
+
+CREATE = """
+import ctypes, struct, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from streamvid.storage import LocalStore
+
+# Seccomp: the kernel answers EPERM to link (86 on x86-64) and linkat (265; 37 on AArch64), as file systems without links.
+calls = {"x86_64": [86, 265], "aarch64": [37]}[sys.argv[2]]
+jumps = [(0x15, len(calls) - number, 0, call) for number, call in enumerate(calls)]
+program = [(0x20, 0, 0, 0), *jumps, (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050001)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+filters = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, filters, 0, 0) == 0, ctypes.get_errno()
+
+store = LocalStore(Path(sys.argv[1]))
+try:
+    (store.root / "b").hardlink_to(store.root / "a")
+except PermissionError:
+    with ThreadPoolExecutor(8) as threads:
+        print(sorted(threads.map(lambda number: store.create("lease.json", b"%d" % number * 1000), range(8))))
+"""
+
+
+def test_of_many_creations_one_succeeds_on_a_file_system_without_links(tmp_path: Path) -> None:
+    """SHARD-2: the file of the one that succeeded is whole, and no temporary file is left."""
+    (tmp_path / "a").write_bytes(b"")
+    done = run_python(CREATE, tmp_path, platform.machine(), cwd=ROOT)
+    assert done.stdout == f"{[False] * 7 + [True]}\n", done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "lease.json"]
+    data = (tmp_path / "lease.json").read_bytes()
+    assert data == data[:1] * 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -180,3 +181,26 @@ def test_a_window_across_two_edits_is_refused_and_never_shows_what_they_hide() -
 def test_windows_beyond_the_end_are_refused(clip: ClipFolder) -> None:
     with pytest.raises(DecodeError, match="frames 30 to 49 were requested, but the video has 40 frames"):
         cut(clip("h264_open_gop.mp4"), 30, 20)
+
+
+def flv_tags(data: bytes, after_ms: int) -> Iterator[bytes]:
+    """The tags of an FLV file, later by this time."""
+    at = 9 + 4  # the file header, and the size of no tag
+    while at < len(data):
+        size = 11 + int.from_bytes(data[at + 1 : at + 4], "big") + 4
+        tag = data[at : at + size]
+        time = (int.from_bytes(tag[7:8] + tag[4:7], "big") + after_ms).to_bytes(4, "big")
+        yield tag[:4] + time[1:] + time[:1] + tag[8:]
+        at += size
+
+
+def test_a_file_whose_codec_headers_change_is_refused() -> None:
+    """Two recordings of one size in one FLV file, as a broadcast that was interrupted: an MP4 track has one header."""
+    frames, video = frames_of("bikes", 96, 64, 24), 9
+    first = encode(frames[:12], container="flv")
+    second = encode(frames[12:], container="flv", options={"bf": "0", "profile": "baseline"})
+    both = first + b"".join(tag for tag in flv_tags(second, 1000) if tag[0] == video)
+    assert probe(both).num_frames == 24
+    with pytest.raises(ProbeError, match="the codec headers change within the file; use --clips native"):
+        cut(both, 2, 4)
+    assert cut(first, 2, 4).num_frames == 4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, get_type_hints, overload
@@ -20,10 +22,12 @@ from streamvid.dataset.arrow import array_of
 from streamvid.errors import StorageError
 
 BLOCK_ROWS = 1 << 14
-_MEMORY_BYTES = 1 << 24
-_PART_ROWS = 1 << 15
+_MEMORY_BYTES = 1 << 22
+_PART_ROWS, _PART_MEMORY_BYTES = 1 << 14, 1 << 16
 _MAX_PARTS = 512
 _Row = TypeVar("_Row")
+#: Compression costs less time than writing and reading the bytes that it saves.
+_STORED = pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None, use_threads=False)
 _TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 
 
@@ -45,17 +49,12 @@ class Spill:
     def append(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
+        with pa.ipc.new_stream(sink, batch.schema, options=_STORED) as writer:
             writer.write_batch(batch)
         data = sink.getvalue()
-        try:
+        with _naming("write"):
             self._file.seek(self._bounds[-1])
             self._file.write(data)
-        except OSError as error:
-            raise StorageError(
-                f"cannot write a temporary file in {tempfile.gettempdir()}: {error.strerror or error}; free disk space "
-                "there, or set TMPDIR to another folder"
-            ) from error
         self._bounds.append(self._bounds[-1] + data.size)
         self.num_rows += len(batch)
 
@@ -64,20 +63,32 @@ class Spill:
 
     def __getitem__(self, number: int) -> pa.RecordBatch:
         """Read a batch. Reading the same batch again is fast."""
-        if self._last[0] == number:
-            return self._last[1]
+        if self._last[0] != number:
+            self._last = number, self.read(number)
+        return self._last[1]
+
+    def read(self, number: int, columns: Sequence[int] | None = None) -> pa.RecordBatch:
+        """Read some columns of a batch, given by their numbers; None reads all columns."""
         start, stop = self._bounds[number : number + 2]
-        try:
+        with _naming("read"):
             self._file.seek(start)
             data = self._file.read(stop - start)
-        except OSError as error:
-            raise StorageError(
-                f"cannot read a temporary file in {tempfile.gettempdir()}: {error.strerror or error}; check the "
-                "disk, or set TMPDIR to another folder"
-            ) from error
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            self._last = number, reader.read_next_batch()
-        return self._last[1]
+        options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
+        with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
+            return reader.read_next_batch()
+
+
+@contextlib.contextmanager
+def _naming(verb: str) -> Iterator[None]:
+    """Convert errors of temporary files to StorageErrors with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free disk space there" if verb == "write" else "check the disk"
+        raise StorageError(
+            f"cannot {verb} a temporary file in {tempfile.gettempdir()}: {error.strerror or error}; {remedy}, or set "
+            "TMPDIR to another folder"
+        ) from error
 
 
 class Rows(Sequence[_Row], Generic[_Row]):
@@ -125,8 +136,10 @@ class Rows(Sequence[_Row], Generic[_Row]):
 
     def tuples(self, *names: str) -> Iterator[tuple[Any, ...]]:
         """Yield the values of these fields for each row. Fields of nested dataclasses are named as in "clip.path"."""
-        for batch in self._blocks():
-            yield from zip(*self._form.columns(batch, names), strict=True)
+        fields = {field.name: (number, field) for number, field in enumerate(self._form.fields)}
+        wanted = [fields[name][1] for name in names]
+        for batch in self._blocks(sorted({fields[name][0] for name in names})):
+            yield from zip(*(field.decode(batch.column(field.name)) for field in wanted), strict=True)
 
     def arranged(self, order: npt.NDArray[np.int64]) -> Rows[_Row]:
         """Return rows in another order: the row with index `order[i]` becomes row i.
@@ -136,7 +149,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
         part_rows = max(_PART_ROWS, -(-len(order) // _MAX_PARTS))
-        parts = [_Part() for _ in range(0, len(order), part_rows)]
+        parts = [_Part(self._form.schema) for _ in range(0, len(order), part_rows)]
         start = 0
         for batch in self._blocks():
             targets = places[start : start + len(batch)]
@@ -156,27 +169,33 @@ class Rows(Sequence[_Row], Generic[_Row]):
             left = table.slice(whole)
         return Rows(self._form.cls, spill)
 
-    def _blocks(self) -> Iterator[pa.RecordBatch]:
+    def _blocks(self, columns: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         wanted = self._range
         for number in range(wanted.start // BLOCK_ROWS, -(-wanted.stop // BLOCK_ROWS)):
             first = max(0, wanted.start - number * BLOCK_ROWS)
-            batch = self._spill[number]
+            batch = self._spill[number] if columns is None else self._spill.read(number, columns)
             yield batch.slice(first, min(len(batch), wanted.stop - number * BLOCK_ROWS) - first)
 
 
 class _Part:
-    """Rows of one part of a new order, and their places in this order."""
+    """Rows of one part of a new order, and their places in this order. They are one stream, which is read once."""
 
-    def __init__(self) -> None:
-        self._spill = Spill(memory_bytes=1 << 20)
+    def __init__(self, schema: pa.Schema) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_PART_MEMORY_BYTES)  # noqa: SIM115 — closed with this object
+        self._writer = pa.ipc.new_stream(self._file, schema, options=_STORED)
         self._targets: list[npt.NDArray[np.int64]] = []
 
     def add(self, batch: pa.RecordBatch, targets: npt.NDArray[np.int64]) -> None:
-        self._spill.append(batch)
-        self._targets.append(targets.astype(np.int64))
+        with _naming("write"):
+            self._writer.write_batch(batch)
+        self._targets.append(targets.copy())
 
     def in_order(self) -> pa.Table:
-        table = pa.Table.from_batches([self._spill[number] for number in range(len(self._spill))])
+        with self._file, _naming("read"):
+            self._writer.close()
+            self._file.seek(0)
+            with pa.ipc.open_stream(self._file) as reader:
+                table = reader.read_all()
         return table.combine_chunks().take(array_of(np.argsort(np.concatenate(self._targets))))
 
 
@@ -196,8 +215,11 @@ class _Field:
     kind: pa.DataType | None
     default: Any = None
 
-    def encode(self, rows: Sequence[Any]) -> pa.Array:
-        values = map(attrgetter(self.name), rows)
+    @property
+    def attribute(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    def encode(self, values: Sequence[Any]) -> pa.Array:
         if self.kind is None:
             known: dict[int, bytes] = {}
             cells: list[bytes | None] = []
@@ -209,11 +231,10 @@ class _Field:
                     cell = known[id(value)] = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
                 cells.append(cell)
             return pa.array(cells, pa.binary())
-        texts = list(values)
         try:
-            return pa.array(texts, self.kind)
+            return pa.array(values, self.kind)
         except UnicodeEncodeError:  # a path that is not valid Unicode
-            encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+            encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in values]
             return pa.array(encoded, pa.binary()).view(pa.string())
 
     def decode(self, cells: pa.Array) -> list[Any]:
@@ -234,17 +255,31 @@ class _Field:
 
 @dataclass(frozen=True)
 class _Form(Generic[_Row]):
-    """Columns that store a dataclass. parts: for each argument of the class, a column or a nested form."""
+    """Columns that store a dataclass.
+
+    parts: for each argument of the class, a column or a nested form.
+    attribute: name of a nested form in the outer class.
+    """
 
     cls: type[_Row]
     parts: tuple[_Field | _Form[Any], ...]
+    attribute: str = ""
 
-    @property
+    @cached_property
     def fields(self) -> list[_Field]:
         return [field for part in self.parts for field in ([part] if isinstance(part, _Field) else part.fields)]
 
+    @cached_property
+    def schema(self) -> pa.Schema:
+        return pa.schema([(one.name, pa.binary() if one.kind is None else one.kind) for one in self.fields])
+
     def encode(self, rows: Sequence[_Row]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([one.encode(rows) for one in self.fields], [one.name for one in self.fields])
+        return pa.RecordBatch.from_arrays(list(self._arrays(rows)), schema=self.schema)
+
+    def _arrays(self, rows: Sequence[Any]) -> Iterator[pa.Array]:
+        for part in self.parts:
+            values = list(map(attrgetter(part.attribute), rows))
+            yield from part._arrays(values) if isinstance(part, _Form) else [part.encode(values)]
 
     def decode(self, batch: pa.RecordBatch) -> Iterator[_Row]:
         make: Callable[..., _Row] = self.cls
@@ -253,10 +288,6 @@ class _Form(Generic[_Row]):
             for part in self.parts
         ]
         return map(make, *values)
-
-    def columns(self, batch: pa.RecordBatch, names: Sequence[str]) -> list[list[Any]]:
-        of_name = {field.name: field for field in self.fields}
-        return [of_name[name].decode(batch.column(name)) for name in names]
 
 
 _forms: dict[type, _Form[Any]] = {}
@@ -270,7 +301,8 @@ def _form_of(cls: type[_Row]) -> _Form[_Row]:
 
 def _make_form(cls: Any, prefix: str) -> _Form[Any]:
     hints = get_type_hints(cls)
-    return _Form(cls, tuple(_part(field, hints[field.name], prefix) for field in dataclasses.fields(cls)))
+    parts = tuple(_part(field, hints[field.name], prefix) for field in dataclasses.fields(cls))
+    return _Form(cls, parts, prefix[:-1].rpartition(".")[2])
 
 
 def _part(field: dataclasses.Field[Any], hint: Any, prefix: str) -> _Field | _Form[Any]:

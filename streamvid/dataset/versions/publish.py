@@ -7,13 +7,12 @@ are written before, so that a dataset is always either the old or the new versio
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
-from streamvid.cluster.lease import Lease, acquire
+from streamvid.cluster.lease import Lease, held
 from streamvid.dataset.manifest import (
     Change,
     FileInfo,
@@ -30,7 +29,7 @@ from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.shard_table import ShardTable, exact_sum
 from streamvid.dataset.versions.open import read_version, version_path
 from streamvid.errors import DatasetError
-from streamvid.storage import LocalStore, Store
+from streamvid.storage import Store
 
 LEASES, RUN = ".staging/leases", "run"
 """Folder of leases, and name of the lease of a process that changes the dataset alone."""
@@ -98,15 +97,8 @@ class Writing:
 def writing(store: Store) -> Iterator[Writing]:
     """Hold the lease on a dataset while its next version is made. Raises DatasetError if another process holds it."""
     read_manifest(store)  # raises an error if there is no dataset, before anything is written
-    lease = acquire(store, LEASES, RUN, lambda _: True)
-    try:
+    with held(store, LEASES, RUN) as lease:
         yield Writing(store, lease)
-    finally:
-        lease.release()
-        if isinstance(store, LocalStore):
-            with contextlib.suppress(OSError):  # not empty
-                for folder in (LEASES, ".staging"):
-                    (store.root / folder).rmdir()
 
 
 def _rolled_forward(store: Store) -> Manifest:

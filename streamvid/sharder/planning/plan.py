@@ -142,8 +142,10 @@ def _facts_of(assignment: Assignment, seed: int) -> _Facts:
     clips = assignment.samples.tuples("record.row", "window.start", "window.num_frames", "record_key")
     for number, (facts, clip) in enumerate(zip(assignment.samples.tuples(*names), clips, strict=True)):
         key, bucket, split, extension, num_bytes, media, draw_set = facts
-        extensions = (extension, *sorted(medium.extension for medium in media))
-        num_bytes += sum(medium.clip.num_bytes for medium in media)
+        extensions: tuple[str, ...] = (extension,)
+        if media:
+            extensions = (extension, *sorted(medium.extension for medium in media))
+            num_bytes += sum(medium.clip.num_bytes for medium in media)
         sizes.append(num_bytes)
         buckets[bucket.id] = bucket
         if draw_set:

@@ -306,11 +306,12 @@ def _summary(
 ) -> SourceSummary:
     table, unnamed = found.table, None
     if found.layout not in ("folder", "tars", "dataset") and roles.video is not None:
-        named = TextSet.of(map(normpath, chain(_files(records), (rejection.source for rejection in rejections))))
         place = found.place
         folders = {dirname(source) for (source,) in records.tuples("source")} if not found.is_folder else set()
-        there = place.paths() if found.is_folder else place.files_in(folders)
-        unnamed = Counted.of(path for path in there if is_media_name(path) and path not in named)
+        there = [*filter(is_media_name, place.paths() if found.is_folder else place.files_in(folders))]
+        sources = chain(_files(records), (rejection.source for rejection in rejections)) if there else ()
+        named = TextSet.of(map(normpath, sources))
+        unnamed = Counted.of(path for path in there if path not in named)
     return SourceSummary(
         url=found.place.url,
         layout=found.layout,

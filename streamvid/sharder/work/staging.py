@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamvid.cluster.lease import Lease, acquire, wait_until_free
+from streamvid.cluster.lease import Lease, acquire, remove_empty, wait_until_free
 from streamvid.cluster.share import WHOLE, Share
 from streamvid.dataset.manifest import LARGE_FOLDERS
 from streamvid.dataset.sealed_json import MANIFEST
@@ -40,8 +40,8 @@ LOCK = "lock"
 JOURNALS = PROBES, FIGURES, ENCODES = ("probes.jsonl", "figures.jsonl", "encodes.jsonl")
 """Journals of the findings of probing, curation and encoding."""
 _TASKS_LOCK = "tasks.lock"
-_LEASES = f"{STAGING}/leases"
-_RUN = "run"
+LEASES = f"{STAGING}/leases"
+RUN = "run"
 """Name of the lease of a run without a task."""
 _BUILD = f"{STAGING}/build.json"
 _NAMES = "files.json"
@@ -235,29 +235,26 @@ def leased(dest: Destination, share: Share = WHOLE, *, admits_tasks: bool = Fals
         with _writing_to(dest):
             dest.folder.mkdir(parents=True, exist_ok=True)
     if share.is_whole:
-        lease = acquire(dest.store, _LEASES, _RUN, lambda _: not admits_tasks, admits_tasks)
+        lease = acquire(dest.store, LEASES, RUN, lambda _: not admits_tasks, admits_tasks)
     else:
         name = Path(task_folder(share)).name
-        lease = acquire(dest.store, _LEASES, name, lambda other: other.name == _RUN and not other.note.admits_tasks)
+        lease = acquire(dest.store, LEASES, name, lambda other: other.name == RUN and not other.note.admits_tasks)
     try:
         yield lease
     finally:
         lease.release()
-        if isinstance(dest.store, LocalStore):
-            with contextlib.suppress(OSError):  # missing, or not empty
-                for folder in (dest.folder / "leases", dest.folder, *([dest.store.root] if is_new else [])):
-                    folder.rmdir()
+        remove_empty(dest.store, LEASES, and_root=is_new)
 
 
 def check_unused(dest: Destination) -> None:
     """Raise DatasetError if a run or a task is working at `dest`."""
-    wait_until_free(dest.store, _LEASES, lambda _: True)
+    wait_until_free(dest.store, LEASES, lambda _: True)
 
 
 def end_tasks(dest: Destination, lease: Lease) -> None:
     """Admit no more tasks, and wait for the leases of lost tasks. Raises DatasetError if a task is running."""
     lease.close_to_tasks()
-    wait_until_free(dest.store, _LEASES, lambda other: other.name != _RUN)
+    wait_until_free(dest.store, LEASES, lambda other: other.name != RUN)
 
 
 @contextmanager

@@ -11,25 +11,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from streamvid.cluster.lease import LeaseNote, find_leases
 from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.errors import DatasetError, StorageError
 from streamvid.host.findings import Findings
 from streamvid.host.journal import include_any
-from streamvid.host.lock import try_lock
 from streamvid.sharder.rejections import OTHER
 from streamvid.sharder.work.destination import STAGING, Destination
 from streamvid.sharder.work.shared_journal import lines_of
-from streamvid.sharder.work.staging import JOURNALS, LOCK, Staging
+from streamvid.sharder.work.staging import JOURNALS, LEASES, RUN, Staging
 from streamvid.sharder.work.tasks import PHASES, TASKS, task_folder
 from streamvid.storage import LocalStore
 
 State: TypeAlias = Literal["running", "stopped", "sealed"]
 _FILE = "status.json"
 _SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_PUBLICATIONS = 1.0, 30.0
-_SECONDS_ALIVE = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +65,15 @@ class Phase:
 class ShardStatus:
     """Status of a build.
 
-    state: "running" if a sharder holds the lock of the build; "stopped" if the build is unfinished and no sharder holds
-        the lock, so that the same command resumes the build; "sealed" if the dataset is finished.
+    state: "running" if a run or a task holds a lease of the build; "stopped" if the build is unfinished and no lease is
+        held, so that the same command resumes the build; "sealed" if the dataset is finished. For a build on another
+        machine, the clocks of both machines must agree within two minutes.
     host, pid: machine and process ID of the last run.
-    seconds_ago: seconds since `phases` was last updated; a run updates it about once per second.
+    seconds_ago: seconds since `phases` was last updated: about every second on this machine or in a shared folder, and
+        every 30 seconds through an object store.
     phases: phases of the last run, the current one last; for tasks, sums over the tasks that have started.
-    rejections: kind of rejection → number of files or clips.
+    rejections: kind of rejection → number of files or clips. Those of a run without tasks that uses an object store are
+        known only on its own machine.
     num_tasks: number of tasks that have started; 0 without tasks.
     """
 
@@ -95,8 +96,8 @@ class StatusFile:
 
     def __init__(self, staging: Staging, progress: Callable[[str, int, int], None]) -> None:
         self._folder, self._lease, self._progress = staging.own, staging.lease, progress
-        is_published = not staging.store.is_local and not staging.share.is_whole
-        self._published = (staging.store, f"{STAGING}/{task_folder(staging.share)}/{_FILE}") if is_published else None
+        path = "/".join(filter(None, (STAGING, task_folder(staging.share), _FILE)))
+        self._published = None if staging.store.is_local else (staging.store, path)
         self._phases: dict[str, Phase] = {}
         self._since = self._written_at = self._published_at = 0.0
         self._current = ""
@@ -123,7 +124,7 @@ class StatusFile:
                 self._publish(data)
 
     def _publish(self, data: bytes) -> None:
-        """Copy the status of a task to the object store, where other machines read it."""
+        """Copy the status to the object store, where other machines read it."""
         now, is_complete = time.monotonic(), all(phase.done == phase.total for phase in self._phases.values())
         is_due = is_complete or now - self._published_at >= _SECONDS_BETWEEN_PUBLICATIONS
         if self._published is not None and is_due:
@@ -133,96 +134,82 @@ class StatusFile:
 
 
 def read_status(dest: Destination) -> ShardStatus:
-    """Return the status of the build at `dest`, with all of its tasks.
+    """Return the status of the build at `dest`, with all of its tasks, on this machine and on others.
 
     Raises DatasetError if there is neither a dataset nor a build.
     """
     try:
-        notes = _status_notes(dest)
+        leases = {lease.name: lease.note for lease in find_leases(dest.store, LEASES)}
+        notes = _status_notes(dest, leases)
         rejections = _count_rejections(dest)
     except (OSError, StorageError):  # also raised if the build ends in the meantime and removes its folder
-        notes = []
-    if not notes:
-        if dest.store.size(MANIFEST) is not None:
-            return ShardStatus(dest.url, "sealed")
+        notes, leases = [], {}
+    is_running = any(lease.is_alive for lease in leases.values())
+    if not notes and not is_running and dest.store.size(MANIFEST) is not None:
+        return ShardStatus(dest.url, "sealed")
+    if not notes and not leases:
         raise DatasetError(
-            f"there is neither a dataset at {dest.url} nor an unfinished build in {dest.folder} on this machine; if "
-            "another machine is building the dataset, run --status there, with the same --work-dir"
+            f"there is neither a dataset nor an unfinished build at {dest.url}; check the location, or start the build"
         )
-    latest = max(notes, key=lambda note: note.time)
     num_tasks = sum(note.is_task for note in notes)
+    state: State = "running" if is_running else "stopped"
+    if not notes:  # the build has just begun
+        lease = max(leases.values(), key=lambda lease: lease.renewed)
+        return ShardStatus(dest.url, state, lease.host, lease.pid, max(0.0, time.time() - lease.renewed))
+    latest = max(notes, key=lambda note: note.time)
     phases = _phases([note for note in notes if note.is_task == latest.is_task])
-    is_running = any(note.is_running for note in notes)
-    return ShardStatus(
-        dest.url,
-        "running" if is_running else "stopped",
-        latest.host,
-        latest.pid,
-        latest.seconds_ago,
-        phases,
-        rejections,
-        num_tasks,
-    )
+    ago = latest.seconds_ago
+    return ShardStatus(dest.url, state, latest.host, latest.pid, ago, phases, rejections, num_tasks)
 
 
 def read_task_phases(dest: Destination) -> tuple[Phase, ...]:
     """Return the combined phases of all tasks without reading journals. Raises StorageError if the store fails."""
-    return _phases([note for note in _status_notes(dest) if note.is_task])
+    return _phases([note for note in _status_notes(dest, {}) if note.is_task])
 
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """Status of one run or task. is_locked: True if it runs on this machine."""
+    """Status of one run or task."""
 
     host: str
     pid: int
     time: float
     phases: tuple[Phase, ...]
     is_task: bool
-    is_locked: bool
 
     @property
     def seconds_ago(self) -> float:
         return max(0.0, time.time() - self.time)
 
-    @property
-    def is_running(self) -> bool:
-        """True if the run holds its lock, or if a task, possibly on another machine, has written recently."""
-        return self.is_locked or (self.is_task and self.seconds_ago < _SECONDS_ALIVE and not self._has_ended)
 
-    @property
-    def _has_ended(self) -> bool:
-        return all(phase.done == phase.total for phase in self.phases)
-
-
-def _status_notes(dest: Destination) -> list[_Note]:
-    found = []
-    main = dest.folder / _FILE
-    if main.exists():
-        found.append((main.read_bytes(), dest.folder, False))
+def _status_notes(dest: Destination, leases: Mapping[str, LeaseNote]) -> list[_Note]:
+    """Return the status of the run without a task, if there was one, and of all tasks."""
+    found: dict[str, bytes] = {}
+    own = f"{STAGING}/{_FILE}"
+    if (dest.folder / _FILE).exists():  # newer than its copy in an object store
+        found[own] = (dest.folder / _FILE).read_bytes()
+    elif dest.store.size(own) is not None:
+        found[own] = dest.store.read(own)
     for state in dest.store.files(f"{STAGING}/{TASKS}"):
         if state.path.endswith(f"/{_FILE}"):
-            folder = dest.folder / TASKS / Path(state.path).parent.name
-            found.append((dest.store.read(state.path), folder, True))
+            found[state.path] = dest.store.read(state.path)
     notes = []
-    for data, folder, is_task in found:
+    for path, data in found.items():
+        name = RUN if path == own else path.split("/")[-2]
         with contextlib.suppress(ValueError, TypeError, KeyError):  # not written by a sharder
-            notes.append(_parse_note(data, folder, is_task))
+            is_alive = name in leases and leases[name].is_alive
+            notes.append(_parse_note(data, is_task=path != own, is_alive=is_alive))
     return notes
 
 
-def _parse_note(data: bytes, folder: Path, is_task: bool) -> _Note:
+def _parse_note(data: bytes, *, is_task: bool, is_alive: bool) -> _Note:
     said = json.loads(data)
-    lock = try_lock(folder / LOCK) if folder.is_dir() else None
-    is_locked = lock is None and folder.is_dir()
-    if lock is not None:
-        lock.release()
     phases = [Phase(**phase) for phase in said["phases"]]
     numbers = [said["time"], *(n for one in phases for n in (one.done, one.total, one.done_before, one.seconds))]
     if any(phase.name not in PHASES for phase in phases) or not all(map(math.isfinite, numbers)):
         raise ValueError
-    note = _Note(str(said["host"]), int(said["pid"]), said["time"], tuple(phases), is_task, is_locked)
-    if note.is_running:  # the last phase has continued since the note was written
+    note = _Note(str(said["host"]), int(said["pid"]), said["time"], tuple(phases), is_task)
+    if is_alive:  # the last phase has continued since the note was written
         phases[-1:] = [replace(phase, seconds=phase.seconds + note.seconds_ago) for phase in phases[-1:]]
     return replace(note, phases=tuple(phases))
 
