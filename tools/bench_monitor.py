@@ -16,28 +16,38 @@ import random
 import statistics
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import streamvid
 from tools.bench_loader import interval, make_dataset
 
+PORT = 19431
 KINDS: dict[str, dict[str, Any]] = {"decoded": {}, "stored": {"decode": False}}
 
 
 def methods(folder: Path) -> dict[str, dict[str, Any]]:
     """Options of OutputOptions by method. Each run has its own folder."""
-    return {"none": {}, "ledger": {"ledger": folder / "ledger"}}
+    metrics = {"metrics_port": PORT, "metrics_folder": folder / "metrics"}
+    return {"none": {}, "ledger": {"ledger": folder / "ledger"}, "metrics": metrics}
 
 
 def run(dataset: Path, output: dict[str, Any], epochs: int) -> tuple[float, int]:
-    """(CPU seconds, samples) of a loader; its start and its first batch are not counted."""
+    """(CPU seconds, samples) of a loader; its start and its first batch are not counted.
+
+    Metrics are requested once a second, and the cost of the client is counted, too.
+    """
     with streamvid.VideoLoader(dataset, batch_size=4, num_workers=0, num_epochs=epochs, output=output) as loader:
         batches = iter(loader)
         next(batches)
-        before, num_samples = time.process_time(), 0
+        before, num_samples, asked = time.process_time(), 0, time.monotonic()
         for batch in batches:
             num_samples += len(batch.sample_keys)
+            if "metrics_port" in output and time.monotonic() - asked > 1:
+                asked = time.monotonic()
+                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics") as answer:
+                    answer.read()
         return time.process_time() - before, num_samples
 
 

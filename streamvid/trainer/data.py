@@ -120,6 +120,14 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
     return options
 
 
+def without_ledger(options: Mapping[str, Any]) -> OutputOptions:
+    """Return the output options for deliveries from which the model does not learn, which the ledger leaves out.
+
+    options: arguments of VideoLoader.
+    """
+    return replace(options_of(OutputOptions, options.get("output"), "data.loader.output"), ledger=None)
+
+
 def _opened(source: DatasetConfig) -> Dataset:
     assert isinstance(source.url, Dataset)
     return source.url
@@ -143,11 +151,11 @@ def open_loaders(
         options.pop("media", None)  # the features contain what `encode` computed from them
         options["features"] = features
     # Padded, so that even a held-out split of a few samples fills a step on every rank. Batches are read once,
-    # so there is no prefetch. The ledger is about what the model learned from.
+    # so there is no prefetch.
     held_out = options | {
         "split": config.eval.split,
         "num_workers": 0,
-        "output": replace(options_of(OutputOptions, options.get("output"), "data.loader.output"), ledger=None),
+        "output": without_ledger(options),
         "limits": replace(options_of(LimitOptions, options.get("limits"), "data.loader.limits"), prefetch_bytes=0),
         "tail": "pad",
     }

@@ -25,7 +25,7 @@ from streamvid.modules.encoding import Encoder, facts
 from streamvid.plan.position import World
 from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
-from streamvid.trainer.data import loader_options
+from streamvid.trainer.data import loader_options, without_ledger
 from streamvid.trainer.launch import accelerating, stop_requests
 
 
@@ -105,4 +105,5 @@ def _encode_share(config: TrainConfig, share: Share, num_cpus: int) -> EncodeRes
 def source_of(config: TrainConfig) -> ByShard:
     """Open the dataset to encode. Raises ConfigError if there are several, or if the dataset holds only texts."""
     sources = open_configs(config.data.dataset, Stores.of(config.data.storage))
-    return ByShard.of(sources, loader_options(config, sources))
+    options = loader_options(config, sources)
+    return ByShard.of(sources, options | {"output": without_ledger(options)})

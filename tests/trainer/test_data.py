@@ -9,7 +9,10 @@ import pytest
 
 from streamvid.cli.verbs.train import command
 from streamvid.config import dump_config
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, StateError
+from streamvid.forecast.ledger import check_ledger
+from streamvid.ledger.history import read_history
 from streamvid.trainer import TrainConfig, train
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.processes import on_terminal
@@ -32,11 +35,15 @@ def test_a_dataset_trains_and_resumes_to_the_same_losses(
         whole = train(config_of(dataset, tmp_path / "whole", 8))
         assert whole.eval_loss is not None
     assert "evaluation: the first 2 batches per rank of split 'train'" in caplog.text
-    train(config_of(dataset, tmp_path / "parts", 3))
-    parts = train(config_of(dataset, tmp_path / "parts", 8))
+    ledger = {"data.loader": {"output": {"ledger": str(tmp_path / "ledger")}}}
+    train(changed(config_of(dataset, tmp_path / "parts", 3), ledger))
+    parts = train(changed(config_of(dataset, tmp_path / "parts", 8), ledger))
     assert losses_in(tmp_path / "parts") == losses_in(tmp_path / "whole")
     assert len(losses_in(tmp_path / "whole")) == 8
     assert whole.eval_loss == parts.eval_loss
+    attempts = read_history(tmp_path / "ledger")
+    report = check_ledger(attempts, [open_dataset(dataset)], lambda *_: None)
+    assert report.is_right and (report.num_batches, len(attempts)) == (8, 2), "evaluations are not in the ledger"
 
 
 def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path) -> None:
