@@ -118,6 +118,18 @@ def test_a_clip_is_served_in_ranges(demo: PreviewServer, sharded: Sharded) -> No
     assert demo.get(path, Range=f"bytes={len(stored)}-").status == 416
 
 
+def test_audio_is_shown_where_there_is_any(demo: PreviewServer, sharded: Sharded) -> None:
+    rows = streamvid.open_dataset(sharded.root).samples_table().to_pylist()
+    shown = {}
+    for name in ("bigbuckbunny.mp4", "bikes_mpeg4.avi"):
+        (row, *_) = (row for row in rows if row["source"].endswith(name))
+        shown[name] = demo.get(f"/audio/{row['bucket_id']}/{row['shard']}/{row['index']}").text
+    assert "aac, 48,000 Hz, 6 channel(s)" in shown["bigbuckbunny.mp4"]
+    peaks = [float(peak) for peak in re.findall(r" -([\d.]+)V", shown["bigbuckbunny.mp4"])]
+    assert len(peaks) == 400 and 0.1 < max(peaks) <= 1 and len(set(peaks)) > 50
+    assert "The clip has no audio" in shown["bikes_mpeg4.avi"]
+
+
 def test_answers_forbid_everything_from_elsewhere(demo: PreviewServer) -> None:
     """SAFE-1: also errors."""
     for path in ("/", "/nothing", "/static/app.js", f"/sample/{BUCKET}/0/999"):
