@@ -70,7 +70,7 @@ def test_pages_filter_sort_and_continue(demo: PreviewServer, sharded: Sharded) -
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        ("/samples?where=fsp+%3E+2", "did you mean fps"),
+        ("/samples?where=fsp+%3E+2", "did you mean 'fps'"),
         ("/samples?where=__import__(%27os%27)", "where="),
         ("/samples?bucket=none", "bucket 'none' has no samples"),
         ("/samples?sort=clip_sha256", "sort 'clip_sha256': must be one of"),

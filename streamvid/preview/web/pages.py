@@ -178,6 +178,8 @@ class Pages:
             temporals=get_args(Temporal),
             spatials=get_args(Spatial),
             neighbors=self._neighbors(place),
+            caption_columns=self._caption_columns(),
+            is_native=dataset.manifest.clips == "native",
         )
 
     def _geometry(self, facts: SampleFacts, shown: DeliveredSample, asked: ViewQuery) -> dict[str, Any]:
@@ -191,6 +193,14 @@ class Pages:
             kept = charts.kept_box(width, height, target, smallest)
         crop = charts.crop_box(width, height, target, shown.delivery.view.crop)
         return {"width": width, "height": height, "crop": crop, "kept": kept, "target": target}
+
+    def _caption_columns(self) -> tuple[str, ...]:
+        """Return the columns from which captions can be taken: `text`, and the user's own columns of texts."""
+        schema = self.dataset.samples_schema
+        own = (
+            name for name in self.dataset.user_columns if str(schema.field(self.dataset.column(name)).type) == "string"
+        )
+        return ("text", *(name for name in own if name != "text"))
 
     def _neighbors(self, place: SamplePlace) -> tuple[str | None, str | None]:
         """Return the paths of the previous and the next sample of the shard."""
