@@ -8,7 +8,7 @@ from typing import Any
 
 from streamvid.dataset.passes import Progress, no_progress
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import SampleError
+from streamvid.errors import StreamvidError
 from streamvid.forecast.contents import contents_of
 from streamvid.forecast.histograms import histograms_of
 from streamvid.forecast.run import MetadataFacts, RunForecast
@@ -129,7 +129,7 @@ def _picture(deliverer: Deliverer, facts: SampleFacts) -> SheetPicture:
         return SheetPicture(facts, None)
     try:
         (frame,) = deliverer.poster(facts.place, ViewSettings())
-    except SampleError as error:
+    except StreamvidError as error:
         return SheetPicture(facts, None, str(error))
     data = base64.b64encode(jpeg(frame, _PICTURE_WIDTH)).decode()
     return SheetPicture(facts, f"data:image/jpeg;base64,{data}")

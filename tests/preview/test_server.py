@@ -75,6 +75,7 @@ def test_pages_filter_sort_and_continue(demo: PreviewServer, sharded: Sharded) -
         ("/samples?bucket=none", "bucket 'none' has no samples"),
         ("/samples?sort=clip_sha256", "sort 'clip_sha256': must be one of"),
         ("/samples?from=-1", "from='-1': must be an integer"),
+        ("/step?ranks=60000&batch=4000", "ranks=60000 with batch=4000: a step has 240000000 samples"),
         ("/step?ranks=0", "ranks='0': must be an integer from 1"),
         ("/step?step=100000", "step=100000: epoch 0 has"),
         ("/step?shuffle=all", "shuffle='all': must be one of none, shards, window"),
