@@ -47,7 +47,7 @@ PAGES = {
     "filtered": "/samples?where=fps+%3E+24+and+contains(text%2C+%22street%22)",
     "sorted": "/samples?sort=duration_seconds&desc=1",
     "far": "/samples?from=150000",
-    "step": "/step?ranks=64&batch=4&step=100",
+    "step": "/step?ranks=64&batch=4",
 }
 _CLIP = ClipEntry("mp4", 512, 400_000, bytes(32), 200, 1280, 720, 24.0, 8.0, "h264")
 
