@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import http.client
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -46,7 +47,7 @@ PAGES = {
     "filtered": "/samples?where=fps+%3E+24+and+contains(text%2C+%22street%22)",
     "sorted": "/samples?sort=duration_seconds&desc=1",
     "far": "/samples?from=150000",
-    "step": "/step?ranks=64&batch=4&step=100",
+    "step": "/step?ranks=64&batch=4",
 }
 _CLIP = ClipEntry("mp4", 512, 400_000, bytes(32), 200, 1280, 720, 24.0, 8.0, "h264")
 
@@ -147,19 +148,34 @@ def resident_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024 + sum(resident_bytes(int(child)) for child in children.split())
 
 
-def measure(root: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Return the medians of the seconds of each page in a new server, and of the server's memory afterwards."""
-    found: dict[str, list[float]] = {}
-    memory: dict[str, list[float]] = {}
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process so far, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class PageFigures:
+    """Medians of one page over new servers: wall and CPU seconds of the request, and resident memory afterwards."""
+
+    seconds: float
+    cpu_seconds: float
+    resident_mb_after: float
+
+
+def measure(root: Path, repeats: int) -> dict[str, PageFigures]:
+    """Request all pages in turn from new servers. `start` is the time from the command to the printed address."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
     for _ in range(repeats):
+        since = time.perf_counter()
         with serving(root) as (location, pid):
+            before = cpu_seconds(pid)
+            found.setdefault("start", []).append((time.perf_counter() - since, before, resident_bytes(pid) / 1e6))
             for name, path in PAGES.items():
-                found.setdefault(name, []).append(seconds_of(location, path))
-                memory.setdefault(name, []).append(resident_bytes(pid) / 1e6)
-    return {
-        name: {"seconds": statistics.median(found[name]), "resident_mb_after": statistics.median(memory[name])}
-        for name in PAGES
-    }
+                seconds, after = seconds_of(location, path), cpu_seconds(pid)
+                found.setdefault(name, []).append((seconds, after - before, resident_bytes(pid) / 1e6))
+                before = after
+    return {name: PageFigures(*map(statistics.median, zip(*rows, strict=True))) for name, rows in found.items()}
 
 
 def main() -> None:
@@ -176,10 +192,11 @@ def main() -> None:
             seal(root, given.rows)
         found = measure(root, given.repeats)
     if given.json:
-        print(json.dumps({"rows": given.rows, "repeats": given.repeats, "pages": found}))
+        pages = {name: asdict(one) for name, one in found.items()}
+        print(json.dumps({"rows": given.rows, "repeats": given.repeats, "pages": pages}))
         return
     for name, one in found.items():
-        print(f"{name:<14} {one['seconds']:6.2f} s   {one['resident_mb_after']:6.0f} MB resident afterwards")
+        print(f"{name:<14} {one.seconds:6.2f} s {one.cpu_seconds:6.2f} s CPU {one.resident_mb_after:6.0f} MB resident")
 
 
 if __name__ == "__main__":

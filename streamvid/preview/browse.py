@@ -2,7 +2,7 @@
 
 No page needs Python objects for the whole index. Without sorting, a page reads only the shards that hold its rows; a
 filter adds one pass over the columns of the condition, whose counts per shard are cached. Sorting reads one column of
-the selected samples and keeps 12 bytes per sample.
+the selected samples and keeps 8 bytes per sample.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Static report of a dataset: the overview and a contact sheet per bucket, as one HTML file that loads nothing."""
+"""Static pages in one HTML file that loads nothing: a dataset with a contact sheet per bucket, and a planned run."""
 
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from streamvid.dataset.passes import Progress, no_progress
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import SampleError
+from streamvid.errors import StreamvidError
 from streamvid.forecast.contents import contents_of
 from streamvid.forecast.histograms import histograms_of
+from streamvid.forecast.run import MetadataFacts, RunForecast
+from streamvid.plan.span import BucketReport
 from streamvid.preview import charts
 from streamvid.preview.browse import Browser, RowQuery
 from streamvid.preview.deliver import Deliverer, ViewSettings
@@ -70,6 +72,41 @@ def report_of(dataset: Dataset, options: ReportOptions | None = None, progress: 
     )
 
 
+def plan_page(plan: RunForecast) -> str:
+    """Return a forecast of a run as HTML, in one file that loads nothing."""
+    names = [field.name for field in fields(BucketReport)]
+    about = plan.about
+    return render(
+        "plan.html",
+        title="Plan",
+        url=plan.source,
+        style=_style(),
+        plan=plan,
+        buckets=[[getattr(one, name) for name in names] for one in plan.counts.buckets],
+        tails=[
+            (
+                one.tail,
+                one.num_steps,
+                one.num_delivered,
+                100 * one.share_left_out,
+                100 * one.share_repeated,
+                one.num_starved_buckets,
+            )
+            for one in plan.counts.tails
+        ],
+        shapes=[
+            (
+                name,
+                *(None if share is None else 100 * share for share in (one.crop_mean, one.crop_max)),
+                one.upscale_mean,
+                100 * one.frames_unused_share,
+            )
+            for name, one in plan.shapes.items()
+        ],
+        left_out=[(one.kind, one.num_rows) for one in about.left_out] if isinstance(about, MetadataFacts) else [],
+    )
+
+
 def _style() -> Any:
     from markupsafe import Markup
 
@@ -92,7 +129,7 @@ def _picture(deliverer: Deliverer, facts: SampleFacts) -> SheetPicture:
         return SheetPicture(facts, None)
     try:
         (frame,) = deliverer.poster(facts.place, ViewSettings())
-    except SampleError as error:
+    except StreamvidError as error:
         return SheetPicture(facts, None, str(error))
     data = base64.b64encode(jpeg(frame, _PICTURE_WIDTH)).decode()
     return SheetPicture(facts, f"data:image/jpeg;base64,{data}")

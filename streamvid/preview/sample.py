@@ -12,7 +12,7 @@ from streamvid.dataset.index import MEDIA_PREFIX
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import DatasetError, IntegrityError
 from streamvid.preview.find import SamplePlace
-from streamvid.storage import WrongReads
+from streamvid.storage import WrongReads, read_content
 from streamvid.video.clip_index import KEY, SHOWN
 
 Checksum: TypeAlias = Literal["verified", "mismatch"]
@@ -83,9 +83,14 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class ClipRange:
-    """Bytes of a file of a sample in its tar. sha256: expected checksum in hexadecimal."""
+    """Bytes of a file of a sample in its tar.
+
+    content: checksum and size of the tar, which identify it in a cache.
+    sha256: expected checksum in hexadecimal.
+    """
 
     path: str
+    content: tuple[str, int]
     offset: int
     num_bytes: int
     extension: str
@@ -117,14 +122,23 @@ def _range(facts: SampleFacts, offset: int, num_bytes: int, values: Mapping[str,
             f"the index lists {num_bytes} bytes at offset {offset} for {facts.key}, but {shard.path} has "
             f"{shard.num_bytes} bytes; copy the dataset again"
         )
-    return ClipRange(shard.path, offset, num_bytes, str(values[f"{prefix}extension"]), str(values[f"{prefix}sha256"]))
+    content = (shard.sha256, shard.num_bytes)
+    return ClipRange(
+        shard.path, content, offset, num_bytes, str(values[f"{prefix}extension"]), str(values[f"{prefix}sha256"])
+    )
 
 
-def read_clip(dataset: Dataset, part: ClipRange, start: int = 0, stop: int | None = None) -> bytes:
-    """Return the stored bytes from `start` to `stop` of a file of a sample, without verifying them."""
+def read_clip(
+    dataset: Dataset, part: ClipRange, start: int = 0, stop: int | None = None, *, is_again: bool = False
+) -> bytes:
+    """Return the stored bytes from `start` to `stop` of a file of a sample, without verifying them.
+
+    is_again: True if the previous read returned wrong bytes.
+    """
     data = bytearray((part.num_bytes if stop is None else stop) - start)
     if data:
-        dataset.store.read_ranges(part.path, [(part.offset + start, memoryview(data))])
+        ranges = [(part.offset + start, memoryview(data))]
+        read_content(dataset.store, part.path, part.content, ranges, is_again=is_again)
     return bytes(data)
 
 
@@ -132,7 +146,7 @@ def read_verified_clip(dataset: Dataset, part: ClipRange) -> bytes:
     """Return the bytes of a file of a sample. Raises IntegrityError if they do not match the checksum in the index."""
     wrong = WrongReads()
     while True:
-        data = read_clip(dataset, part)
+        data = read_clip(dataset, part, is_again=len(wrong) > 0)
         found = hashlib.sha256(data).hexdigest()
         if found == part.sha256:
             return data

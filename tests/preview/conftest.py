@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from streamvid import shard
@@ -20,6 +21,7 @@ from streamvid.buckets.bucket import parse_buckets
 from tests.conftest import Sharded
 from tests.files import write_rows
 from tests.media_clips import MEDIA, make_rows
+from tests.processes import wait_for_end
 from tests.servers import end_server, spawn
 from tests.shard_options import shard_options
 
@@ -71,9 +73,9 @@ class PreviewServer:
 Serve = Callable[..., PreviewServer]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """serve(dataset, *flags) ─► a server that ends with the test's module."""
+    """serve(dataset, *flags) ─► a server that ends with the session."""
     processes = []
 
     def start(dataset: object, *flags: object) -> PreviewServer:
@@ -89,10 +91,12 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
     yield start
     for process in processes:
+        children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
         end_server(process)
+        assert wait_for_end(children) == [], "STOP-1: a decode process outlives the server"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demo(serve: Serve, sharded: Sharded) -> PreviewServer:
     """The preview of the corpus' dataset."""
     return serve(sharded.root)

@@ -70,11 +70,12 @@ def test_pages_filter_sort_and_continue(demo: PreviewServer, sharded: Sharded) -
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        ("/samples?where=fsp+%3E+2", "did you mean fps"),
+        ("/samples?where=fsp+%3E+2", "did you mean 'fps'"),
         ("/samples?where=__import__(%27os%27)", "where="),
         ("/samples?bucket=none", "bucket 'none' has no samples"),
         ("/samples?sort=clip_sha256", "sort 'clip_sha256': must be one of"),
         ("/samples?from=-1", "from='-1': must be an integer"),
+        ("/step?ranks=60000&batch=4000", "ranks=60000 with batch=4000: a step has 240000000 samples"),
         ("/step?ranks=0", "ranks='0': must be an integer from 1"),
         ("/step?step=100000", "step=100000: epoch 0 has"),
         ("/step?shuffle=all", "shuffle='all': must be one of none, shards, window"),
@@ -116,6 +117,18 @@ def test_a_clip_is_served_in_ranges(demo: PreviewServer, sharded: Sharded) -> No
     assert part.headers["content-range"] == f"bytes 100-199/{len(stored)}"
     assert demo.get(path, Range=f"bytes={len(stored) - 5}-").body == stored[-5:]
     assert demo.get(path, Range=f"bytes={len(stored)}-").status == 416
+
+
+def test_audio_is_shown_where_there_is_any(demo: PreviewServer, sharded: Sharded) -> None:
+    rows = streamvid.open_dataset(sharded.root).samples_table().to_pylist()
+    shown = {}
+    for name in ("bigbuckbunny.mp4", "bikes_mpeg4.avi"):
+        (row, *_) = (row for row in rows if row["source"].endswith(name))
+        shown[name] = demo.get(f"/audio/{row['bucket_id']}/{row['shard']}/{row['index']}").text
+    assert "aac, 48,000 Hz, 6 channel(s)" in shown["bigbuckbunny.mp4"]
+    peaks = [float(peak) for peak in re.findall(r" -([\d.]+)V", shown["bigbuckbunny.mp4"])]
+    assert len(peaks) == 400 and 0.1 < max(peaks) <= 1 and len(set(peaks)) > 50
+    assert "The clip has no audio" in shown["bikes_mpeg4.avi"]
 
 
 def test_answers_forbid_everything_from_elsewhere(demo: PreviewServer) -> None:

@@ -32,6 +32,7 @@ Examples:
   streamvid plan ds/ --num-ranks 64 --max-tokens-per-batch 60000 --epochs 3 --tail shrink
   streamvid plan ds/ --num-ranks 64 --batch-size 4 --json | jq .tails
   streamvid plan ds/ --num-ranks 8 --batch-size 4 --keys keys.jsonl
+  streamvid plan ds/ --num-ranks 8 --batch-size 4 --html plan.html
   streamvid plan meta.parquet --preset wan2.1-480p --num-ranks 64 --batch-size 1
 
 \b
@@ -71,6 +72,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
 )
 @click.option("--video-column", metavar="C", help="Metadata column that holds media paths.")
 @click.option("--json", "as_json", is_flag=True, help="Print the forecast as JSON.")
+@click.option("--html", type=Location(dir_okay=False), help="Also write the forecast to this HTML file.")
 @storage_flags
 def command(
     source: str,
@@ -80,6 +82,7 @@ def command(
     counts_only: bool,
     keys: str | None,
     as_json: bool,
+    html: str | None,
     storage: StorageOptions,
     **given: Any,
 ) -> None:
@@ -108,8 +111,17 @@ def command(
         print_json(found.to_json() | ({} if keys is None else {"keys": keys}))
     else:
         print_forecast(found)
+    if html is not None:
+        _write_html(found, Path(html))
     if found.failure is not None:
         raise found.failure
+
+
+def _write_html(found: RunForecast, path: Path) -> None:
+    from streamvid.preview.report import plan_page
+    from streamvid.storage import LocalStore
+
+    LocalStore(path.parent).put(path.name, plan_page(found).encode())
 
 
 def _run(given: Values) -> PlannedRun:

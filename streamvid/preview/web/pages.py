@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import ConfigError, DatasetError, StreamvidError
+from streamvid.errors import ConfigError, DatasetError, SampleError, StreamvidError
 from streamvid.forecast.contents import DatasetContents, contents_of
 from streamvid.forecast.histograms import Histograms, figure_labels, histograms_of
 from streamvid.loader.view.view import Spatial, Temporal
 from streamvid.plan.options import Shuffle, Sync
 from streamvid.plan.tail import Tail
 from streamvid.preview import charts
+from streamvid.preview.audio import waveform_of
 from streamvid.preview.browse import Browser, RowPage, RowQuery
 from streamvid.preview.deliver import DeliveredSample, Deliverer
 from streamvid.preview.find import SamplePlace, find_keys, place_of
 from streamvid.preview.render import path, query, render
 from streamvid.preview.runs import read_run
-from streamvid.preview.sample import SampleFacts, checksum_of, clip_range, sample_facts, timeline_of
+from streamvid.preview.sample import SampleFacts, checksum_of, clip_range, read_clip, sample_facts, timeline_of
 from streamvid.preview.steps import step_of
 from streamvid.preview.web.settings import Values, ViewQuery, row_query, step_query, view_query, whole
 
@@ -170,11 +171,15 @@ class Pages:
             geometry=None if shown is None or shown.frames is None else self._geometry(facts, shown, asked),
             card=self.card(facts),
             frame=path("frame", *at),
-            at=at,
+            audio=path("audio", *at)
+            if dataset.manifest.clips == "copy" and facts.number("window_num_frames") > 1
+            else None,
             values=asked.to_query(v=self._version),
             temporals=get_args(Temporal),
             spatials=get_args(Spatial),
             neighbors=self._neighbors(place),
+            caption_columns=self._caption_columns(),
+            is_native=dataset.manifest.clips == "native",
         )
 
     def _geometry(self, facts: SampleFacts, shown: DeliveredSample, asked: ViewQuery) -> dict[str, Any]:
@@ -189,11 +194,30 @@ class Pages:
         crop = charts.crop_box(width, height, target, shown.delivery.view.crop)
         return {"width": width, "height": height, "crop": crop, "kept": kept, "target": target}
 
+    def _caption_columns(self) -> tuple[str, ...]:
+        """Return the columns from which captions can be taken: `text`, and the user's own columns of texts."""
+        schema = self.dataset.samples_schema
+        own = (
+            name for name in self.dataset.user_columns if str(schema.field(self.dataset.column(name)).type) == "string"
+        )
+        return ("text", *(name for name in own if name != "text"))
+
     def _neighbors(self, place: SamplePlace) -> tuple[str | None, str | None]:
         """Return the paths of the previous and the next sample of the shard."""
         at, last = (place.shard.bucket_id, place.shard.number), place.shard.num_samples - 1
         before = path("sample", *at, place.index - 1) if place.index > 0 else None
         return before, path("sample", *at, place.index + 1) if place.index < last else None
+
+    def audio(self, place: SamplePlace) -> str:
+        """Return the waveform of a sample's clip, as a part of its page."""
+        facts = sample_facts(self.dataset, place)
+        part, duration, found, problem = clip_range(facts), facts.values.get("duration_seconds"), None, None
+        if part.num_bytes <= _MAX_CHECKED and isinstance(duration, float):
+            try:
+                found = waveform_of(read_clip(self.dataset, part), duration)
+            except SampleError as error:
+                problem = str(error)
+        return render("audio.html", waveform=found, problem=problem)
 
     def key(self, key: str) -> str:
         """Return the path of the page of the sample with this key."""

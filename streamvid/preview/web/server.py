@@ -64,6 +64,7 @@ class Preview:
             Route("/curves", _html(lambda _: pages.training_figures())),
             Route("/key/{key}", self.key),
             Route(f"/sample/{at}", _html(lambda request: pages.sample(self._place(request), _values(request)))),
+            Route(f"/audio/{at}", _html(lambda request: pages.audio(self._place(request)))),
             Route(f"/poster/{at}", self.poster),
             Route(f"/strip/{at}", self.strip),
             Route(f"/frame/{at}/{{frame:int}}", self.frame),

@@ -18,7 +18,7 @@ from streamvid.preview.steps import StepQuery
 MAX_TEXT = 2000
 """Maximum number of characters of a value."""
 
-MAX_RANKS, MAX_BATCH = 1 << 16, 1 << 12
+MAX_RANKS, MAX_BATCH, MAX_GLOBAL_BATCH = 1 << 16, 1 << 12, 1 << 20
 _MAX = (1 << 62) - 1
 
 Values = Mapping[str, str]
@@ -126,4 +126,9 @@ def step_query(values: Values) -> StepQuery:
         split=_text(values, "split") or "train",
         where=_text(values, "where"),
     )
+    if query.num_ranks * query.batch_size > MAX_GLOBAL_BATCH:
+        raise ConfigError(
+            f"ranks={query.num_ranks} with batch={query.batch_size}: a step has "
+            f"{query.num_ranks * query.batch_size} samples; at most {MAX_GLOBAL_BATCH} can be shown"
+        )
     return replace(query, first_rank=whole(values, "rank", 0, 0, MAX_RANKS))
