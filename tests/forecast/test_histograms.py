@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.versions.open import open_dataset
 from streamvid.forecast.histograms import figure_labels, histograms_of
 from tests.dataset.samples import BUCKETS, ROW, Part, seal_parts, tar_bytes
 
