@@ -9,7 +9,9 @@ against the direct resize; encoding is CPU milliseconds a frame, from the source
 CPU milliseconds for 16 frames from a random start, by plain PyAV with one thread, opening the file included, nothing
 converted: profiles take turns within each repeat on the same windows; median of the repeats, lowest to highest, and
 the ratio to the default profile, median of paired repeats. Lines in brackets are no profiles: other ways to use x264
-on the same pictures, encoded from the lossless clip, for comparison; their encoding time leaves out the source.
+on the same pictures, encoded from the lossless clip, for comparison; their encoding time leaves out the source. The
+last line is the ffmpeg program with the settings of the default profile, from the source, without proof; its encoding
+time includes its start.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ import io
 import json
 import platform
 import random
+import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,6 +34,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import av
+import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,6 +56,7 @@ PROFILES = {
 ALIGNED = "(windows that start at key frames)"
 _BASE = "keyint=16:min-keyint=16:scenecut=0:threads=1"
 _OURS = f"{_BASE}:bframes=0:ref=1:psy=0:aq-mode=0:trellis=0:weightp=0:no-deblock=1"
+FFMPEG = "(ffmpeg program, h264 crf 18)"
 COMPARISONS = {
     "(x264 crf 18 with CABAC)": ("medium", None, f"{_OURS}:cabac=1"),
     "(x264 crf 18 with B-frames)": ("medium", None, f"{_OURS}:cabac=0:bframes=3"),
@@ -81,7 +88,23 @@ def encode_all(path: Path, height: int, width: int, max_frames: int) -> dict[str
         data = plain_x264(pictures, preset, tune, settings)
         spent = time.process_time() - begin
         made[name] = Encoded(data, len(pictures), luma_psnr(decode(data), pictures), spent)
+    data, spent = by_ffmpeg(path, height, width, count)
+    made[FFMPEG] = Encoded(data, count, luma_psnr(decode(data), pictures), spent)
     return made
+
+
+def by_ffmpeg(path: Path, height: int, width: int, count: int) -> tuple[bytes, float]:
+    """(a clip that the ffmpeg program made with one thread, its CPU seconds)."""
+    fit = f"crop=min(iw\\,ih*{width}/{height}):min(ih\\,iw*{height}/{width}),scale={width}:{height}:flags=bicubic"
+    settings = [word for name, value in Encoding().encoder_options().items() for word in (f"-{name}", value)]
+    with tempfile.TemporaryDirectory(prefix="bench-native-") as folder:
+        out = Path(folder) / "clip.mp4"
+        words = ["-v", "error", "-threads", "1", "-i", path, "-frames:v", count, "-vf", f"{fit},format=yuv420p", "-an"]
+        words += ["-fps_mode", "passthrough", "-c:v", "libx264", "-threads", "1", *settings, out]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), *map(str, words)], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return out.read_bytes(), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def count_frames(path: Path, max_frames: int) -> int:
@@ -145,7 +168,7 @@ def started(window: str, first: int) -> int:
 
 def measure(clips: list[dict[str, Encoded]], repeats: int) -> list[dict[str, object]]:
     """One row a profile; kB, PSNR and times are means over the clips."""
-    names = [*PROFILES, ALIGNED, *COMPARISONS]
+    names = [*PROFILES, ALIGNED, *COMPARISONS, FFMPEG]
     clips = [{**made, ALIGNED: made[DEFAULT]} for made in clips]
     costs: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(repeats):

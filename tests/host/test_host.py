@@ -15,6 +15,7 @@ from types import FrameType
 
 import pytest
 
+from streamvid.host.findings import Findings
 from streamvid.host.journal import Journal
 from streamvid.host.lock import FileLock, try_lock, wait_for_lock
 from streamvid.host.processes import describe_exit, end_workers, start_worker
@@ -88,6 +89,18 @@ def test_a_journal_keeps_whole_lines_of_the_same_rules(tmp_path: Path) -> None:
         journal.clear()
     assert not Journal(path, {"rules": 1}).findings
     assert not Journal(path, {"rules": 2}).findings
+
+
+def test_many_findings_are_found_by_their_keys() -> None:
+    """More than are kept apart before they are sorted; the latest finding of a key counts."""
+    findings, num_keys = Findings(), 100_000
+    for number in range(150_000):
+        findings.put((f"{number % num_keys}.mp4", 1), b'["%d.mp4", 1, %d]' % (number % num_keys, number))
+    assert len(findings) == num_keys and ("none.mp4", 1) not in findings and findings.get(("0.mp4", 2)) is None
+    for number in (0, 7, 49_999, 50_000, 65_535, 65_536, 99_999):
+        assert findings[f"{number}.mp4", 1] == (number + num_keys if number < 50_000 else number)
+    findings.clear()
+    assert not findings and ("7.mp4", 1) not in findings
 
 
 def serve(socket_fd: str, other_fd: str, word: str) -> None:
