@@ -110,8 +110,8 @@ def judge_loader(usage: Usage, wait_share: float, setting: Setting) -> Verdict:
         return Verdict("caller", (waited,), ())
     limit = limit_of(usage, setting.num_cores)
     busy = (
-        f"{usage.num_workers} worker(s) were decoding {usage.decoders_busy:.0%} of the time, and threads were reading "
-        f"{usage.store_busy:.0%}"
+        f"{max(1, usage.num_workers)} decoder(s) were busy {usage.decoders_busy:.0%} of the time, and threads were "
+        f"reading {usage.store_busy:.0%}"
     )
     return Verdict(limit, (waited, busy, *_causes(usage)), advice(limit, usage, setting))
 
