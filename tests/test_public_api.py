@@ -69,18 +69,24 @@ def test_public_names() -> None:
         "World",
         "__version__",
         "annotate",
+        "compact",
         "copy_dataset",
         "detect_world",
         "dry_run",
         "fit_costs",
         "load_bucket_config",
         "load_config",
+        "merge",
         "open_dataset",
         "probe",
+        "remove",
         "search_batch_sizes",
         "shard",
+        "tag",
         "train",
         "verify_dataset",
+        "versions",
+        "view",
         "world_from_mesh",
     ]
 
@@ -153,7 +159,8 @@ def test_importing_is_light(statement: str) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """The help of every verb, after `streamvid --help` itself."""
-    verbs = ("", "annotate", "bench", "copy", "demo", "encode", "plan", "presets", "shard", "stats", "train", "verify")
+    verbs = ("", "annotate", "bench", "compact", "copy", "demo", "encode", "merge", "plan", "presets", "remove")
+    verbs += ("shard", "stats", "train", "verify", "versions")
     code = (
         f"import sys\nfrom streamvid.cli import main\nfor verb in {verbs!r}:\n"
         "    sys.argv = ['streamvid', *verb.split(), '--help']\n"

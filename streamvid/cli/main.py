@@ -22,15 +22,19 @@ EXIT_INTERRUPTED = 130
 _VERBS = {
     "annotate": "Add captions and columns to a sealed dataset.",
     "bench": "Measure samples per second on this machine and find the bottleneck.",
+    "compact": "Delete the bytes of removed samples, and merge small shards.",
     "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
     "demo": "Build a small corpus, shard it, stream it, and train on it.",
     "encode": "Encode a dataset with a model's encoders and store the features.",
+    "merge": "Add the samples of other datasets to a dataset.",
     "plan": "Show what a run would deliver before you rent a GPU.",
     "presets": "List the bucket configurations of known models, with sources.",
+    "remove": "Remove samples from a dataset, for example after a takedown request.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset contains and what was rejected.",
     "train": "Train your model, or a small built-in one, on a dataset.",
     "verify": "Check a dataset against its manifest and list problems.",
+    "versions": "List and name the versions of a dataset, and store views.",
 }
 
 
