@@ -36,6 +36,8 @@ _VERBS = {
     "verify": "Check a dataset against its manifest and list problems.",
     "versions": "List and name the versions of a dataset, and store views.",
 }
+_UPKEEP = frozenset(("annotate", "compact", "copy", "merge", "remove", "verify", "versions"))
+"""Verbs whose modules are in `verbs/upkeep/`."""
 
 
 class _Verbs(click.Group):
@@ -47,7 +49,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        command: click.Command = importlib.import_module(f"streamvid.cli.verbs.{cmd_name}").command
+        folder = "verbs.upkeep" if cmd_name in _UPKEEP else "verbs"
+        command: click.Command = importlib.import_module(f"streamvid.cli.{folder}.{cmd_name}").command
         return command
 
     def resolve_command(

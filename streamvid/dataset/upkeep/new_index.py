@@ -111,7 +111,12 @@ class NewIndex:
         kept = [place for place, file in enumerate(manifest.files.samples) if file.path not in self.affected]
         chunks = [pairs[start : start + MAX_SHARDS_PER_FILE] for start in range(0, len(pairs), MAX_SHARDS_PER_FILE)]
         files = [self._write_files(len(kept) + number, chunk) for number, chunk in enumerate(chunks)]
-        infos = [shard for shard in self.dataset.shards if shard.index_path not in self.affected]
+        # The stored table counts removed samples too; readers subtract them.
+        infos = [
+            replace(shard, num_samples=self.dataset.num_stored(shard))
+            for shard in self.dataset.shards
+            if shard.index_path not in self.affected
+        ]
         infos += [shard for file in files for shard in file.infos]
         infos.sort(key=lambda shard: (order[shard.bucket_id], shard.number))
         table = self._put("shards", 0, encode_shards(infos))
