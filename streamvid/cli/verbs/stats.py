@@ -51,8 +51,10 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
     click.echo("")
     click.echo(
         f"{facts['samples']} samples in {facts['shards']} shards, {size(facts['bytes'])}; clips: {facts['clips']}; "
-        f"format {facts['format_version']}"
+        f"format {facts['format_version']}, version {facts['version']}"
     )
+    if facts["where"] is not None:
+        click.echo(printable(f"only samples of the view: {facts['where']}; sizes are those of whole shards"))
     if facts["native"]:
         encoding, psnr_y = facts["native"]["encoding"], facts["native"]["quality"]["psnr_y"]
         crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
@@ -69,7 +71,10 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
         click.echo(stored_line((clips, stored)))
     windows = facts["samples"] - stored + clips + len(facts["rejections"])
     cut = "" if windows == facts["records"] else f"{windows} windows of "
-    click.echo(f"rejected: {len(facts['rejections'])} of {cut}{facts['records']} input rows")
+    if facts["version"] == 1:
+        click.echo(f"rejected: {len(facts['rejections'])} of {cut}{facts['records']} input rows")
+    else:  # samples may have been removed, so samples and rejections no longer add up
+        click.echo(f"rejected: {len(facts['rejections'])} of {facts['records']} input rows")
     _print_first_rejections(facts["rejections"])
 
 
@@ -111,16 +116,20 @@ def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
 
 def collect(dataset: Dataset) -> dict[str, Any]:
     """Return JSON-serializable statistics: one row per bucket and split, counts, the user's columns, and rejections."""
+    from streamvid.dataset.filter.filter import count_matches, parse_filter
     from streamvid.dataset.manifest import FORMAT_VERSION
 
     shards = dataset.shards
+    counts = shards.num_samples
+    if dataset.where is not None:
+        counts = count_matches(dataset, shards, parse_filter(dataset.where, dataset))
     places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
     buckets = [
         {
             "bucket": bucket_id,
             "shape": list(dataset.manifest.bucket(bucket_id).shape),
             "split": split,
-            "samples": int(shards.num_samples[rows].sum()),
+            "samples": int(counts[rows].sum()),
             "shards": len(rows),
             "bytes": int(shards.num_bytes[rows].sum()),
         }
@@ -135,7 +144,9 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "content_fingerprint": dataset.manifest.fingerprints.content,
         "native": None if native is None else asdict(native),
         "records": dataset.manifest.counts.records,
-        "samples": int(shards.num_samples.sum()),
+        "samples": int(counts.sum()),
+        "version": dataset.manifest.version,
+        "where": dataset.where,
         "stored_clips": list(dataset.stored_clips),
         "shards": len(shards),
         "bytes": int(shards.num_bytes.sum()),
