@@ -530,8 +530,11 @@ def completed():
 
 def checked():
     report = streamvid.verify_dataset(work, deep=True, fresh=True)
-    tree = sorted((p.relative_to(work).as_posix(), hash(p.read_bytes())) for p in work.rglob("*") if p.is_file())
-    text = json.dumps({"end": hash(tuple(tree)), "is_right": report.is_right, "extra": list(report.extra)})
+    # The thread that renews the lease may be killed within a write, whose temporary file expires later.
+    files = [p for p in work.rglob("*") if p.is_file() and not p.name.endswith(".tmp")]
+    tree = sorted((p.relative_to(work).as_posix(), hash(p.read_bytes())) for p in files)
+    extra = [path for path in report.extra if not path.endswith(".tmp")]
+    text = json.dumps({"end": hash(tuple(tree)), "is_right": report.is_right, "extra": extra})
     print(text)
 
 choose, moment, left = random.Random(verb), 0, 3 if share < 1 else 1000
