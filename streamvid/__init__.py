@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from streamvid.config import load_config
     from streamvid.dataset.annotate.annotate import annotate
     from streamvid.dataset.reader import Dataset
+    from streamvid.dataset.upkeep.compact import compact
     from streamvid.dataset.upkeep.copy import copy_dataset
+    from streamvid.dataset.upkeep.history import tag, versions, view
+    from streamvid.dataset.upkeep.merge import merge
+    from streamvid.dataset.upkeep.remove import remove
     from streamvid.dataset.upkeep.verify import verify_dataset
     from streamvid.dataset.versions.open import open_dataset
     from streamvid.errors import StreamvidError
@@ -60,7 +64,11 @@ _NAMES = {
     "streamvid.dataset.annotate.annotate": ("annotate",),
     "streamvid.dataset.reader": ("Dataset",),
     "streamvid.dataset.versions.open": ("open_dataset",),
+    "streamvid.dataset.upkeep.compact": ("compact",),
     "streamvid.dataset.upkeep.copy": ("copy_dataset",),
+    "streamvid.dataset.upkeep.history": ("tag", "versions", "view"),
+    "streamvid.dataset.upkeep.merge": ("merge",),
+    "streamvid.dataset.upkeep.remove": ("remove",),
     "streamvid.dataset.upkeep.verify": ("verify_dataset",),
     "streamvid.errors": ("StreamvidError",),
     "streamvid.loader.batch.batch": ("Batch",),
@@ -118,18 +126,24 @@ __all__ = [
     "World",
     "__version__",
     "annotate",
+    "compact",
     "copy_dataset",
     "detect_world",
     "dry_run",
     "fit_costs",
     "load_bucket_config",
     "load_config",
+    "merge",
     "open_dataset",
     "probe",
+    "remove",
     "search_batch_sizes",
     "shard",
+    "tag",
     "train",
     "verify_dataset",
+    "versions",
+    "view",
     "world_from_mesh",
 ]
 

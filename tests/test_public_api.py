@@ -70,18 +70,24 @@ def test_public_names() -> None:
         "World",
         "__version__",
         "annotate",
+        "compact",
         "copy_dataset",
         "detect_world",
         "dry_run",
         "fit_costs",
         "load_bucket_config",
         "load_config",
+        "merge",
         "open_dataset",
         "probe",
+        "remove",
         "search_batch_sizes",
         "shard",
+        "tag",
         "train",
         "verify_dataset",
+        "versions",
+        "view",
         "world_from_mesh",
     ]
 
@@ -154,8 +160,9 @@ def test_importing_is_light(statement: str) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """The help of every verb, after `streamvid --help` itself."""
-    verbs = ("", "annotate", "bench", "copy", "demo", "encode", "extract", "ledger", "ledger check", "ledger show")
-    verbs += ("plan", "presets", "preview", "report", "shard", "stats", "train", "verify")
+    verbs = ("", "annotate", "bench", "compact", "copy", "demo", "encode", "extract", "ledger", "ledger check")
+    verbs += ("ledger show", "merge", "plan", "presets", "preview", "remove", "report", "shard", "stats", "train")
+    verbs += ("verify", "versions")
     code = (
         f"import sys\nfrom streamvid.cli import main\nfor verb in {verbs!r}:\n"
         "    sys.argv = ['streamvid', *verb.split(), '--help']\n"

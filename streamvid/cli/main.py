@@ -22,20 +22,26 @@ EXIT_INTERRUPTED = 130
 _VERBS = {
     "annotate": "Add captions and columns to a sealed dataset.",
     "bench": "Measure samples per second on this machine and find the bottleneck.",
+    "compact": "Delete the bytes of removed samples, and merge small shards.",
     "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
     "demo": "Build a small corpus, shard it, stream it, and train on it.",
     "encode": "Encode a dataset with a model's encoders and store the features.",
-    "ledger": "Verify and search the log of delivered samples.",
     "extract": "Write single samples to files: clip, frames that the model gets, caption.",
+    "ledger": "Verify and search the log of delivered samples.",
+    "merge": "Add the samples of other datasets to a dataset.",
     "plan": "Show what a run would deliver before you rent a GPU.",
     "presets": "List the bucket configurations of known models, with sources.",
     "preview": "Show a dataset in the browser, as the model sees it.",
+    "remove": "Remove samples from a dataset, for example after a takedown request.",
     "report": "Write the contents of a dataset as one HTML file.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset contains and what was rejected.",
     "train": "Train your model, or a small built-in one, on a dataset.",
     "verify": "Check a dataset against its manifest and list problems.",
+    "versions": "List and name the versions of a dataset, and store views.",
 }
+_UPKEEP = frozenset(("annotate", "compact", "copy", "merge", "remove", "verify", "versions"))
+"""Verbs whose modules are in `verbs/upkeep/`."""
 
 
 class _Verbs(click.Group):
@@ -47,7 +53,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        command: click.Command = importlib.import_module(f"streamvid.cli.verbs.{cmd_name}").command
+        folder = "verbs.upkeep" if cmd_name in _UPKEEP else "verbs"
+        command: click.Command = importlib.import_module(f"streamvid.cli.{folder}.{cmd_name}").command
         return command
 
     def resolve_command(

@@ -7,7 +7,7 @@ reading samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,3 +61,20 @@ def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int]
         for one in several
     ]
     return sum(clips), sum(count * len(one.buckets) for count, one in zip(clips, several, strict=True))
+
+
+def kept_sets(sets: Sequence[StoredSet], shards: Collection[tuple[str, int]]) -> tuple[StoredSet, ...]:
+    """Return draw sets without the shards that no longer exist. A set with gaps is divided into several sets.
+
+    shards: (bucket id, number) of the shards that exist. Matching shards of a set exist in all its buckets or in none.
+    """
+    kept: list[StoredSet] = []
+    for one in sets:
+        bucket_id, _, first = one.buckets[0]
+        there = [number for number in range(one.num_shards) if (bucket_id, first + number) in shards]
+        starts = [number for number in there if number - 1 not in there]
+        for start in starts:
+            stop = next(number for number in range(start, one.num_shards + 1) if number not in there)
+            buckets = tuple((name, weight, begin + start) for name, weight, begin in one.buckets)
+            kept.append(StoredSet(buckets, stop - start))
+    return tuple(kept)

@@ -23,6 +23,7 @@ MAX_NAME_BYTES = 100
 MAX_MEMBER_BYTES = 8 * 2**30 - 1
 ENERGON_VERSION = "7.4.1"
 KEY = re.compile(r"[A-Za-z0-9_-]+")
+_OFFSET_BYTES = 8
 _EXTENSION = re.compile(r"[a-z0-9]+(\.[a-z0-9]+)*")
 
 
@@ -133,11 +134,14 @@ def tar_index(members: Sequence[Member]) -> bytes:
 
 
 def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
-    """Return the three files of `.nv-meta/` as a mapping from path to content."""
+    """Return the three files of `.nv-meta/` as a mapping from path to content.
+
+    Energon reads whole tars, so its counts include samples that were removed from the index but are still stored.
+    """
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for shard in shards:
-        counts[shard.path] = shard.num_samples
+        counts[shard.path] = shard.offsets_num_bytes // _OFFSET_BYTES - 1
         parts.setdefault(shard.split, []).append(shard.path)
     values = {
         ".info.json": {"energon_version": ENERGON_VERSION, "shard_counts": counts},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from streamvid.dataset.filter.filter import count_matches, parse_filter
 from streamvid.dataset.manifest import FORMAT_VERSION, NativeClips
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.rejections import RejectedKind, by_kind
@@ -64,12 +65,15 @@ class RejectedRow:
 class DatasetContents:
     """Contents of a dataset.
 
+    where: condition of the view, or None. Only samples that meet it are counted.
     num_records: number of input rows.
     stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
     columns: the user's own columns.
     """
 
     url: str
+    version: int
+    where: str | None
     clips: str
     plan_fingerprint: str
     content_fingerprint: str
@@ -114,6 +118,8 @@ class DatasetContents:
             "native": None if self.native is None else asdict(self.native),
             "records": self.num_records,
             "samples": self.num_samples,
+            "version": self.version,
+            "where": self.where,
             "stored_clips": list(self.stored_clips),
             "shards": self.num_shards,
             "bytes": self.num_bytes,
@@ -126,12 +132,17 @@ class DatasetContents:
 
 
 def contents_of(dataset: Dataset) -> DatasetContents:
-    """Return the contents of a dataset. Reads the shard table and the rejections, but not the samples index."""
+    """Return the contents of a dataset. Reads the shard table and the rejections, and for a view the samples index."""
     manifest, shards = dataset.manifest, dataset.shards
+    counts = shards.num_samples
+    if dataset.where is not None:
+        counts = count_matches(dataset, shards, parse_filter(dataset.where, dataset))
     places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
     rejections = tuple(RejectedRow(**row) for row in dataset.rejections_table().to_pylist())
     return DatasetContents(
         url=dataset.url,
+        version=manifest.version,
+        where=dataset.where,
         clips=manifest.clips,
         plan_fingerprint=manifest.fingerprints.plan,
         content_fingerprint=manifest.fingerprints.content,
@@ -143,7 +154,7 @@ def contents_of(dataset: Dataset) -> DatasetContents:
                 bucket_id=bucket_id,
                 shape=manifest.bucket(bucket_id).shape,
                 split=split,
-                num_samples=int(shards.num_samples[rows].sum()),
+                num_samples=int(counts[rows].sum()),
                 num_shards=len(rows),
                 num_bytes=int(shards.num_bytes[rows].sum()),
             )

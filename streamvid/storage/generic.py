@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from streamvid.storage.store import FileState
@@ -88,7 +89,11 @@ class FsspecTransport(Transport):
                 raise
             return [], ""
         named = ((key.lstrip("/") if self._protocol == "memory" else key, found[key]) for key in sorted(found))
-        files = [FileState(key, int(info["size"]), _version(info)) for key, info in named if key.startswith(prefix)]
+        files = [
+            FileState(key, int(info["size"]), _version(info), _modified(info))
+            for key, info in named
+            if key.startswith(prefix)
+        ]
         return files, ""
 
     def remove(self, key: str) -> None:
@@ -107,3 +112,11 @@ class FsspecTransport(Transport):
 def _version(found: Mapping[str, object]) -> str:
     names = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "created", "LastModified", "last_modified")
     return next((str(found[name]).strip('"') for name in names if found.get(name)), "")
+
+
+def _modified(found: Mapping[str, object]) -> float:
+    values = (found.get(name) for name in ("LastModified", "last_modified", "updated", "mtime", "created"))
+    value = next((value for value in values if value), None)
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return float(value) if isinstance(value, int | float) else 0.0

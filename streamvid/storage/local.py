@@ -144,7 +144,7 @@ def fill(descriptor: int, offset: int, buffer: memoryview) -> int:
 
 
 def _state(path: str, status: os.stat_result) -> FileState:
-    return FileState(path, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
+    return FileState(path, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}", status.st_mtime)
 
 
 def _write(path: Path, data: bytes) -> None:

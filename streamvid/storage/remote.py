@@ -15,6 +15,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -162,7 +163,7 @@ class RemoteStore(Store):
             for state in found:
                 path = state.path[len(self._prefix) :]
                 if path and not path.endswith("/"):  # some tools create such objects to represent folders
-                    yield FileState(path, state.num_bytes, state.version)
+                    yield replace(state, path=path)
             if not following:
                 return
 

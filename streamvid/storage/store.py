@@ -19,11 +19,16 @@ class ShortFileError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """Current size and version of a file. The version changes when the file is replaced; "" means unknown."""
+    """Current size and version of a file.
+
+    version: text that changes when the file is replaced; "" means unknown.
+    modified: Unix time at which the file was written. 0.0 means unknown; object stores give it only in `Store.files`.
+    """
 
     path: str
     num_bytes: int
     version: str = ""
+    modified: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

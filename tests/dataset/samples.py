@@ -65,7 +65,20 @@ def clip_offsets(tar: bytes) -> list[int]:
 
 def shard_info(bucket: Bucket, number: int, num_samples: int, data: bytes, index_path: str, group: int) -> ShardInfo:
     digest = hashlib.sha256(data).hexdigest()
-    return ShardInfo(bucket.id, number, 0, "train", num_samples, len(data), digest, 8, "0" * 64, 3, index_path, group)
+    return ShardInfo(
+        bucket.id,
+        number,
+        0,
+        "train",
+        num_samples,
+        len(data),
+        digest,
+        8 * (num_samples + 1),
+        "0" * 64,
+        3,
+        index_path,
+        group,
+    )
 
 
 @dataclass(frozen=True)

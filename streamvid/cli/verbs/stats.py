@@ -91,8 +91,10 @@ def _print_contents(contents: DatasetContents) -> None:
     print_table(headers, rows)
     click.echo(
         f"\n{contents.num_samples} samples in {contents.num_shards} shards, {size(contents.num_bytes)}; "
-        f"clips: {contents.clips}; format {FORMAT_VERSION}"
+        f"clips: {contents.clips}; format {FORMAT_VERSION}, version {contents.version}"
     )
+    if contents.where is not None:
+        click.echo(printable(f"only samples of the view: {contents.where}; sizes are those of whole shards"))
     if contents.native is not None:
         encoding, psnr_y = contents.native.encoding, contents.native.quality["psnr_y"]
         crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
@@ -106,7 +108,8 @@ def _print_contents(contents: DatasetContents) -> None:
         click.echo(printable(f"added by annotate: {', '.join(group.columns)} ({size(group.num_bytes)})"))
     if contents.stored_clips[0]:
         click.echo(stored_line(contents.stored_clips))
-    is_cut = contents.num_windows != contents.num_records
+    # Samples may have been removed from a later version, so samples and rejections no longer add up.
+    is_cut = contents.version == 1 and contents.num_windows != contents.num_records
     cut = f"{contents.num_windows} windows of " if is_cut else ""
     click.echo(f"rejected: {len(contents.rejections)} of {cut}{contents.num_records} input rows")
     _print_first_rejections(contents.rejections)

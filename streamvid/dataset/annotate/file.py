@@ -58,7 +58,7 @@ def read_annotation(
         raise SourceError(
             f"annotation {path} has no columns: it is empty, or no row can be read; add rows with a key column"
         )
-    key, own = _key_column(path, names, key_column)
+    key, own = find_key_column(path, names, key_column)
     if caption_column is None and columns is None:
         caption_column = next((name for name in CAPTION_COLUMNS if name in names and name != own), None)
     wanted = _wanted(path, names, own, columns, caption_column)
@@ -85,7 +85,7 @@ def _whole_blocks(path: Path, columns: Iterable[str]) -> Iterable[RowBlock]:
         yield block
 
 
-def _key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
+def find_key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
     """Return the (index column, file column) pair whose values identify the samples of each row."""
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
@@ -97,7 +97,7 @@ def _key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[st
             if name in names:
                 return key, name
     raise ConfigError(
-        f"annotation {path} has no key column ({asked or ', '.join(KEY_COLUMNS)}); "
+        f"{path} has no key column ({asked or ', '.join(KEY_COLUMNS)}); "
         f"its columns are {', '.join(names)}{nearest(asked or 'key', names)}; rename the column that identifies the "
         "samples to key (sample keys), record_key (source keys) or source (source names as in the index; path, video "
         "and file_name are also accepted)"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamvid.dataset.manifest import LARGE_FOLDERS, FileInfo, manifest_from_json
+from streamvid.dataset.manifest import LARGE_FOLDERS, FileInfo, Manifest, manifest_from_json, read_manifest
 from streamvid.dataset.passes import (
     DEFAULT_WORKERS,
     Progress,
@@ -23,9 +23,12 @@ from streamvid.dataset.passes import (
 )
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.sealed_json import MANIFEST
+from streamvid.dataset.tar import energon_files
 from streamvid.dataset.upkeep.copy_file import SCRATCH, FileCopier, scratch_folder
 from streamvid.dataset.upkeep.finished import FinishedFiles
 from streamvid.dataset.upkeep.verify_shard import check_file
+from streamvid.dataset.versions.moved import deleted_shards, read_moved
+from streamvid.dataset.versions.open import DatasetRef, resolve, version_path
 from streamvid.errors import ConfigError, DatasetError, SealedError, StorageError, StreamvidError
 from streamvid.storage import FileState, LocalStore, StorageOptions, Store, WrongReads, open_store
 
@@ -72,6 +75,8 @@ def copy_dataset(
 ) -> CopyReport:
     """Copy the sealed dataset at `source` to `dest`. Both are URLs or open stores. Copying is idempotent.
 
+    A copy contains one version: the newest, or the one that `source` names, such as "s3://bucket/ds@7".
+
     The SHA-256 of every file is verified in transit, and the manifest is written last. An interrupted copy resumes: a
     journal in the folder `journal` (by default the user's cache) lists the finished files. If the same dataset is at
     `dest`, files that are missing or have the wrong size are copied again. With `check_existing`, existing files are
@@ -87,19 +92,41 @@ def copy_dataset(
     if a store fails.
     """
     check_workers(workers)
+    ref = DatasetRef.parse(source) if isinstance(source, str | Path) else DatasetRef("")
+    if ref.view is not None:
+        raise ConfigError(f"source {str(source)!r} names a view, but only whole datasets can be copied; omit the view")
     if isinstance(source, str | Path):
-        source = open_store(source, StorageOptions.of(storage if source_storage is None else source_storage))
+        source = open_store(ref.url, StorageOptions.of(storage if source_storage is None else source_storage))
     if isinstance(dest, str | Path):
         dest = open_store(dest, StorageOptions.of(storage if dest_storage is None else dest_storage))
     _check_places(source, dest)
-    dataset = Dataset(source)
-    manifest = _read_twice(source, MANIFEST)
-    if manifest_from_json(manifest) != dataset.manifest:
+    newest = read_manifest(source)
+    number = resolve(newest, ref.version, source.url)
+    manifest = _read_twice(source, MANIFEST if number == newest.version else version_path(number))
+    dataset = Dataset(source, manifest=manifest_from_json(manifest))
+    if dataset.manifest.version != number:
         raise DatasetError(f"{source.url}: {MANIFEST} has just been replaced; run the same command again")
+    made = {} if number == newest.version else _reader_files(dataset, newest)
     files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these files determine all other files
     about = {"dest": dest.url, "content": dataset.manifest.fingerprints.content, "files": files}
     with FinishedFiles(journal, "copy", about) as done:
-        return _Copy(dataset, manifest, dest, done, check_existing, workers, progress or no_progress).run(temp_dir)
+        copy = _Copy(dataset, manifest, dest, done, check_existing, workers, progress or no_progress, made)
+        return copy.run(temp_dir)
+
+
+def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
+    """Return the files for other readers of an earlier version; the store only has those of the newest.
+
+    Raises DatasetError if shards of the version were deleted.
+    """
+    deleted = deleted_shards(read_moved(dataset.store, newest.files.moved))
+    gone = [shard.path for shard in dataset.shards if shard.path in deleted]
+    if gone:
+        raise DatasetError(
+            f"{dataset.url}: version {dataset.manifest.version} cannot be copied, because `streamvid compact` deletes "
+            f"{len(gone)} of its shards, which contain removed samples; copy the newest version"
+        )
+    return energon_files(dataset.shards)
 
 
 def _read_twice(store: Store, path: str) -> bytes:
@@ -125,7 +152,10 @@ def _check_places(source: Store, dest: Store) -> None:
 
 @dataclass
 class _Copy:
-    """Copy in progress: source, destination, and the journal of finished files."""
+    """Copy in progress: source, destination, and the journal of finished files.
+
+    made: path → content of files that are not copied from the source.
+    """
 
     dataset: Dataset
     manifest: bytes
@@ -134,6 +164,7 @@ class _Copy:
     check_existing: bool
     workers: int
     progress: Progress
+    made: Mapping[str, bytes]
 
     def run(self, temp_dir: str | Path | None) -> CopyReport:
         there, sealed = self._look()
@@ -242,7 +273,10 @@ class _Copy:
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):
             return None
-        copier.copy(file, stop)
+        if file.path in self.made:
+            copier.put(file.path, self.made[file.path])
+        else:
+            copier.copy(file, stop)
         state = self.dest.state(file.path)
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(

@@ -34,8 +34,11 @@ class FileCopier:
     dest: Store
     folder: Path
 
-    def copy(self, file: FileInfo, stop: threading.Event) -> None:
-        """Copy a file. Raises IntegrityError if the bytes at the source do not match the manifest."""
+    def copy(self, file: FileInfo, stop: threading.Event, name: str = "") -> None:
+        """Copy a file. Raises IntegrityError if the bytes at the source do not match the manifest.
+
+        name: path of the copy, if it differs from the file's own.
+        """
         data: bytes | Path = b""
 
         def read() -> bytes:
@@ -45,11 +48,11 @@ class FileCopier:
 
         found = until_right(self.source, file.path, bytes.fromhex(file.sha256), read).hex()
         if found == file.sha256:
-            self.dest.put(file.path, data)
+            self.dest.put(name or file.path, data)
             return
         raise IntegrityError(
-            f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}; the copy is "
-            "not sealed; list all damage with `streamvid verify --deep`, repair the source, and run this command "
+            f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}; nothing was "
+            "published; list all damage with `streamvid verify --deep`, repair the source, and run this command "
             "again"
         )
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamvid.dataset.manifest import ShardInfo, read_manifest
+from streamvid.dataset.manifest import Manifest, ShardInfo, read_manifest
 from streamvid.dataset.passes import (
     DEFAULT_WORKERS,
     Progress,
@@ -20,6 +20,7 @@ from streamvid.dataset.passes import (
     no_progress,
 )
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.removed import read_removed
 from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.upkeep.finished import FinishedFiles
 from streamvid.dataset.upkeep.verify_shard import (
@@ -33,8 +34,9 @@ from streamvid.dataset.upkeep.verify_shard import (
     check_file,
     check_states,
 )
-from streamvid.dataset.versions.open import DatasetRef, find_version, kept_files
-from streamvid.errors import StorageError, StreamvidError
+from streamvid.dataset.versions.moved import deleted_shards, read_moved, tars_with_removed
+from streamvid.dataset.versions.open import DatasetRef, find_version, kept_files, version_path, without_reader_files
+from streamvid.errors import IntegrityError, StorageError, StreamvidError
 from streamvid.storage import StorageOptions, Store, open_store
 
 MAX_PROBLEMS = 1000
@@ -61,6 +63,9 @@ class VerifyReport:
     extra: paths of the first 1000 files that are not part of the dataset.
     num_problems, num_extra: total numbers of problems and extra files; `num_extra` is None if the store does not list
         its files.
+    num_moved, num_removed: for an earlier version, numbers of samples in shards that a later version deleted: those
+        that the later version stores elsewhere, and those that were removed. They are not problems.
+    removed_in: tars that still contain bytes of removed samples, in all versions; only a deep check looks for them.
     """
 
     url: str
@@ -74,6 +79,9 @@ class VerifyReport:
     problems: tuple[Problem, ...] = ()
     num_extra: int | None = None
     extra: tuple[str, ...] = ()
+    num_moved: int = 0
+    num_removed: int = 0
+    removed_in: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
@@ -121,7 +129,11 @@ def verify_dataset(
     ref = DatasetRef.parse(url) if isinstance(url, str | Path) else DatasetRef("")
     store = open_store(ref.url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
     try:
-        dataset = Dataset(store, manifest=find_version(store, read_manifest(store), ref.version))
+        newest = read_manifest(store)
+        dataset = Dataset(store, manifest=find_version(store, newest, ref.version))
+        if store.size(version_path(newest.version + 1)) is not None:
+            # A writer replaces the files for other readers, or was killed meanwhile; the next writer completes that.
+            dataset = Dataset(store, manifest=without_reader_files(dataset.manifest))
     except StorageError:
         raise
     except StreamvidError as error:
@@ -129,7 +141,7 @@ def verify_dataset(
             raise
         problem = Problem(MANIFEST, CHECKSUM, "a valid manifest", f"an error ({error})")
         return VerifyReport(store.url, deep, num_problems=1, num_files_wrong=1, problems=(problem,))
-    check = _Check(dataset, deep, workers, progress or no_progress)
+    check = _Check(dataset, newest, deep, workers, progress or no_progress)
     if not deep:
         return check.run(None)
     # These files determine what a correct shard contains.
@@ -146,6 +158,7 @@ class _Check:
     """Verification in progress, with its findings. All problems are counted, but only the first 1000 are kept."""
 
     dataset: Dataset
+    newest: Manifest
     is_deep: bool
     workers: int
     progress: Progress
@@ -154,6 +167,8 @@ class _Check:
     wrong_paths: set[str] = field(default_factory=set)
     num_bytes_read: int = 0
     num_resumed: int = 0
+    num_moved: int = 0
+    num_removed: int = 0
 
     def run(self, journal: FinishedFiles | None) -> VerifyReport:
         found = self._check_files()
@@ -175,7 +190,16 @@ class _Check:
             problems=tuple(self.problems),
             num_extra=num_extra,
             extra=extra,
+            num_moved=self.num_moved,
+            num_removed=self.num_removed,
+            removed_in=self._removed_in() if is_complete and self.is_deep else (),
         )
+
+    def _removed_in(self) -> tuple[str, ...]:
+        try:
+            return tars_with_removed(self.dataset.store, self.newest.files)
+        except IntegrityError:  # a damaged table is a problem of the newest version
+            return ()
 
     def _add(self, problems: Iterable[Problem]) -> None:
         for problem in problems:
@@ -236,19 +260,27 @@ class _Check:
 
     def _check_shards(self, journal: FinishedFiles | None) -> None:
         shards = self.dataset.shards
-        job = partial(_check_shard, self.dataset, journal, frozenset(self.wrong_paths))
+        store, later = self.dataset.store, self.newest.files
+        is_earlier = self.dataset.manifest.version < self.newest.version
+        deleted = frozenset(deleted_shards(read_moved(store, later.moved))) if is_earlier else frozenset[str]()
+        removed = set(read_removed(store, later.removed).column("key").to_pylist()) if deleted else set()
+        job = partial(_check_shard, self.dataset, journal, frozenset(self.wrong_paths), deleted)
         with contextlib.closing(in_parallel(job, iter(shards), self.workers)) as results:
             for number, (found, is_resumed) in enumerate(results, 1):
                 self._add(found.problems)
                 self.num_bytes_read += found.num_bytes_read
                 self.num_resumed += is_resumed
+                if found.keys is not None:
+                    num_removed = len(removed.intersection(found.keys))
+                    self.num_removed += num_removed
+                    self.num_moved += found.shard.num_samples - num_removed
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
         """Return the number of extra files in the store (None if unknown), and the paths of the first ones."""
-        known = kept_files(self.dataset.store, read_manifest(self.dataset.store))
         count, first = 0, []
         try:
+            known = kept_files(self.dataset.store, self.newest)
             for state in self.dataset.store.files():
                 if state.path not in known:
                     count += 1
@@ -259,15 +291,20 @@ class _Check:
 
 
 def _check_shard(
-    dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
+    dataset: Dataset,
+    journal: FinishedFiles | None,
+    wrong: frozenset[str],
+    deleted: frozenset[str],
+    shard: ShardInfo,
+    stop: threading.Event,
 ) -> tuple[ShardFindings, bool]:
     """Verify a shard; without a journal, only its file sizes.
 
     Return the findings, and True if an earlier run has verified the shard.
     """
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
-    found = check_states(dataset, shard, is_index_right)
-    if journal is None:
+    found = check_states(dataset, shard, is_index_right, deleted)
+    if journal is None or found.keys is not None:
         return found, False
     if found.states and journal.is_done(shard.path, *found.states):
         return found, True

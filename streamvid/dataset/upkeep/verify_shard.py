@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -57,12 +57,16 @@ class Problem:
 
 @dataclass
 class ShardFindings:
-    """Problems of a shard, the states of its two files if both have the right size, and the number of bytes read."""
+    """Problems of a shard, the states of its two files if both have the right size, and the number of bytes read.
+
+    keys: keys of the samples if the shard was deleted on purpose, by a later version, else None.
+    """
 
     shard: ShardInfo
     problems: list[Problem] = field(default_factory=list)
     states: tuple[FileState, ...] = ()
     num_bytes_read: int = 0
+    keys: tuple[str, ...] | None = None
 
     def add(self, problem: Problem, keys: Sequence[str] = (), *, is_lost: bool = False) -> None:
         """Add a problem that affects the samples in `keys` or, with `is_lost`, all samples of the shard."""
@@ -73,9 +77,17 @@ class ShardFindings:
         )
 
 
-def check_states(dataset: Dataset, shard: ShardInfo, is_index_right: bool) -> ShardFindings:
-    """Verify that the files of a shard exist and have the right sizes, and return the findings."""
+def check_states(
+    dataset: Dataset, shard: ShardInfo, is_index_right: bool, deleted: Collection[str] = ()
+) -> ShardFindings:
+    """Verify that the files of a shard exist and have the right sizes, and return the findings.
+
+    deleted: paths of tars that a later version deleted.
+    """
     findings = ShardFindings(shard)
+    if shard.path in deleted and dataset.store.state(shard.path) is None:
+        findings.keys = tuple(_keys(dataset, shard) if is_index_right else ())
+        return findings
     states = []
     for file in shard_files(shard):
         state = dataset.store.state(file.path)

@@ -206,7 +206,12 @@ class S3Transport(Transport):
         page = self._call("list_objects_v2", Prefix=prefix, **token)
         files = [
             # An empty object has no version here, because `state` returns none for it either.
-            FileState(found["Key"], int(found["Size"]), _version(found) if found["Size"] else "")
+            FileState(
+                found["Key"],
+                int(found["Size"]),
+                _version(found) if found["Size"] else "",
+                found["LastModified"].timestamp() if "LastModified" in found else 0.0,
+            )
             for found in page.get("Contents", ())
         ]
         return files, page["NextContinuationToken"] if page.get("IsTruncated") else ""

@@ -59,6 +59,16 @@ def _print(report: VerifyReport) -> None:
         click.echo(f"… and {(report.num_extra or 0) - _MAX_SHOWN} more files that are not part of this dataset")
     if report.num_shards_resumed:
         click.echo(f"{report.num_shards_resumed} shards were read by an interrupted run; --fresh reads them again")
+    if report.num_moved or report.num_removed:
+        click.echo(
+            f"a later version deleted shards of this version: {report.num_moved} samples are stored elsewhere now, "
+            f"{report.num_removed} were removed"
+        )
+    if report.removed_in:
+        click.echo(
+            f"{len(report.removed_in)} tar(s) still contain removed samples; streamvid compact {report.url} deletes "
+            "them"
+        )
     if report.is_right:
         how = "every byte was read" if report.is_deep else "shards were checked by size only; --deep reads every byte"
         click.echo(f"all right: {report.url}: {_counts(report)}; {how}")

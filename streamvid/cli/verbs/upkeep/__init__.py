@@ -1,0 +1,1 @@
+"""Verbs that verify, copy or change a sealed dataset as a whole."""
