@@ -242,10 +242,15 @@ class Dataset:
     @property
     def samples_schema(self) -> pa.Schema:
         """Schema of the samples index, including columns added later. It is empty for a dataset without samples."""
+        return self._groups.schema(self.stored_schema)
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """Schema of the samples files. It is empty for a dataset without samples."""
         import pyarrow as pa
 
         files = self.manifest.files.samples
-        return self._groups.schema(self._samples_file(files[0].path).arrow_schema()) if files else pa.schema([])
+        return self._samples_file(files[0].path).arrow_schema() if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
         """Return True if `column`, an index column as returned by `column(name)`, contains numbers or booleans."""

@@ -22,6 +22,7 @@ BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
 MAX_MEMBER_BYTES = 8 * 2**30 - 1
 ENERGON_VERSION = "7.4.1"
+ENERGON_FOLDER = ".nv-meta"
 KEY = re.compile(r"[A-Za-z0-9_-]+")
 _EXTENSION = re.compile(r"[a-z0-9]+(\.[a-z0-9]+)*")
 
@@ -133,7 +134,7 @@ def tar_index(members: Sequence[Member]) -> bytes:
 
 
 def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
-    """Return the three files of `.nv-meta/` as a mapping from path to content."""
+    """Return the three files of ENERGON_FOLDER as a mapping from path to content."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for shard in shards:
@@ -146,6 +147,6 @@ def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
     }
     # JSON is valid YAML, and its bytes do not depend on a YAML library.
     return {
-        f".nv-meta/{name}": (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+        f"{ENERGON_FOLDER}/{name}": (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
         for name, value in values.items()
     }

@@ -28,6 +28,7 @@ from streamvid.dataset.manifest import (
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.shard_table import ShardTable, exact_sum
+from streamvid.dataset.tar import ENERGON_FOLDER, energon_files
 from streamvid.dataset.versions.open import read_version, version_path
 from streamvid.errors import DatasetError
 from streamvid.storage import LocalStore, Store
@@ -77,6 +78,9 @@ class Writing:
     def publish(self, draft: Manifest, change: Change) -> Manifest:
         """Publish `draft` as the next version and return it. All its files must have been written.
 
+        The files for other readers are the exception: if `draft` lists them as in `with_energon_files`, they are
+        replaced while the version is published.
+
         Raises DatasetError if another process has published a version or has taken over the lease. Then nothing has
         changed.
         """
@@ -88,7 +92,7 @@ class Writing:
         self._lease.renew()
         if not store.create(path, data) and store.read(path) != data:
             raise DatasetError(f"{store.url}: {_CHANGED}")
-        store.put(MANIFEST, data)
+        _make_newest(store, old, new)
         self.newest = new
         self.__dict__.pop("dataset", None)
         return new
@@ -113,6 +117,26 @@ def _rolled_forward(store: Store) -> Manifest:
     """Return the newest version. If a process ended while it published a version, finish its work first."""
     newest = read_manifest(store)
     while store.size(version_path(newest.version + 1)) is not None:
-        newest = read_version(store, newest.version + 1)
-        store.put(MANIFEST, manifest_to_json(newest))
+        old, newest = newest, read_version(store, newest.version + 1)
+        _make_newest(store, old, newest)
     return newest
+
+
+def with_energon_files(draft: Manifest, shards: ShardTable) -> Manifest:
+    """Return a manifest that lists the files for other readers with the contents that follow from its shard table."""
+    files = tuple(FileInfo.of(path, data) for path, data in energon_files(shards).items())
+    paths = {file.path for file in files}
+    other = (*(file for file in draft.files.other if file.path not in paths), *files)
+    return replace(draft, files=replace(draft.files, other=other))
+
+
+def _make_newest(store: Store, old: Manifest, new: Manifest) -> None:
+    """Replace the files for other readers if they differ between the versions, and then manifest.json."""
+    if _energon_files(new) - _energon_files(old):
+        for path, data in energon_files(Dataset(store, manifest=new).shards).items():
+            store.put(path, data)
+    store.put(MANIFEST, manifest_to_json(new))
+
+
+def _energon_files(manifest: Manifest) -> set[FileInfo]:
+    return {file for file in manifest.files.other if file.path.startswith(f"{ENERGON_FOLDER}/")}
