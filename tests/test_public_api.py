@@ -69,6 +69,7 @@ def test_public_names() -> None:
         "World",
         "__version__",
         "annotate",
+        "append",
         "copy_dataset",
         "detect_world",
         "dry_run",

@@ -21,6 +21,7 @@ EXIT_INTERRUPTED = 130
 
 _VERBS = {
     "annotate": "Add captions and columns to a sealed dataset.",
+    "append": "Add videos to a sealed dataset, as its next version.",
     "bench": "Measure samples per second on this machine and find the bottleneck.",
     "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
     "demo": "Build a small corpus, shard it, stream it, and train on it.",
@@ -110,7 +111,7 @@ def run(command: click.Command) -> None:
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except (click.Abort, KeyboardInterrupt):
-        going_on = "copy, encode, shard, train and verify resume their work"
+        going_on = "append, copy, encode, shard, train and verify resume their work"
         click.echo(f"interrupted; run the same command again ({going_on})", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:

@@ -64,11 +64,8 @@ def append(
     Raises the same errors as `shard`; also ConfigError if an option or the type of a column does not fit the dataset,
     and DatasetError if there is no dataset, or if another process changes it.
     """
-    chosen = append_options(dataset, options or {})
-    if not dry_run:
-        return append_to(source, dataset, chosen, progress, on_input)
-    place = find_destination(dataset, chosen)
-    return plan_build(source, place, chosen, progress, on_input, Base(Dataset(place.store)))
+    do = plan_append if dry_run else append_to
+    return do(source, dataset, append_options(dataset, options or {}), progress, on_input)
 
 
 def append_options(dataset: str | Path, given: Mapping[str, Any]) -> ShardOptions:
@@ -124,6 +121,18 @@ def append_to(
         summary = summarize(records, options)
         on_input(summary)
         return replace(report_known(base), input=summary)
+
+
+def plan_append(
+    source: Sources,
+    dataset: str | Path,
+    options: ShardOptions,
+    progress: Progress | None = None,
+    on_input: OnInput | None = None,
+) -> ShardReport:
+    """Run all stages of `append_to` up to the shard plan, without writing anything."""
+    place = find_destination(dataset, options)
+    return plan_build(source, place, options, progress, on_input, Base(Dataset(place.store)))
 
 
 def _build_facts(records: RecordSet, options: ShardOptions, base: Base) -> Build:

@@ -38,7 +38,6 @@ from streamvid.dataset.tar import energon_files
 from streamvid.dataset.versions.records import InputRows, encode_records
 from streamvid.errors import StorageError
 from streamvid.sharder.build import Marker, load_marker, marker_path, packets_path, shard_sizes
-from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import PlannedSample
 from streamvid.sharder.planning.base import Base
