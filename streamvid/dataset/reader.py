@@ -186,8 +186,11 @@ class Dataset:
         files = (group.files[place] for group in self.manifest.columns)
         return [file.path for file in files if file is not None]
 
-    def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str]) -> pa.Table:
-        """Return a shard's rows from one file of `column_paths`. Later files in that list take precedence."""
+    def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str] | None) -> pa.Table:
+        """Return a shard's rows from its samples file, or from one file of `column_paths`.
+
+        Later files in that list take precedence.
+        """
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
@@ -240,17 +243,18 @@ class Dataset:
         return self._files[path]
 
     @property
-    def samples_schema(self) -> pa.Schema:
-        """Schema of the samples index, including columns added later. It is empty for a dataset without samples."""
-        return self._groups.schema(self.stored_schema)
-
-    @property
     def stored_schema(self) -> pa.Schema:
-        """Schema of the samples files. It is empty for a dataset without samples."""
+        """Schema of the samples files, without columns added later. It is empty for a dataset without samples."""
         import pyarrow as pa
 
         files = self.manifest.files.samples
         return self._samples_file(files[0].path).arrow_schema() if files else pa.schema([])
+
+    @property
+    def samples_schema(self) -> pa.Schema:
+        """Schema of the samples index, including columns added later. It is empty for a dataset without samples."""
+        stored = self.stored_schema
+        return self._groups.schema(stored) if stored.names else stored
 
     def is_numeric(self, column: str) -> bool:
         """Return True if `column`, an index column as returned by `column(name)`, contains numbers or booleans."""
@@ -291,8 +295,9 @@ class Dataset:
         """Return the whole samples index, one row per sample. Memory is proportional to the number of samples."""
         import pyarrow as pa
 
-        if self.manifest.version > 1 and self.shards:
-            return pa.concat_tables(self.samples(shard) for shard in self.shards)
+        if self.manifest.version > 1:
+            tables = [self.samples(shard) for shard in self.shards]
+            return pa.concat_tables(tables) if tables else self.samples_schema.empty_table()
         table = read_tables(self.store, self.manifest.files.samples)
         self._check_count("samples", table.num_rows, "the samples index")
         parts = [table]

@@ -22,8 +22,8 @@ BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
 MAX_MEMBER_BYTES = 8 * 2**30 - 1
 ENERGON_VERSION = "7.4.1"
-ENERGON_FOLDER = ".nv-meta"
 KEY = re.compile(r"[A-Za-z0-9_-]+")
+_OFFSET_BYTES = 8
 _EXTENSION = re.compile(r"[a-z0-9]+(\.[a-z0-9]+)*")
 
 
@@ -134,11 +134,14 @@ def tar_index(members: Sequence[Member]) -> bytes:
 
 
 def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
-    """Return the three files of ENERGON_FOLDER as a mapping from path to content."""
+    """Return the three files of `.nv-meta/` as a mapping from path to content.
+
+    Energon reads whole tars, so its counts include samples that were removed from the index but are still stored.
+    """
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for shard in shards:
-        counts[shard.path] = shard.num_samples
+        counts[shard.path] = shard.offsets_num_bytes // _OFFSET_BYTES - 1
         parts.setdefault(shard.split, []).append(shard.path)
     values = {
         ".info.json": {"energon_version": ENERGON_VERSION, "shard_counts": counts},
@@ -147,6 +150,6 @@ def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
     }
     # JSON is valid YAML, and its bytes do not depend on a YAML library.
     return {
-        f"{ENERGON_FOLDER}/{name}": (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+        f".nv-meta/{name}": (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
         for name, value in values.items()
     }

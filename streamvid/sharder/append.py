@@ -10,6 +10,7 @@ from typing import Any
 
 from streamvid.dataset.manifest import read_manifest
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import check_newest
 from streamvid.dataset.versions.publish import Writing
 from streamvid.errors import ConfigError
 from streamvid.sharder.options import ShardOptions
@@ -73,7 +74,7 @@ def append_options(dataset: str | Path, given: Mapping[str, Any]) -> ShardOption
 
     given: nested fields of ShardOptions.
     """
-    store = open_store(dataset, StorageOptions.of(given.get("storage")))
+    store = open_store(check_newest(dataset), StorageOptions.of(given.get("storage")))
     options = options_like(read_manifest(store).build["options"], given, store.url)
     if options.work.overwrite:
         raise ConfigError("overwrite=True: cannot be combined with append, which replaces nothing; omit it")
@@ -94,6 +95,7 @@ def append_to(
 ) -> ShardReport:
     """Add samples with the options that `append_options` returned. See `append`."""
     check_engine(options)
+    dataset = check_newest(dataset)
     place, progress, on_input = find_destination(dataset, options), progress or no_progress, on_input or ignore_input
     read_manifest(place.store)  # raises an error if there is no dataset, before anything is written
     check_apart(source, place.store, options)
@@ -131,7 +133,7 @@ def plan_append(
     on_input: OnInput | None = None,
 ) -> ShardReport:
     """Run all stages of `append_to` up to the shard plan, without writing anything."""
-    place = find_destination(dataset, options)
+    place = find_destination(check_newest(dataset), options)
     return plan_build(source, place, options, progress, on_input, Base(Dataset(place.store)))
 
 

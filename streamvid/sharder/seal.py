@@ -111,7 +111,7 @@ def _write_index(
     base: Base | None,
 ) -> tuple[list[ShardInfo], ManifestFiles]:
     """Write the index of the planned shards. Return the rows of the shard table, and the files."""
-    form = _Form.of(plan, options, base)
+    form = _SamplesForm.of(plan, options, base)
     shards, samples, packets = _write_samples(plan, folder, index, form)
     rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
     records = encode_records(known, index.number("records") // 2) if len(known) or base is None else []
@@ -127,7 +127,7 @@ def _write_index(
 
 
 @dataclass(frozen=True)
-class _Form:
+class _SamplesForm:
     """Form of the samples files, which is the same for all of a dataset.
 
     user_types: user columns and their types. left_out: columns that are stored in other files.
@@ -140,17 +140,17 @@ class _Form:
     has_packets: bool
 
     @staticmethod
-    def of(plan: ShardPlan, options: ShardOptions, base: Base | None) -> _Form:
+    def of(plan: ShardPlan, options: ShardOptions, base: Base | None) -> _SamplesForm:
         media = [medium.name for medium in options.source.media_columns]
         if base is None:
-            return _Form(plan.user_types, (), media, has_packets=True)
+            return _SamplesForm(plan.user_types, (), media, has_packets=True)
         files = base.manifest.files
         has_packets = bool(files.packets) or not files.samples
-        return _Form(base.stored_types, base.added_types(plan.user_types), media, has_packets)
+        return _SamplesForm(base.stored_types, base.added_types(plan.user_types), media, has_packets)
 
 
 def _write_samples(
-    plan: ShardPlan, folder: Path, index: IndexFiles, form: _Form
+    plan: ShardPlan, folder: Path, index: IndexFiles, form: _SamplesForm
 ) -> tuple[list[ShardInfo], list[FileInfo], list[FileInfo]]:
     """Write the samples and packets files, each for at most MAX_SHARDS_PER_FILE shards.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +13,10 @@ from streamvid.dataset.annotate.join import Join
 from streamvid.dataset.index import named_by_content
 from streamvid.dataset.manifest import Change, ColumnGroup, Manifest
 from streamvid.dataset.passes import Progress, no_progress
-from streamvid.dataset.versions.publish import Writing, writing
-from streamvid.storage import StorageOptions, Store, open_store
+from streamvid.dataset.versions.open import check_newest
+from streamvid.dataset.versions.publish import Writing, put_file, writing
+from streamvid.storage import StorageOptions, open_store
 
-_PUT_BYTES = 64 * 2**20
 _SHOWN = 10
 
 
@@ -82,12 +81,13 @@ def annotate(
     SourceError for an unreadable file, a repeated key, or keys that match no sample; DatasetError if another process
     changes the dataset; StorageError if the store fails.
     """
-    store = open_store(dataset, StorageOptions.of(storage))
+    store = open_store(check_newest(dataset), StorageOptions.of(storage))
     found = read_annotation(Path(file).expanduser(), key_column, columns, caption_column)
     with writing(store) as held:
         opened = held.dataset
         groups = opened.manifest.columns
-        is_done = bool(groups) and groups[-1].source_sha256 == found.sha256
+        # Samples that were added after an annotation do not have its values yet.
+        is_done = bool(groups) and groups[-1].source_sha256 == found.sha256 and None not in groups[-1].files
         join = Join(opened, found, overwrite or is_done, str(file))
         new = opened.manifest if is_done else _put_columns(held, join, found.sha256, progress or no_progress)
     return AnnotateReport(
@@ -110,16 +110,6 @@ def _put_columns(writing: Writing, join: Join, source_sha256: str, progress: Pro
     files = []
     for number, data in enumerate(join.files(progress)):
         files.append(named_by_content("columns", number, data))
-        _put(writing.store, files[-1].path, data)
+        put_file(writing.store, files[-1].path, data)
     draft = writing.newest.with_columns(ColumnGroup(tuple(files), join.types, source_sha256))
     return writing.publish(draft, Change("annotate", note=", ".join(join.types)))
-
-
-def _put(store: Store, path: str, data: bytes) -> None:
-    if store.is_local or len(data) <= _PUT_BYTES:
-        store.put(path, data)
-        return
-    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:  # large files are uploaded in parts, from a file
-        local = Path(folder) / "columns"
-        local.write_bytes(data)
-        store.put(path, local)

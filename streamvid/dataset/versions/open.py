@@ -17,9 +17,11 @@ from streamvid.dataset.passes import dataset_files
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.sealed_json import MANIFEST, read_sealed
 from streamvid.errors import ConfigError, DatasetError, refuse_credentials
-from streamvid.storage import BlockCache, StorageOptions, Store, open_store
+from streamvid.storage import BlockCache, FileState, StorageOptions, Store, open_store
 
 LATEST = "latest"
+_FOLDER = "versions"
+_FILE = re.compile(rf"{_FOLDER}/manifest-(\d{{6,9}})\.json")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """Names of tags and views. They do not begin with a digit, so that a tag is never taken for a version number."""
 
@@ -53,7 +55,7 @@ class DatasetRef:
 
 def version_path(number: int) -> str:
     """Return the path of the manifest of a version."""
-    return f"versions/manifest-{number:06d}.json"
+    return f"{_FOLDER}/manifest-{number:06d}.json"
 
 
 def read_version(store: Store, number: int) -> Manifest:
@@ -117,10 +119,25 @@ def find_version(store: Store, newest: Manifest, version: str | int | None) -> M
     number = resolve(newest, version, store.url)
     if number == newest.version:
         return newest
-    manifest = read_version(store, number)
+    return without_reader_files(read_version(store, number))
+
+
+def without_reader_files(manifest: Manifest) -> Manifest:
+    """Return a manifest that lists no files for other readers, whose names are fixed."""
     columns = {file.path for group in manifest.columns for file in group.known_files}
     other = tuple(file for file in manifest.files.other if file.path in columns)
     return replace(manifest, files=replace(manifest.files, other=other))
+
+
+def check_newest(url: str | Path) -> str | Path:
+    """Return the URL of a dataset to change. Raises ConfigError if it names an earlier version or a view."""
+    ref = DatasetRef.parse(url)
+    if ref.version not in (None, LATEST) or ref.view is not None:
+        raise ConfigError(
+            f"dataset {str(url)!r} names a version or a view, but only the newest version of a whole dataset can be "
+            f"changed; use {ref.url}"
+        )
+    return url if ref.version is None else ref.url
 
 
 def view_of(newest: Manifest, view: str | None, url: str) -> str | None:
@@ -134,19 +151,31 @@ def view_of(newest: Manifest, view: str | None, url: str) -> str | None:
     return None if view is None else newest.views[view]
 
 
+def version_files(store: Store, newest: Manifest) -> dict[int, FileState]:
+    """Return the files of the manifests of all kept versions, as version → file. Lists the folder `versions`."""
+    found = {}
+    for state in store.files(_FOLDER):
+        match = _FILE.fullmatch(state.path)
+        if match is not None and int(match[1]) <= newest.version:
+            found[int(match[1])] = state
+    return found
+
+
 def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
-    """Yield the kept versions from `newest` back to the oldest one that is kept."""
-    manifest = newest
-    yield manifest
-    while manifest.parent is not None and store.size(manifest.parent.path) is not None:
-        manifest = read_version(store, manifest.version - 1)
-        yield manifest
+    """Yield the kept versions from `newest` back to the oldest one that is kept. Versions in between may be deleted."""
+    yield newest
+    for number in sorted(version_files(store, newest), reverse=True):
+        if number != newest.version:
+            yield read_version(store, number)
 
 
-def kept_files(store: Store, newest: Manifest) -> set[str]:
-    """Return the paths of all files of all kept versions, including their manifests."""
-    paths = {MANIFEST}
-    for manifest in history(store, newest):
-        dataset = Dataset(store, manifest=manifest)
-        paths |= {version_path(manifest.version), *(file.path for file in dataset_files(dataset))}
-    return paths
+def files_of_version(store: Store, manifest: Manifest) -> set[str]:
+    """Return the paths of all files of a version, including its own manifest."""
+    files = dataset_files(Dataset(store, manifest=manifest))
+    return {version_path(manifest.version), *(file.path for file in files)}
+
+
+def kept_files(store: Store, newest: Manifest, without: frozenset[int] = frozenset()) -> set[str]:
+    """Return the paths of all files of all kept versions, including their manifests. without: versions to leave out."""
+    kept = (manifest for manifest in history(store, newest) if manifest.version not in without)
+    return {MANIFEST}.union(*(files_of_version(store, manifest) for manifest in kept))

@@ -8,10 +8,12 @@ are written before, so that a dataset is always either the old or the new versio
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 from streamvid.cluster.lease import Lease, acquire
 from streamvid.dataset.manifest import (
@@ -28,13 +30,14 @@ from streamvid.dataset.manifest import (
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.shard_table import ShardTable, exact_sum
-from streamvid.dataset.tar import ENERGON_FOLDER, energon_files
-from streamvid.dataset.versions.open import read_version, version_path
+from streamvid.dataset.tar import energon_files
+from streamvid.dataset.versions.open import read_version, version_path, without_reader_files
 from streamvid.errors import DatasetError
 from streamvid.storage import LocalStore, Store
 
 LEASES, RUN = ".staging/leases", "run"
 """Folder of leases, and name of the lease of a process that changes the dataset alone."""
+_PUT_BYTES = 64 * 2**20
 _CHANGED = (
     "another process has changed the dataset meanwhile, so this change was not made and nothing is lost; run the same "
     "command again"
@@ -75,16 +78,19 @@ class Writing:
         """The newest version."""
         return Dataset(self.store, manifest=self.newest)
 
-    def publish(self, draft: Manifest, change: Change) -> Manifest:
+    def publish(self, draft: Manifest, change: Change, shards: ShardTable | None = None) -> Manifest:
         """Publish `draft` as the next version and return it. All its files must have been written.
 
-        The files for other readers are the exception: if `draft` lists them as in `with_energon_files`, they are
-        replaced while the version is published.
+        shards: shard table of the version, without removed samples, if it differs from that of the version before. The
+            fields that follow from it are set (see `described`), and the files for other readers are written.
 
         Raises DatasetError if another process has published a version or has taken over the lease. Then nothing has
         changed.
         """
         store, old = self.store, self.newest
+        others = {} if shards is None else energon_files(shards)
+        if shards is not None:
+            draft = described(_with_reader_files(draft, others), shards)
         parent = FileInfo.of(version_path(old.version), manifest_to_json(old))
         store.create(parent.path, manifest_to_json(old))
         new = replace(draft, version=old.version + 1, parent=parent, change=change)
@@ -92,7 +98,8 @@ class Writing:
         self._lease.renew()
         if not store.create(path, data) and store.read(path) != data:
             raise DatasetError(f"{store.url}: {_CHANGED}")
-        _make_newest(store, old, new)
+        _put_reader_files(store, new, old, others)
+        store.put(MANIFEST, data)
         self.newest = new
         self.__dict__.pop("dataset", None)
         return new
@@ -118,25 +125,33 @@ def _rolled_forward(store: Store) -> Manifest:
     newest = read_manifest(store)
     while store.size(version_path(newest.version + 1)) is not None:
         old, newest = newest, read_version(store, newest.version + 1)
-        _make_newest(store, old, newest)
+        if set(old.files.other) != set(newest.files.other):
+            _put_reader_files(store, newest, old, energon_files(Dataset(store, manifest=newest).shards))
+        store.put(MANIFEST, manifest_to_json(newest))
     return newest
 
 
-def with_energon_files(draft: Manifest, shards: ShardTable) -> Manifest:
-    """Return a manifest that lists the files for other readers with the contents that follow from its shard table."""
-    files = tuple(FileInfo.of(path, data) for path, data in energon_files(shards).items())
-    paths = {file.path for file in files}
-    other = (*(file for file in draft.files.other if file.path not in paths), *files)
-    return replace(draft, files=replace(draft.files, other=other))
+def _with_reader_files(draft: Manifest, others: dict[str, bytes]) -> Manifest:
+    """Return the manifest with the given files for other readers instead of those that it lists."""
+    listed = without_reader_files(draft).files.other
+    found = (FileInfo.of(path, data) for path, data in others.items())
+    return replace(draft, files=replace(draft.files, other=(*listed, *found)))
 
 
-def _make_newest(store: Store, old: Manifest, new: Manifest) -> None:
-    """Replace the files for other readers if they differ between the versions, and then manifest.json."""
-    if _energon_files(new) - _energon_files(old):
-        for path, data in energon_files(Dataset(store, manifest=new).shards).items():
-            store.put(path, data)
-    store.put(MANIFEST, manifest_to_json(new))
+def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[str, bytes]) -> None:
+    """Replace the files for other readers, whose names are fixed, if the version changes them."""
+    there = set(old.files.other)
+    for file in new.files.other:
+        if file.path in others and file not in there:
+            store.put(file.path, others[file.path])
 
 
-def _energon_files(manifest: Manifest) -> set[FileInfo]:
-    return {file for file in manifest.files.other if file.path.startswith(f"{ENERGON_FOLDER}/")}
+def put_file(store: Store, path: str, data: bytes) -> None:
+    """Write a new file of the index. Large files are uploaded in parts, from a temporary file."""
+    if store.is_local or len(data) <= _PUT_BYTES:
+        store.put(path, data)
+        return
+    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:
+        local = Path(folder) / "index"
+        local.write_bytes(data)
+        store.put(path, local)

@@ -62,6 +62,8 @@ def find_records(store: Store, files: Sequence[FileInfo], names: npt.NDArray[np.
     files: `ManifestFiles.records`.
     """
     names = np.unique(names)
+    if not len(names):
+        return np.empty(0, ROW)
     found = [_find(store, directory, blocks, names) for directory, blocks in zip(files[::2], files[1::2], strict=True)]
     return np.concatenate([np.empty(0, ROW), *found])
 

@@ -7,7 +7,7 @@ does not change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -88,18 +88,16 @@ class Base:
                 f"{self.dataset.url} does not list the rows that it was built from, so rows cannot be recognized; "
                 "build the dataset again"
             )
-        types = self._joined_types(records)
-        entries, lost = entries_of(records.records), _entries_of_rejections(records.rejections)
+        types, entries = self._joined_types(records), entries_of(records.records)
         missing = np.array([stable_hash(one.source) for one in records.rejections], np.uint64)
-        found = find_records(store, manifest.files.records, np.concatenate([entries["name"], lost["name"], missing]))
+        found = find_records(store, manifest.files.records, np.concatenate([entries["name"], missing]))
         removed = frozenset(read_removed(store, manifest.files.removed).column("record_key").to_pylist())
         # The file of a row that is in the dataset may be gone.
         is_gone = np.isin(missing, found["name"]).tolist()
         pairs = zip(records.rejections, is_gone, strict=True)
         rejections = [one for one, gone in pairs if not (gone and one.kind == "missing-file")]
         rows = Rows.of(Record, _new(records.records, entries, found, removed, types, rejections))
-        is_known = np.isin(_entries_of_rejections(rejections)["row"], found["row"]).tolist()
-        kept = tuple(one for one, known in zip(rejections, is_known, strict=True) if not known)
+        kept = self._without_recorded(rejections)
         numbers = [number for (number,) in rows.tuples("row")] + [rejection.row for rejection in kept]
         num_new = len(np.unique(np.array(numbers, np.int64)))
         new = replace(records, records=rows, rejections=kept, user_types=types, num_rows=num_new)
@@ -107,6 +105,13 @@ class Base:
         several = np.unique(found["name"][np.isin(found["name"], names)], return_counts=True)
         earlier = dict(zip(*(values.tolist() for values in several), strict=True))
         return new, replace(self, num_known=records.num_rows - num_new, earlier=earlier)
+
+    def _without_recorded(self, rejections: Sequence[Rejection]) -> tuple[Rejection, ...]:
+        """Return the rejections that the dataset has not recorded yet."""
+        entries = _entries_of_rejections(rejections)
+        found = find_records(self.dataset.store, self.manifest.files.records, entries["name"])
+        is_recorded = np.isin(entries["row"], found["row"]).tolist()
+        return tuple(one for one, recorded in zip(rejections, is_recorded, strict=True) if not recorded)
 
     def _joined_types(self, records: RecordSet) -> dict[str, str]:
         """Return the types of the input's columns in the dataset. Raises ConfigError if one does not fit."""

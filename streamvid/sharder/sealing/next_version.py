@@ -12,7 +12,7 @@ from streamvid.dataset.manifest import Change, ColumnGroup, Manifest, ManifestFi
 from streamvid.dataset.passes import in_parallel
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.removed import Removals
-from streamvid.dataset.versions.publish import described, with_energon_files
+from streamvid.dataset.versions.publish import described
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.planning.base import Base
 from streamvid.sharder.planning.plan import PlannedShard, ShardPlan
@@ -39,11 +39,10 @@ def publish_next(
         draft = draft.with_columns(ColumnGroup((*missing, *columns), types))
     table = read_shards(store, draft.files.shards).arranged([bucket.id for bucket in draft.buckets])
     table = Removals.read(store, draft.files.removed).applied(table)
-    draft = with_energon_files(described(draft, table), table)
     if draft.native is not None:
-        quality = quality_of(_clips(Dataset(store, manifest=draft)))
+        quality = quality_of(_clips(Dataset(store, manifest=described(draft, table))))
         draft = replace(draft, native=replace(draft.native, quality=quality))
-    base.writing.publish(draft, Change("append", num_added=plan.num_samples))
+    base.writing.publish(draft, Change("append", num_added=plan.num_samples), table)
 
 
 def _draft(old: Manifest, plan: ShardPlan, new: ManifestFiles, media: Sequence[MediaColumn]) -> Manifest:
