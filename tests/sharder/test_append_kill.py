@@ -27,7 +27,7 @@ PHASES = [
     *[("records", 0), ("probe", 0), ("probe", 2), ("probe", 5), ("build", 0), ("build", 1), ("build", 2)],
     *[("seal", done) for done in range(8)],
 ]
-TEMPORARY = (".staging/",)
+SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def killed(source: Path, dest: str, moment: tuple[str, int, float] | None, work: dict[str, Any]) -> int:
@@ -59,7 +59,7 @@ def check_kills(source: Path, dest: str, tree: Callable[[], Tree], expected: Tre
     assert tree() == expected
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=SLOW)])
 def test_killed_again_and_again_an_append_ends_with_the_same_bytes(source: Path, tmp_path: Path, count: int) -> None:
     """SHARD-1, SHARD-2: kill -9 in every phase, while the version is published too."""
     growing = Growing(source, tmp_path)
@@ -70,7 +70,7 @@ def test_killed_again_and_again_an_append_ends_with_the_same_bytes(source: Path,
     check_kills(growing.source, str(dest), lambda: tree_of(dest), tree_of(growing.dest), count, tmp_path / "work")
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=SLOW)])
 def test_an_append_to_a_bucket_ends_with_the_bytes_of_a_folder(
     source: Path, tmp_path: Path, moto_server: S3Server, s3_env: S3Env, count: int
 ) -> None:

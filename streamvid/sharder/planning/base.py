@@ -101,7 +101,7 @@ class Base:
         numbers = [number for (number,) in rows.tuples("row")] + [rejection.row for rejection in kept]
         num_new = len(np.unique(np.array(numbers, np.int64)))
         new = replace(records, records=rows, rejections=kept, user_types=types, num_rows=num_new)
-        names = np.array([stable_hash(name) for name in map(name_of, rows)], np.uint64)
+        names = entries_of(rows)["name"]
         several = np.unique(found["name"][np.isin(found["name"], names)], return_counts=True)
         earlier = dict(zip(*(values.tolist() for values in several), strict=True))
         return new, replace(self, num_known=records.num_rows - num_new, earlier=earlier)
@@ -168,11 +168,6 @@ def _files(entries: InputRows) -> npt.NDArray[np.uint64]:
     return hashes
 
 
-def name_of(record: Record) -> str:
-    """Return the name from which the keys of a record's samples are derived."""
-    return record.source if record.origin is None else record.origin.name
-
-
 def key_of(record: Record) -> str:
     """Return the record key of a record's samples."""
     return record_key(record.source) if record.origin is None else record.origin.record_key
@@ -181,15 +176,17 @@ def key_of(record: Record) -> str:
 def entries_of(records: Rows[Record], without: Collection[int] = ()) -> InputRows:
     """Return the entries of records in the table of known rows. without: numbers of rows to omit."""
 
+    names = ("row", "source", "origin", "num_bytes", "time_range", "caption", "captions", "extra")
+
     def entries() -> Iterator[tuple[int, int, int]]:
-        for record in records:
-            if record.row in without:
+        for row, source, origin, num_bytes, times, caption, captions, extra in records.tuples(*names):
+            if row in without:
                 continue
-            name, times = name_of(record), record.time_range
+            name = source if origin is None else origin.name
             span = ("", "") if times is None else (str(times.start), str(times.end))
-            captions = [text for text, _ in record.captions] or [record.caption or ""]
-            media = (f"{file.name}={file.source}" for file in record.extra)
-            yield stable_hash(name), stable_hash("row", name, *span, *captions, "", *media), record.num_bytes
+            texts = [text for text, _ in captions] or [caption or ""]
+            media = (f"{file.name}={file.source}" for file in extra)
+            yield stable_hash(name), stable_hash("row", name, *span, *texts, "", *media), num_bytes
 
     return np.fromiter(entries(), ROW)
 
