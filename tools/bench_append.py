@@ -94,8 +94,10 @@ def put_dataset(store: Store, num_samples: int) -> None:
     parts = range(0, num_shards, MAX_SHARDS_PER_FILE)
     groups = [RowGroup(BUCKET.id, number, "train", rows_of(number)) for number in range(min(num_shards, parts.step))]
     real = put("samples", 0, encode_samples(groups, {"score": "double"}))
-    absent = [replace(real, path=f"index/samples-{number:05d}-{'0' * 12}.parquet") for number in range(1, len(parts))]
+    names = (f"index/samples-{number:05d}-{'0' * 12}.parquet" for number in range(1, len(parts)))
+    absent = [replace(real, path=name, num_bytes=real.num_bytes + 1) for name in names]
     samples = (real, *absent)
+    # The first file counts as the smallest, which an append reads.
     packets = tuple(replace(file, path=file.path.replace("samples", "packets")) for file in samples)
     shards = [shard_of(number, samples, rng) for number in range(num_shards)]
     known = np.zeros(num_samples, ROW)

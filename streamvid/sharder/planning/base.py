@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.dataset.column_groups import ColumnGroups
 from streamvid.dataset.index import USER_PREFIX
-from streamvid.dataset.integrity import read_shards
+from streamvid.dataset.integrity import SamplesFile, read_shards
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.removed import read_removed
@@ -64,12 +65,20 @@ class Base:
     @cached_property
     def stored_types(self) -> dict[str, str]:
         """User columns of the samples files, and their types."""
-        return _user_types(self.dataset.stored_schema)
+        return _user_types(self._stored_schema)
 
     @cached_property
     def user_types(self) -> dict[str, str]:
         """All user columns of the dataset, including those that were added later, and their types."""
-        return _user_types(self.dataset.samples_schema)
+        return _user_types(ColumnGroups.of(self.manifest).schema(self._stored_schema))
+
+    @cached_property
+    def _stored_schema(self) -> pa.Schema:
+        """Schema of the samples files, from the smallest one, because a file is verified before it is read."""
+        import pyarrow as pa
+
+        smallest = min(self.manifest.files.samples, key=lambda file: file.num_bytes, default=None)
+        return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
         """Return the columns among `types` that samples files cannot hold: new ones, and those of a wider type."""
