@@ -1,6 +1,7 @@
 """Video datasets for training: sharding, streaming to GPUs, and a training loop.
 
     streamvid.shard(source, dest, options)        videos → a sealed dataset of bucketed shards
+    streamvid.append(dataset, source)             more videos → the next version of a dataset
     streamvid.VideoLoader(dataset, batch_size=4)  a dataset → uniform batches, each sample once, resumable
     streamvid.open_dataset(dataset)               manifest and index as tables
     streamvid.train(config)                       a thin training loop built on accelerate
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from streamvid.loader.world import detect_world, world_from_mesh
     from streamvid.plan.cost import CostTable, fit_costs
     from streamvid.plan.position import World
+    from streamvid.sharder.append import append
     from streamvid.sharder.curation.options import CurationOptions
     from streamvid.sharder.options import CaptionOptions, ClipOptions, ShardOptions, SourceOptions
     from streamvid.sharder.sharder import dry_run, shard
@@ -82,6 +84,7 @@ _NAMES = {
     "streamvid.plan.cost": ("CostTable", "fit_costs"),
     "streamvid.plan.position": ("World",),
     "streamvid.cluster.options": ("ClusterOptions",),
+    "streamvid.sharder.append": ("append",),
     "streamvid.sharder.curation.options": ("CurationOptions",),
     "streamvid.sharder.options": ("CaptionOptions", "ClipOptions", "ShardOptions", "SourceOptions"),
     "streamvid.sharder.work_options": ("WorkOptions",),
@@ -126,6 +129,7 @@ __all__ = [
     "World",
     "__version__",
     "annotate",
+    "append",
     "compact",
     "copy_dataset",
     "detect_world",

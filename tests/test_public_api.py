@@ -70,6 +70,7 @@ def test_public_names() -> None:
         "World",
         "__version__",
         "annotate",
+        "append",
         "compact",
         "copy_dataset",
         "detect_world",
@@ -160,8 +161,20 @@ def test_importing_is_light(statement: str) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """The help of every verb, after `streamvid --help` itself."""
-    verbs = ("", "annotate", "bench", "compact", "copy", "demo", "encode", "extract", "ledger", "ledger check")
-    verbs += ("ledger show", "merge", "plan", "presets", "preview", "remove", "report", "shard", "stats", "train")
+    verbs = ("", "annotate", "append", "bench", "compact", "copy", "demo", "encode", "extract", "ledger")
+    verbs += (
+        "ledger check",
+        "ledger show",
+        "merge",
+        "plan",
+        "presets",
+        "preview",
+        "remove",
+        "report",
+        "shard",
+        "stats",
+        "train",
+    )
     verbs += ("verify", "versions")
     code = (
         f"import sys\nfrom streamvid.cli import main\nfor verb in {verbs!r}:\n"

@@ -167,10 +167,13 @@ def take(flags: Sequence[Flag], given: Values) -> Values:
     return tree
 
 
-def build(cls: type[T], flags: Sequence[Flag], tree: Mapping[str, Any]) -> T:
-    """Build the options from the result of `take`. Errors contain the name of the flag instead of the field's name."""
+def build(make: Callable[..., T], flags: Sequence[Flag], tree: Mapping[str, Any]) -> T:
+    """Build the options from the result of `take`. Errors contain the name of the flag instead of the field's name.
+
+    make: the class of the options, or a function that returns them.
+    """
     try:
-        return cls(**tree)
+        return make(**tree)
     except ConfigError as error:
         for flag in flags:
             place = f"{'.'.join(flag.path)}="

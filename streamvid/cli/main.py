@@ -21,6 +21,7 @@ EXIT_INTERRUPTED = 130
 
 _VERBS = {
     "annotate": "Add captions and columns to a sealed dataset.",
+    "append": "Add videos to a sealed dataset, as its next version.",
     "bench": "Measure samples per second on this machine and find the bottleneck.",
     "compact": "Delete the bytes of removed samples, and merge small shards.",
     "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
@@ -40,7 +41,7 @@ _VERBS = {
     "verify": "Check a dataset against its manifest and list problems.",
     "versions": "List and name the versions of a dataset, and store views.",
 }
-_UPKEEP = frozenset(("annotate", "compact", "copy", "merge", "remove", "verify", "versions"))
+_UPKEEP = frozenset(("annotate", "append", "compact", "copy", "merge", "remove", "verify", "versions"))
 """Verbs whose modules are in `verbs/upkeep/`."""
 
 
@@ -121,7 +122,7 @@ def run(command: click.Command) -> None:
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except (click.Abort, KeyboardInterrupt):
-        going_on = "copy, encode, shard, train and verify resume their work"
+        going_on = "append, copy, encode, shard, train and verify resume their work"
         click.echo(f"interrupted; run the same command again ({going_on})", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:

@@ -117,9 +117,12 @@ def print_report(report: ShardReport, dest: str) -> None:
     shards = f" in {report.num_shards} shards ({size(report.num_bytes)})" if report.is_sized else ""
     is_cut = report.num_windows != report.num_records
     cut = f", split into {report.num_windows} windows" if is_cut else ""
+    kind = "new" if report.num_known else "input"
     click.echo(
-        f"{report.num_records} input rows{cut} = {report.num_samples} samples{shards} + {report.num_rejected} rejected"
+        f"{report.num_records} {kind} rows{cut} = {report.num_samples} samples{shards} + {report.num_rejected} rejected"
     )
+    if report.num_known:
+        click.echo(f"already there: {report.num_known} rows")
     if report.stored_clips[0]:
         click.echo(stored_line(report.stored_clips))
     if report.encode_seconds is not None:
@@ -131,9 +134,10 @@ def print_report(report: ShardReport, dest: str) -> None:
         what = "encoded" if report.clips == "native" else "cut"
         click.echo(f"to be {what}: {size(report.source_bytes)} of sources; shard sizes are known when this is done")
     if report.state == "dry run":
-        click.echo("dry run: nothing was written. Omit --dry-run to build the dataset")
+        click.echo("dry run: nothing was written. Omit --dry-run to write it")
     else:
-        done = "already sealed, unchanged" if report.state == "already sealed" else "sealed"
+        states = {"already sealed": "already sealed, unchanged", "already there": "no new samples"}
+        done = states.get(report.state, "sealed")
         click.echo(f"{done}: {dest}\nnext: streamvid stats {dest}")
 
 

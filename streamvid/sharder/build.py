@@ -8,6 +8,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ from streamvid.storage.local import write_reason
 
 if TYPE_CHECKING:
     from streamvid.video.clip_index import ClipIndex
+
+
+_REQUESTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +132,14 @@ def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> 
     return is_whole and marker.input_sha256 == input_sha256(shard)
 
 
-def shard_sizes(store: Store) -> dict[str, int]:
-    """Return the size in bytes of every tar and offsets file in the store, by path."""
-    return {state.path: state.num_bytes for state in store.files("shards")}
+def shard_sizes(store: Store, shards: Sequence[PlannedShard]) -> dict[str, int]:
+    """Return the size in bytes of the tars and offsets files of these shards that are in the store, by path."""
+    if all(shard.build_id == 0 for shard in shards):  # the store contains no other dataset
+        return {state.path: state.num_bytes for state in store.files("shards")}
+    paths = [path for shard in shards for path in (shard.path, offsets_path(shard.path))]
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        sizes = zip(paths, threads.map(store.size, paths), strict=True)
+        return {path: num_bytes for path, num_bytes in sizes if num_bytes is not None}
 
 
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
@@ -141,7 +150,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     folder = staging.plan_folder(plan.sha256)
     shards = [shard for shard in staging.share.of(plan.shards) if shard.samples]
     staging.fetch_markers(folder, [marker_path(folder, shard.path).stem for shard in shards])
-    sizes = shard_sizes(staging.store)
+    sizes = shard_sizes(staging.store, shards)
     todo = [shard for shard in shards if not is_finished(shard, folder, sizes)]
     done = len(shards) - len(todo)
     clips = staging.clips(options)

@@ -24,6 +24,8 @@ REMEDIES: Mapping[str, str] = {
     "no-text": "add a caption to the row, or specify the caption column: --caption-column C",
     "max-clip-bytes": "accept larger files: --max-clip-bytes 4GB",
     "medium": "fix the row's conditioning input, or leave its cell empty and make it optional: --media NAME?=COLUMN",
+    "removed": "to add the file again, give it another name",
+    "other-file": "rename the file, or pass a folder above it as SOURCE, so that its name contains the folder",
     "stated-facts": "correct the metadata, or omit --trust-metadata, so that files are probed before planning",
     "where": "relax the condition of --where, or omit it",
     "duplicate": "to keep all rows and mark near-duplicates in a column, use --dedup mark",

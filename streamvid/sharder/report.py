@@ -20,6 +20,7 @@ from streamvid.dataset.tabular.rows import Rows
 from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, PlannedSample
+from streamvid.sharder.planning.base import Base
 from streamvid.sharder.planning.plan import ShardPlan
 from streamvid.sharder.rejections import NO_BUCKET, RejectedKind, by_kind
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
@@ -27,6 +28,7 @@ from streamvid.sharder.source.summary import Counted, InputSummary, duplicates
 from streamvid.sharder.work.tasks import Remaining
 
 BUILT, ALREADY_SEALED, DRY_RUN, TASK_ENDED = "built", "already sealed", "dry run", "task ended"
+APPENDED, ALREADY_THERE = "appended", "already there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,11 @@ class BucketRow:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report of a run. `state` is "built", "already sealed", "dry run" or "task ended".
+    """Report of a run. `state` is "built", "already sealed", "dry run" or "task ended"; for an append also "appended",
+    or "already there" if it added no samples.
 
-    num_records: number of input rows.
+    num_records: number of input rows; for an append, without the rows that the dataset knows already.
+    num_known: number of input rows that the dataset knows already.
     num_windows: number of windows into which the rows were split. It differs from num_records only if sources are
         longer than max_clip_seconds or rows have several time ranges. It equals num_samples + num_rejected, where a
         clip that several buckets store counts once (SHARD-3).
@@ -85,6 +89,7 @@ class ShardReport:
     stored_clips: tuple[int, int] = (0, 0)
     input: InputSummary | None = field(default=None, compare=False)
     remaining: Remaining | None = None
+    num_known: int = 0
 
     @property
     def num_samples(self) -> int:
@@ -137,6 +142,11 @@ class ShardReport:
         if len(shown) < self.num_rejected:
             lines.append(f"  and {self.num_rejected - len(shown)} more rejections")
         return "\n".join(lines)
+
+
+def report_known(base: Base) -> ShardReport:
+    """Return the report of an append that found only rows that the dataset knows."""
+    return ShardReport(ALREADY_THERE, 0, (), (), base.manifest.clips, num_known=base.num_known)
 
 
 def report_task(num_records: int, options: ShardOptions, remaining: Remaining | None) -> ShardReport:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from streamvid.buckets.frames import FrameRate
@@ -23,7 +21,6 @@ from streamvid.dataset.index import (
     encode_rejections,
     encode_samples,
     encode_shards,
-    named_by_content,
 )
 from streamvid.dataset.manifest import (
     Counts,
@@ -31,7 +28,6 @@ from streamvid.dataset.manifest import (
     Fingerprints,
     Manifest,
     ManifestFiles,
-    MediaInfo,
     NativeClips,
     ShardInfo,
     manifest_to_json,
@@ -39,13 +35,17 @@ from streamvid.dataset.manifest import (
 )
 from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.tar import energon_files
+from streamvid.dataset.versions.records import InputRows, encode_records
 from streamvid.errors import StorageError
 from streamvid.sharder.build import Marker, load_marker, marker_path, packets_path, shard_sizes
-from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import PlannedSample
+from streamvid.sharder.planning.base import Base
 from streamvid.sharder.planning.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
+from streamvid.sharder.sealing.facts import media_facts, quality_of
+from streamvid.sharder.sealing.index_files import NO_FILES, IndexFiles
+from streamvid.sharder.sealing.next_version import publish_next
 from streamvid.sharder.windows import copied
 from streamvid.sharder.work.staging import Staging
 from streamvid.storage import LocalStore, Store
@@ -56,15 +56,26 @@ def planned_paths(plan: ShardPlan) -> list[str]:
     return [path for shard in plan.shards for path in (shard.path, offsets_path(shard.path))]
 
 
-def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
-    """Write the index, the files for other readers and manifest.json, in this order. Then remove the staging folder."""
+def seal(
+    plan: ShardPlan,
+    known: InputRows,
+    staging: Staging,
+    options: ShardOptions,
+    progress: Progress,
+    base: Base | None = None,
+) -> None:
+    """Write the index, then the files for other readers and the manifest. Then remove the staging folder.
+
+    known: the input rows to record. base: dataset of which the result is the next version. No version is published if
+    there is nothing to record.
+    """
     folder = staging.plan_folder(plan.sha256)
     plan = replace(plan, shards=tuple(shard for shard in plan.shards if shard.samples))
     store, temporary = staging.store, LocalStore(folder)
     names = planned_paths(plan)
     if not store.is_local:
         _check_shards(plan, store, folder)
-    total = 2 * -(-len(plan.shards) // MAX_SHARDS_PER_FILE) + 7
+    total = 2 * -(-len(plan.shards) // MAX_SHARDS_PER_FILE) + 9
     done = 0
 
     def put(path: str, data: bytes) -> None:
@@ -76,32 +87,70 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
         done += 1
         progress("seal", done, total)
 
-    def put_named(kind: str, number: int, data: bytes, extension: str = "parquet") -> FileInfo:
-        file = named_by_content(kind, number, data, extension)
-        put(file.path, data)
-        return file
-
     progress("seal", done, total)
-    shards, samples, packets = _write_samples(plan, folder, put_named, options.source.media_columns)
-    rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
-    shards_file, rejections_file = put_named("shards", 0, encode_shards(shards)), put_named("rejections", 0, rejections)
-    others = energon_files(shards)
-    for path, data in others.items():
-        put(path, data)
-    files = ManifestFiles(
-        shards=(shards_file,),
-        samples=tuple(samples),
-        rejections=(rejections_file,),
-        packets=tuple(packets),
-        other=tuple(FileInfo.of(path, data) for path, data in others.items()),
-    )
-    put(MANIFEST, manifest_to_json(_manifest(plan, options, shards, files)))
+    index = IndexFiles(put, NO_FILES if base is None else base.manifest.files)
+    shards, files = _write_index(plan, known, folder, index, options, base)
+    if base is not None and (len(known) or shards):
+        publish_next(base, plan, files, index, options.source.media_columns)
+    elif base is None:
+        others = energon_files(shards)
+        for path, data in others.items():
+            put(path, data)
+        files = replace(files, other=tuple(FileInfo.of(path, data) for path, data in others.items()))
+        put(MANIFEST, manifest_to_json(_manifest(plan, options, shards, files)))
     staging.remove()
     progress("seal", total, total)
 
 
+def _write_index(
+    plan: ShardPlan,
+    known: InputRows,
+    folder: Path,
+    index: IndexFiles,
+    options: ShardOptions,
+    base: Base | None,
+) -> tuple[list[ShardInfo], ManifestFiles]:
+    """Write the index of the planned shards. Return the rows of the shard table, and the files."""
+    form = _SamplesForm.of(plan, options, base)
+    shards, samples, packets = _write_samples(plan, folder, index, form)
+    rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
+    records = encode_records(known, index.number("records") // 2) if len(known) or base is None else []
+    for file, data in records:
+        index.put(file.path, data)
+    return shards, ManifestFiles(
+        shards=(index.add("shards", encode_shards(shards)),) if shards or base is None else (),
+        samples=tuple(samples),
+        rejections=(index.add("rejections", rejections),) if plan.rejections or base is None else (),
+        packets=tuple(packets),
+        records=tuple(file for file, _ in records),
+    )
+
+
+@dataclass(frozen=True)
+class _SamplesForm:
+    """Form of the samples files, which is the same for all of a dataset.
+
+    user_types: user columns and their types. left_out: columns that are stored in other files.
+    media: names of the conditioning inputs. has_packets: True if there is a packets file for each samples file.
+    """
+
+    user_types: Mapping[str, str]
+    left_out: Collection[str]
+    media: Sequence[str]
+    has_packets: bool
+
+    @staticmethod
+    def of(plan: ShardPlan, options: ShardOptions, base: Base | None) -> _SamplesForm:
+        media = [medium.name for medium in options.source.media_columns]
+        if base is None:
+            return _SamplesForm(plan.user_types, (), media, has_packets=True)
+        files = base.manifest.files
+        has_packets = bool(files.packets) or not files.samples
+        return _SamplesForm(base.stored_types, base.added_types(plan.user_types), media, has_packets)
+
+
 def _write_samples(
-    plan: ShardPlan, folder: Path, put_named: Callable[..., FileInfo], media: Sequence[MediaColumn]
+    plan: ShardPlan, folder: Path, index: IndexFiles, form: _SamplesForm
 ) -> tuple[list[ShardInfo], list[FileInfo], list[FileInfo]]:
     """Write the samples and packets files, each for at most MAX_SHARDS_PER_FILE shards.
 
@@ -113,14 +162,17 @@ def _write_samples(
     for start in range(0, len(plan.shards), MAX_SHARDS_PER_FILE):
         part = plan.shards[start : start + MAX_SHARDS_PER_FILE]
         markers = [_marker(shard, folder) for shard in part]
-        packets, places = _join_packets(part, folder)
+        places: list[TablePlace | None] = [None] * len(part)
+        if form.has_packets:
+            packets, places = _join_packets(part, folder)
+            packet_files.append(index.add("packets", packets, "arrows"))
         groups = [
-            RowGroup(shard.bucket.id, shard.number, shard.split, list(_rows(shard.samples, marker)), place)
+            RowGroup(
+                shard.bucket.id, shard.number, shard.split, list(_rows(shard.samples, marker, form.left_out)), place
+            )
             for shard, marker, place in zip(part, markers, places, strict=True)
         ]
-        data = encode_samples(groups, plan.user_types, [medium.name for medium in media])
-        packet_files.append(put_named("packets", len(files), packets, "arrows"))
-        files.append(put_named("samples", len(files), data))
+        files.append(index.add("samples", encode_samples(groups, form.user_types, form.media)))
         shards += [
             _shard_info(shard, marker, files[-1].path, row_group)
             for row_group, (shard, marker) in enumerate(zip(part, markers, strict=True))
@@ -141,7 +193,7 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
 
 def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
     """Raise StorageError if a finished shard has been removed from the store or its size has changed."""
-    sizes = shard_sizes(store)
+    sizes = shard_sizes(store, plan.shards)
     for shard in plan.shards:
         marker = _marker(shard, folder)
         sizes_noted = {shard.path: marker.num_bytes, offsets_path(shard.path): marker.offsets_num_bytes}
@@ -173,7 +225,7 @@ def _packets(shard: PlannedShard, folder: Path) -> bytes:
         return packets_path(folder, shard.path).read_bytes()
 
 
-def _rows(samples: Sequence[PlannedSample], marker: Marker) -> Iterator[SampleRow]:
+def _rows(samples: Sequence[PlannedSample], marker: Marker, left_out: Collection[str]) -> Iterator[SampleRow]:
     noted = zip(samples, marker.member_offsets, marker.member_sha256, strict=True)
     for index, (sample, offsets, digests) in enumerate(noted):
         record, probe, clip = sample.record, sample.probe, sample.clip
@@ -193,7 +245,7 @@ def _rows(samples: Sequence[PlannedSample], marker: Marker) -> Iterator[SampleRo
                 crop_fraction=sample.cropped_share,
                 upscale=sample.upscale,
             ),
-            columns=record.columns,
+            columns={name: value for name, value in record.columns.items() if name not in left_out},
             captions=captions_to_json(record.captions) if record.captions else None,
             media=_media_items(sample, offsets[1:], digests[1:]),
         )
@@ -218,7 +270,7 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
     return ShardInfo(
         bucket_id=shard.bucket.id,
         number=shard.number,
-        build_id=0,
+        build_id=shard.build_id,
         split=shard.split,
         num_samples=len(shard.samples),
         num_bytes=marker.num_bytes,
@@ -229,6 +281,11 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
         index_path=index_path,
         index_row_group=row_group,
     )
+
+
+def _psnr_y(plan: ShardPlan) -> Iterator[tuple[str, float | None]]:
+    """Yield (bucket id, PSNR-Y) for each sample."""
+    return ((bucket.id, psnr_y) for bucket, psnr_y in plan.samples.tuples("bucket", "clip.psnr_y"))
 
 
 def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo], files: ManifestFiles) -> Manifest:
@@ -254,46 +311,5 @@ def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo
         model=options.config.model,
         draws=tuple(plan.draws),
         media=media,
-        native=NativeClips(options.encoding_json(), _quality(plan)) if options.clips.is_native else None,
+        native=NativeClips(options.encoding_json(), quality_of(_psnr_y(plan))) if options.clips.is_native else None,
     )
-
-
-def media_facts(plan: ShardPlan, columns: Sequence[MediaColumn]) -> dict[str, MediaInfo]:
-    """Return the description of each conditioning input for the manifest; see dataset/README.md."""
-    found: dict[str, MediaInfo] = {}
-    for column in columns:
-        counts, stills, is_list = [0], [True], False
-        for (media,) in plan.samples.tuples("media"):
-            mine = [medium for medium in media if medium.column == column]
-            counts.append(len(mine))
-            stills += [medium.is_still for medium in mine]
-            is_list = is_list or any(medium.file.item is not None for medium in mine)
-        found[column.name] = MediaInfo(
-            column=column.column,
-            is_still=all(stills),
-            is_mask=column.is_mask,
-            is_optional=column.is_optional,
-            is_list=is_list,
-            max_items=max(1, *counts),
-        )
-    return found
-
-
-def _quality(plan: ShardPlan) -> dict[str, object]:
-    """Return PSNR-Y statistics of native clips in decibels, overall and per bucket."""
-    found: dict[str, array[float]] = {}
-    for bucket, psnr_y in plan.samples.tuples("bucket", "clip.psnr_y"):
-        found.setdefault(bucket.id, array("d")).append(psnr_y or 0.0)
-    of_all = [value for values in found.values() for value in values]
-    buckets = {bucket_id: _spread(values) for bucket_id, values in found.items()}
-    return {"psnr_y": _spread(of_all), "psnr_y_by_bucket": buckets}
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    return {
-        "min": ordered[0],
-        "p5": ordered[(len(ordered) - 1) // 20],
-        "median": round(statistics.median(ordered), 4),
-        "mean": round(statistics.fmean(ordered), 4),
-    }

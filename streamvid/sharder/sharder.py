@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import tempfile
@@ -17,16 +16,18 @@ from streamvid.cluster.lease import Lease
 from streamvid.cluster.options import ClusterOptions
 from streamvid.cluster.ray import TaskNeeds, run_on_ray
 from streamvid.cluster.share import WHOLE, Share
-from streamvid.dataset.manifest import offsets_path
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.dataset.tabular.rows import Rows
+from streamvid.dataset.versions.open import kept_files
+from streamvid.dataset.versions.publish import Writing
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError, StreamvidError
 from streamvid.sharder.build import build_all, remaining_shards
 from streamvid.sharder.curating import curate, declare_columns, figures_header
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, assign, assign_texts
+from streamvid.sharder.planning.base import Base, known_rows
 from streamvid.sharder.planning.duplicates import group_duplicates
 from streamvid.sharder.planning.plan import Build, ShardPlan, make_plan
 from streamvid.sharder.planning.trusted import StatedFacts, confirm, look_up
@@ -34,6 +35,8 @@ from streamvid.sharder.planning.where import apply_where
 from streamvid.sharder.probing import Probed, Progress, journal_header, probe_all
 from streamvid.sharder.rejections import REMEDIES
 from streamvid.sharder.report import (
+    ALREADY_THERE,
+    APPENDED,
     BUILT,
     DRY_RUN,
     ShardReport,
@@ -45,13 +48,16 @@ from streamvid.sharder.report import (
 from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.source.records import Record, RecordSet, Rejection, read_records
 from streamvid.sharder.source.summary import InputSummary
-from streamvid.sharder.work.destination import find_destination
+from streamvid.sharder.stored_options import options_difference
+from streamvid.sharder.work.destination import Destination, find_destination
 from streamvid.sharder.work.shared_journal import SharedJournal
 from streamvid.sharder.work.staging import EMBEDDED, FIGURES, PROBES, Staging, end_tasks, leased, locked_staging
 from streamvid.sharder.work.status import ShardStatus, StatusFile, read_status, read_task_phases
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished, task_phases
 from streamvid.storage import Store, open_store
 
+Sources: TypeAlias = str | Path | Sequence[str | Path]
+"""One source, or several that are read one after the other."""
 OnInput: TypeAlias = Callable[[InputSummary], None]
 """Callback that is called once with a summary of the input, before clips are encoded or stored."""
 
@@ -64,7 +70,7 @@ _logger = logging.getLogger(__name__)
 
 
 def shard(
-    source: str | Path | Sequence[str | Path],
+    source: Sources,
     dest: str | Path,
     options: ShardOptions,
     progress: Progress | None = None,
@@ -86,15 +92,13 @@ def shard(
     read or changes while it is read, or if every row is rejected; SealedError if `dest` contains a different dataset;
     DatasetError if `dest` contains other files or another sharder is using `dest`; and StorageError if a store fails.
     """
-    if options.work.cluster.engine == "slurm":
-        raise ConfigError(_NOT_SUBMITTED)
-    place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
+    check_engine(options)
+    place, progress, on_input = find_destination(dest, options), progress or no_progress, on_input or ignore_input
     place.check_free()
-    _check_apart(source, place.store, options)
-    embedded = place.folder / EMBEDDED
-    records = _read(source, options, embedded)
+    check_apart(source, place.store, options)
+    records = read_input(source, options, place.folder / EMBEDDED)
     progress("records", records.num_rows, records.num_rows)
-    build = _build_facts(records, options)
+    build = build_facts(records, options)
     report = _sealed_report(place.store, build, options.work.overwrite)
     if report is not None and not place.is_begun:
         return _with_input(report, summarize(records, options), on_input)
@@ -102,33 +106,63 @@ def shard(
     with contextlib.ExitStack() as held:
         lease = held.enter_context(leased(place, options.work.share, admits_tasks=uses_ray))
         if uses_ray:
-            _shard_on_ray(source, dest, options, lease, progress)
+            work_on_ray(shard, source, dest, options, lease, progress)
             end_tasks(place, lease)
         staging = held.enter_context(locked_staging(place, lease, options.work.share))
+        staging.check_verb(is_append=False)
         # Check again, now that the lease and the lock exclude other sharders.
         report = _sealed_report(place.store, build, options.work.overwrite)
         if report is not None:
             staging.remove()
             return _with_input(report, summarize(records, options), on_input)
+        return run_build(source, records, build, staging, options, progress, on_input)
+
+
+def run_build(
+    source: Sources,
+    records: RecordSet,
+    build: Build,
+    staging: Staging,
+    options: ShardOptions,
+    progress: Progress,
+    on_input: OnInput,
+    base: Base | None = None,
+) -> ShardReport:
+    """Build and seal the dataset, or do the share of one task. Return the report.
+
+    base: dataset to which the samples are added.
+    """
+    embedded = staging.folder / EMBEDDED
+    try:
+        staging.announce(build)
+        progress = StatusFile(staging, progress)
+        with staging.exclusive():
+            if _lacks_embedded(records, embedded):
+                read_records(source, options, embedded, extracts=True)
         try:
-            staging.announce(build)
-            progress = StatusFile(staging, progress)
-            with staging.exclusive():
-                if _lacks_embedded(records, embedded):
-                    read_records(source, options, embedded, extracts=True)
-            return _run(records, build, staging, options, progress, on_input)
-        except StorageError as error:
-            if staging.store.is_local:
-                raise
-            raise StorageError(f"{error}. {_REMEDY}") from error
-        except BaseException:
-            _logger.info("stopped early: finished work on %s is kept; run the same command again to resume", place.url)
+            report = _build(records, build, staging, options, progress, on_input, base)
+        except TasksUnfinished as unfinished:
+            report = report_task(records.num_rows, options, unfinished.remaining)
+        staging.leave()
+        return report
+    except StorageError as error:
+        if staging.store.is_local:
             raise
+        raise StorageError(f"{error}. {_REMEDY}") from error
+    except BaseException:
+        _logger.info(
+            "stopped early: finished work on %s is kept; run the same command again to resume", staging.store.url
+        )
+        raise
 
 
-def _read(
-    source: str | Path | Sequence[str | Path], options: ShardOptions, folder: Path, *, extracts: bool = False
-) -> RecordSet:
+def check_engine(options: ShardOptions) -> None:
+    """Raise ConfigError if the options ask for jobs that only the command line can submit."""
+    if options.work.cluster.engine == "slurm":
+        raise ConfigError(_NOT_SUBMITTED)
+
+
+def read_input(source: Sources, options: ShardOptions, folder: Path, *, extracts: bool = False) -> RecordSet:
     """Read the input and reject rows by conditions on metadata alone."""
     records = read_records(source, options, folder, extracts=extracts)
     return apply_where(declare_columns(records, options), options)
@@ -147,8 +181,12 @@ def _lacks_embedded(records: RecordSet, folder: Path) -> bool:
     return any(path.startswith(f"{folder}/") and not Path(path).exists() for path in paths)
 
 
-def _shard_on_ray(
-    source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, lease: Lease, progress: Progress
+Work: TypeAlias = Callable[[Sources, str | Path, ShardOptions], ShardReport]
+"""`shard`, or the function that adds samples to a dataset."""
+
+
+def work_on_ray(
+    do: Work, source: Sources, dest: str | Path, options: ShardOptions, lease: Lease, progress: Progress
 ) -> None:
     """Run the tasks of a build on a Ray cluster and report their progress."""
     place = find_destination(dest, options)
@@ -159,16 +197,16 @@ def _shard_on_ray(
             for phase in read_task_phases(place):
                 progress(phase.name, phase.done, phase.total)
 
-    task, work = partial(_do_share, source, dest, options), options.work
+    task, work = partial(_do_share, do, source, dest, options), options.work
     needs = TaskNeeds(work.workers, "workers", num_phases=len(task_phases(options)))
     run_on_ray(task, _is_nothing, needs, work.cluster, report)
 
 
 def _do_share(
-    source: str | Path | Sequence[str | Path], dest: str | Path, options: ShardOptions, share: Share, num_cpus: int
+    do: Work, source: Sources, dest: str | Path, options: ShardOptions, share: Share, num_cpus: int
 ) -> Remaining | None:
     work = replace(options.work, workers=num_cpus, cluster=ClusterOptions(task=str(share)))
-    return shard(source, dest, replace(options, work=work)).remaining
+    return do(source, dest, replace(options, work=work)).remaining
 
 
 def _is_nothing(remaining: Remaining | None) -> bool:
@@ -197,7 +235,7 @@ def status(dest: str | Path, options: ShardOptions) -> ShardStatus:
 
 
 def dry_run(
-    source: str | Path | Sequence[str | Path],
+    source: Sources,
     dest: str | Path,
     options: ShardOptions,
     progress: Progress | None = None,
@@ -211,7 +249,19 @@ def dry_run(
     Raises the same errors as `shard`, except that an occupied `dest` and the rejection of all rows are not errors. The
     report lists the reasons for all rejections.
     """
-    place, progress, on_input = find_destination(dest, options), progress or _no_progress, on_input or _ignore_input
+    return plan_build(source, find_destination(dest, options), options, progress, on_input)
+
+
+def plan_build(
+    source: Sources,
+    place: Destination,
+    options: ShardOptions,
+    progress: Progress | None,
+    on_input: OnInput | None,
+    base: Base | None = None,
+) -> ShardReport:
+    """Run all stages up to the shard plan without writing to `place`. base: dataset to which the samples are added."""
+    progress, on_input = progress or no_progress, on_input or ignore_input
     if not options.work.share.is_whole:
         raise ConfigError(
             f"work.cluster.task={options.work.cluster.task!r}: cannot be combined with a dry run, which plans all "
@@ -219,14 +269,19 @@ def dry_run(
         )
     journals = partial(SharedJournal, place.folder, store=place.store, share=WHOLE, writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
-        records = _read(source, options, Path(folder), extracts=True)
+        records = read_input(source, options, Path(folder), extracts=True)
+        if base is not None:
+            records, base = base.without_known(records)
         progress("records", records.num_rows, records.num_rows)
-        found = _assigned(records, options, journals, nothing.fileno(), progress)
-    plan = make_plan(found.records, found.assignment, options, {"options": options.to_json()})
-    return replace(_with_input(report_plan(plan, DRY_RUN), found.summary, on_input), probe_bytes_read=found.bytes_read)
+        found = _assigned(records, options, journals, nothing.fileno(), progress, base=base)
+    plan = make_plan(found.records, found.assignment, options, {"options": options.to_json()}, base)
+    report = replace(
+        _with_input(report_plan(plan, DRY_RUN), found.summary, on_input), probe_bytes_read=found.bytes_read
+    )
+    return report if base is None else replace(report, num_known=base.num_known)
 
 
-def _check_apart(source: str | Path | Sequence[str | Path], dest: Store, options: ShardOptions) -> None:
+def check_apart(source: Sources, dest: Store, options: ShardOptions) -> None:
     """Raise SourceError if `dest` is also a source."""
     for one in [source] if isinstance(source, str | Path) else source:
         store = open_store(one, options.storage)
@@ -245,44 +300,45 @@ def _with_input(report: ShardReport, summary: InputSummary, on_input: OnInput) -
     return replace(report, input=summary)
 
 
-def _run(
-    records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress, on_input: OnInput
-) -> ShardReport:
-    """Build and seal the dataset, or do the share of one task. Return the report."""
-    try:
-        report = _build(records, build, staging, options, progress, on_input)
-    except TasksUnfinished as unfinished:
-        report = report_task(records.num_rows, options, unfinished.remaining)
-    staging.leave()
-    return report
-
-
 def _build(
-    records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress, on_input: OnInput
+    records: RecordSet,
+    build: Build,
+    staging: Staging,
+    options: ShardOptions,
+    progress: Progress,
+    on_input: OnInput,
+    base: Base | None,
 ) -> ShardReport:
-    found = _assigned(records, options, staging.journal, staging.lock_fd, progress, staging.folder)
+    found = _assigned(records, options, staging.journal, staging.lock_fd, progress, staging.folder, base)
     on_input(found.summary)
     assignment = found.assignment
     if options.makes_clips:
         assignment = encode_all(assignment, options, staging, progress)
-    plan = make_plan(found.records, assignment, options, build)
-    if not plan.shards:
-        raise SourceError(_nothing_accepted(plan.rejections))
+    plan = make_plan(found.records, assignment, options, build, base)
+    _check_accepted(plan, base)
     bytes_read = found.bytes_read
     if options.trust_metadata:
         journal = staging.journal(PROBES, journal_header(options))
         plan, bytes_read = _with_probed_facts(plan, options, journal, staging, progress)
-        if not plan.num_samples:
-            raise SourceError(_nothing_accepted(plan.rejections))
-    if staging.share.is_whole:
+        _check_accepted(plan, base)
+    if staging.share.is_whole and base is None:
         _condemn_old(staging)
     staging.open_plan(plan.sha256, planned_paths(plan))
     build_all(plan, staging, options, progress)
     if not staging.share.is_whole:
         return report_task(records.num_rows, options, remaining_shards(plan, staging))
     staging.lease.renew()  # the last check before the manifest
-    seal(plan, staging, options, progress)
-    return replace(report_plan(plan, BUILT), probe_bytes_read=bytes_read, input=found.summary)
+    seal(plan, known_rows(records, plan.rejections), staging, options, progress, base)
+    report = replace(report_plan(plan, BUILT), probe_bytes_read=bytes_read, input=found.summary)
+    if base is None:
+        return report
+    return replace(report, state=APPENDED if report.num_samples else ALREADY_THERE, num_known=base.num_known)
+
+
+def _check_accepted(plan: ShardPlan, base: Base | None) -> None:
+    """Raise SourceError if no row of the input is in the dataset."""
+    if not plan.num_samples and (base is None or not base.num_known):
+        raise SourceError(_nothing_accepted(plan.rejections))
 
 
 class _Assigned(NamedTuple):
@@ -304,10 +360,12 @@ def _assigned(
     held_fd: int,
     progress: Progress,
     folder: Path | None = None,
+    base: Base | None = None,
 ) -> _Assigned:
     """Probe, curate and assign all records. journals: function that opens the journal with a name and a header."""
+    earlier, media = ({}, {}) if base is None else (base.earlier, base.manifest.media)
     if options.clips.is_text:
-        return _Assigned(records, assign_texts(records.records, options), None, summarize(records, options))
+        return _Assigned(records, assign_texts(records.records, options, earlier), None, summarize(records, options))
     probes: Probed | StatedFacts
     if options.trust_metadata:
         probes = StatedFacts.of(list(records.user_types))
@@ -319,7 +377,7 @@ def _assigned(
         records = apply_where(records, options, probes, is_curated=False)
         records = curate(records, probes, options, journal, held_fd, progress, folder)
     records = apply_where(records, options, probes)
-    assignment = group_duplicates(assign(records.records, probes, options), options)
+    assignment = group_duplicates(assign(records.records, probes, options, earlier, media), options)
     summary = summarize(records, options, assignment)
     return _Assigned(records, assignment, probes.bytes_read, summary)
 
@@ -335,7 +393,8 @@ def _with_probed_facts(
     return confirm(plan, shards, probes, options), probes.bytes_read
 
 
-def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
+def build_facts(records: RecordSet, options: ShardOptions) -> Build:
+    """Return everything that determines the content of a new dataset."""
     return {"options": options.to_json(), "num_records": records.num_rows, "input_sha256": records.sha256()}
 
 
@@ -367,24 +426,14 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
 
 
 def _difference(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
-    old, new = dict(there.get("options", {})), asked["options"]
-    for name in [*new, *(name for name in old if name not in new)]:
-        before, now = old.get(name), new.get(name)
-        if before != now:
-            if isinstance(before, dict) and isinstance(now, dict):  # report only the part of an encoding that differs
-                part = next(part for part in [*now, *before] if before.get(part) != now.get(part))
-                return f"{name}.{part}: {_short(before.get(part))} stored, {_short(now.get(part))} requested"
-            return f"{name}: {_short(before)} stored, {_short(now)} requested"
+    difference = options_difference(there.get("options", {}), asked["options"])
+    if difference is not None:
+        return difference
     if there.get("num_records") != asked["num_records"]:
         return f"input: {there.get('num_records')} rows stored, {asked['num_records']} rows now"
     if there.get("input_sha256") != asked["input_sha256"]:
         return f"input: {asked['num_records']} rows in both, but files, sizes, captions or columns differ"
     return None
-
-
-def _short(value: object) -> str:
-    text = f"{len(value)}: {', '.join(map(str, value))}" if isinstance(value, list) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _condemn_old(staging: Staging) -> None:
@@ -393,9 +442,7 @@ def _condemn_old(staging: Staging) -> None:
     if store.size(MANIFEST) is None:
         return
     try:
-        old = Dataset(store)
-        paths = [file.path for file in old.manifest.files]
-        paths += [path for info in old.shards for path in (info.path, offsets_path(info.path))]
+        paths = kept_files(store, Writing(store, staging.lease).newest) - {MANIFEST}
     except StreamvidError as error:
         raise DatasetError(
             f"{store.url} holds a dataset that cannot be read ({error}), so its files cannot be distinguished from "
@@ -412,9 +459,9 @@ def _nothing_accepted(rejections: tuple[Rejection, ...]) -> str:
     return f"all records were rejected, so nothing was built. Reasons: {shown}{more}. Remedies: {remedies}"
 
 
-def _ignore_input(summary: InputSummary) -> None:
+def ignore_input(summary: InputSummary) -> None:
     """Ignore the summary of the input."""
 
 
-def _no_progress(phase: str, done: int, total: int) -> None:
+def no_progress(phase: str, done: int, total: int) -> None:
     """Ignore progress reports."""

@@ -14,7 +14,7 @@ from tests.cli.conftest import OPTIONS, Tiny
 from tests.conftest import run_streamvid
 from tests.processes import run_command
 
-VERBS = ("annotate", "bench", "copy", "demo", "encode", "plan", "shard", "stats", "train", "verify")
+VERBS = ("annotate", "append", "bench", "copy", "demo", "encode", "plan", "shard", "stats", "train", "verify")
 
 
 def test_version() -> None:

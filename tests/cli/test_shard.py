@@ -348,7 +348,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
     assert "samples" not in output and "Traceback" not in errors
-    remedy = "run the same command again (copy, encode, shard, train and verify resume their work)"
+    remedy = "run the same command again (append, copy, encode, shard, train and verify resume their work)"
     assert errors.splitlines()[-1] == f"interrupted; {remedy}"
     assert not (tmp_path / "ds" / "manifest.json").exists()
     assert run_streamvid("stats", tmp_path / "ds", check=False).returncode == 1

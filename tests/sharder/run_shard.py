@@ -1,6 +1,7 @@
 """One run of the sharder as a process of its own, told when to be killed. Arguments are one JSON object:
 
-source, dest, options; kill: [phase, done, delay in seconds] or null; kill_worker: [phase, done] or null.
+source, dest, options; kill: [phase, done, delay in seconds] or null; kill_worker: [phase, done] or null; verb: "append"
+to add the source to the dataset with `options` as nested fields.
 Prints a line for each event of progress.
 """
 
@@ -15,13 +16,13 @@ import threading
 import psutil
 
 from streamvid.buckets.bucket import parse_buckets
+from streamvid.sharder.append import append
 from streamvid.sharder.sharder import shard
 from tests.shard_options import shard_options
 
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    options = {**order["options"], "buckets": parse_buckets(order["options"]["buckets"])}
     kill, kill_worker = order.get("kill"), order.get("kill_worker")
 
     def progress(phase: str, done: int, total: int) -> None:
@@ -37,6 +38,10 @@ def main() -> None:
             for child in psutil.Process().children():
                 child.kill()
 
+    if order.get("verb") == "append":
+        print(append(order["dest"], order["source"], order["options"], progress=progress).state)
+        return
+    options = {**order["options"], "buckets": parse_buckets(order["options"]["buckets"])}
     print(shard(order["source"], order["dest"], shard_options(**options), progress).state)
 
 

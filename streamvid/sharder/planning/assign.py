@@ -16,6 +16,7 @@ from streamvid.buckets.classes import Choices
 from streamvid.buckets.frames import NEAR_RATE
 from streamvid.buckets.pick import num_places
 from streamvid.buckets.policy import cover_scale, cropped_share
+from streamvid.dataset.manifest import MediaInfo
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.dataset.tabular.text_set import TextSet
 from streamvid.errors import NoBucketError, Rejected
@@ -30,6 +31,8 @@ from streamvid.sharder.units.probe_unit import Probe
 from streamvid.sharder.windows import TEXT_EXTENSION, Clip, Timing, Window, cut_windows
 
 MAX_STEM_CHARS = 40
+_NOTHING_EARLIER: Mapping[int, int] = {}
+_NO_MEDIA: Mapping[str, MediaInfo] = {}
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -99,10 +102,20 @@ def window_name(window: Window, probe: Probe) -> str:
     return "" if is_whole else f"frames {window.start} to {window.start + window.num_frames - 1}: "
 
 
-def assign(records: Rows[Record], probes: Probes, options: ShardOptions) -> Assignment:
-    """Assign a bucket to every probed record, or reject the record with a reason."""
-    stills = still_media(records, probes, options.source.media_columns)
-    assigner = _Assigner(probes, options, stills, _Repeats(records))
+def assign(
+    records: Rows[Record],
+    probes: Probes,
+    options: ShardOptions,
+    earlier: Mapping[int, int] = _NOTHING_EARLIER,
+    media: Mapping[str, MediaInfo] = _NO_MEDIA,
+) -> Assignment:
+    """Assign a bucket to every probed record, or reject the record with a reason.
+
+    earlier: for a dataset that already has samples, the hash of a file name → number of its rows there.
+    media: conditioning inputs of that dataset.
+    """
+    stills = still_media(records, probes, options.source.media_columns, media)
+    assigner = _Assigner(probes, options, stills, _Repeats(records, earlier))
 
     def samples() -> Iterator[PlannedSample]:
         for record in records:
@@ -123,19 +136,24 @@ def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterato
 
 
 class _Repeats:
-    """Counter of samples with equal names, windows and buckets. Only names that several records share are counted."""
+    """Counter of samples with equal names, windows and buckets. Only names that several records share are counted.
 
-    def __init__(self, records: Rows[Record]) -> None:
+    Names that the dataset has already begin with the number of their rows there, so that no key is used twice.
+    """
+
+    def __init__(self, records: Rows[Record], earlier: Mapping[int, int]) -> None:
+        self._earlier = earlier
         names = (source if origin is None else origin.name for source, origin in records.tuples("source", "origin"))
         self._repeated = TextSet.repeated(names)
         self._counts: Counter[int] = Counter()  # by hash, which takes less memory than names
 
     def occurrence(self, place: tuple[str, int, int, str]) -> int:
         """Return the number of earlier samples with this name, window and bucket."""
+        first = self._earlier.get(stable_hash(place[0]), 0) if self._earlier else 0
         if not len(self._repeated) or place[0] not in self._repeated:
-            return 0
+            return first
         self._counts[hash(place)] += 1
-        return self._counts[hash(place)] - 1
+        return first + self._counts[hash(place)] - 1
 
 
 @dataclass
@@ -185,9 +203,14 @@ class _Assigner:
 _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
 
 
-def assign_texts(records: Rows[Record], options: ShardOptions) -> Assignment:
-    """Return one sample per text record. Records with the same text share a record key and thus a split."""
-    repeats, window = _Repeats(records), Window(0, 0, 0)
+def assign_texts(
+    records: Rows[Record], options: ShardOptions, earlier: Mapping[int, int] = _NOTHING_EARLIER
+) -> Assignment:
+    """Return one sample per text record. Records with the same text share a record key and thus a split.
+
+    earlier: as in `assign`.
+    """
+    repeats, window = _Repeats(records, earlier), Window(0, 0, 0)
 
     def sample(record: Record) -> PlannedSample:
         own = record_key(record.source)

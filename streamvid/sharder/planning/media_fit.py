@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamvid.dataset.manifest import MediaInfo
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.errors import ProbeError, Rejected
 from streamvid.sharder.media_columns import MediaColumn
@@ -43,14 +44,20 @@ class PlannedMedium:
         return f"{self.column.stem}{item}.{self.clip.extension}"
 
 
-def still_media(records: Rows[Record], probes: Probes, columns: Sequence[MediaColumn]) -> frozenset[str]:
-    """Return the names of the inputs that are declared as images or have only image files."""
+def still_media(
+    records: Rows[Record], probes: Probes, columns: Sequence[MediaColumn], there: Mapping[str, MediaInfo]
+) -> frozenset[str]:
+    """Return the names of the inputs that are declared as images or have only image files.
+
+    there: inputs of the dataset to which the records are added. They stay images or videos.
+    """
     found: dict[str, bool] = {}
     for (extra,) in records.tuples("extra") if columns else ():
         for file in extra:
             probe = probes(file)
             if isinstance(probe, Probe):
                 found[file.name] = found.get(file.name, True) and probe.is_image
+    found |= {name: info.is_still for name, info in there.items()}
     return frozenset(medium.name for medium in columns if (medium.kind == "image" or found.get(medium.name, True)))
 
 

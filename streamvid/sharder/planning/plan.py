@@ -6,7 +6,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, pairwise
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from streamvid.dataset.manifest import shard_path
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import Assignment, PlannedSample, stable_hash
+from streamvid.sharder.planning.base import Base
 from streamvid.sharder.source.records import RecordSet, Rejection
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -38,6 +39,7 @@ class PlannedShard:
     """Ordered samples of one tar, all with the same bucket, split and member extensions.
 
     clip_bytes: total size in bytes of the shard's clips and conditioning inputs.
+    build_id: 0 for a new dataset; see `ShardInfo`.
     """
 
     bucket: Bucket
@@ -45,10 +47,11 @@ class PlannedShard:
     split: str
     samples: Sequence[PlannedSample]
     clip_bytes: int
+    build_id: int = 0
 
     @property
     def path(self) -> str:
-        return shard_path(self.bucket.id, self.number)
+        return shard_path(self.bucket.id, self.number, self.build_id)
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,14 @@ class ShardPlan:
         return len(self.samples)
 
 
-def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions, build: Build) -> ShardPlan:
-    """Return the shard plan: the samples of each bucket, split into shards by the size of their clips."""
+def make_plan(
+    records: RecordSet, assignment: Assignment, options: ShardOptions, build: Build, base: Base | None = None
+) -> ShardPlan:
+    """Return the shard plan: the samples of each bucket, split into shards by the size of their clips.
+
+    base: dataset to which the shards are added; their numbers follow those of its shards.
+    """
+    taken = {} if base is None else base.first_numbers
     facts = _facts_of(assignment, options.seed)
     plain = _plain_cuts(facts, options.shard_size_bytes)
     drawn = drawn_groups(facts.drawn, assignment.draw_sets, options.shard_size_bytes)
@@ -86,9 +95,10 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
     for bucket in _ordered_buckets(options.config, facts.buckets):
         cuts = plain.get(bucket.id, [])
         for number, several in enumerate(drawn):
-            firsts[number][bucket.id] = len(cuts)
+            firsts[number][bucket.id] = taken.get(bucket.id, 0) + len(cuts)
             cuts += [(several.split, cut) for cut in several.shards_of(bucket.id)]
-        found += [(bucket, number, split, cut) for number, (split, cut) in enumerate(cuts)]
+        numbers = range(taken.get(bucket.id, 0), 2**31)
+        found += [(bucket, number, split, cut) for number, (split, cut) in zip(numbers, cuts, strict=False)]
     order = np.concatenate([np.empty(0, np.int64), *(cut for _, _, _, cut in found)])
     samples = assignment.samples.arranged(order)
     ends = np.cumsum([0, *(len(cut) for _, _, _, cut in found)]).tolist()
@@ -99,6 +109,9 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
     draws = tuple(several.stored(first) for several, first in zip(drawn, firsts, strict=True))
     rejections = tuple(sorted((*records.rejections, *assignment.rejections), key=lambda rejection: rejection.row))
     build = {**build, "plan_sha256": _plan_sha256(shards, samples, rejections, build)}
+    if base is not None:
+        build_id = int(build["plan_sha256"][:8], 16) or 1
+        shards = tuple(replace(shard, build_id=build_id) for shard in shards)
     return ShardPlan(shards, samples, rejections, records.num_rows, records.user_types, build, draws)
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ from streamvid.cluster.lease import Lease, acquire, remove_empty, wait_until_fre
 from streamvid.cluster.share import WHOLE, Share
 from streamvid.dataset.manifest import LARGE_FOLDERS
 from streamvid.dataset.sealed_json import MANIFEST
+from streamvid.dataset.versions.open import kept_files
+from streamvid.dataset.versions.publish import LEASES, RUN, Writing
 from streamvid.errors import DatasetError, StorageError
 from streamvid.host.lock import FileLock, try_lock, wait_for_lock
 from streamvid.sharder.options import ShardOptions
@@ -40,16 +42,16 @@ LOCK = "lock"
 JOURNALS = PROBES, FIGURES, ENCODES = ("probes.jsonl", "figures.jsonl", "encodes.jsonl")
 """Journals of the findings of probing, curation and encoding."""
 _TASKS_LOCK = "tasks.lock"
-LEASES = f"{STAGING}/leases"
-RUN = "run"
-"""Name of the lease of a run without a task."""
 _BUILD = f"{STAGING}/build.json"
+BASE = "base"
+"""Field of a build that adds samples to a dataset: the fingerprint of its samples."""
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
 #: Notes may be forged. Therefore, only folders and files whose names a sharder could have chosen are removed (SAFE-1).
 _PLAN = re.compile(rf"[0-9a-f]{{32}}|{_OVERWRITTEN}")
 _FILES = re.compile(
-    rf"shards/([^/]+)/\1-\d{{6,}}\.tar(\.idx)?|index/[a-z]+-\d{{5,}}-[0-9a-f]{{12}}\.\w+|\.nv-meta/[\w.-]+|{MANIFEST}"
+    r"shards/([^/]+)/\1-\d{6,}(-[0-9a-f]{8})?\.tar(\.idx)?|index/[a-z]+-\d{5,}-[0-9a-f]{12}\.\w+"
+    rf"|\.nv-meta/[\w.-]+|versions/manifest-\d{{6,}}\.json|{MANIFEST}"
 )
 _READS_AT_ONCE = 16
 _logger = logging.getLogger(__name__)
@@ -94,6 +96,18 @@ class Staging:
         """Return the folder of one plan's markers and temporary files."""
         return self.folder / plan_sha256[:32]
 
+    def check_verb(self, *, is_append: bool) -> None:
+        """Raise DatasetError if the unfinished work is that of the other verb: `shard` or `append`."""
+        data = _read_if_there(self.store, _BUILD)
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            if data and (BASE in json.loads(data)) != is_append:
+                verb, other = ("append", "shard") if is_append else ("shard", "append")
+                raise DatasetError(
+                    f"there is unfinished work of `streamvid {other}` at {self.store.url}, so `streamvid {verb}` "
+                    f"cannot begin; run the same `streamvid {other}` command again to finish it, or run it with "
+                    "--abandon (streamvid.sharder.sharder.abandon) to remove it"
+                )
+
     def announce(self, build: Mapping[str, object]) -> None:
         """Record the build. A run without a task works alone and replaces unfinished work on another dataset.
 
@@ -118,8 +132,7 @@ class Staging:
         if not self.share.is_whole:
             self._join_plan(folder, paths)
             return folder
-        for name in self._plan_names() - {folder.name}:
-            self._discard(name)
+        self._discard_plans(self._plan_names() - {folder.name})
         for torn in folder.glob("*.tmp"):
             torn.unlink()
         self.name_files(folder, paths)
@@ -175,12 +188,20 @@ class Staging:
         self.name_files(folder, paths)
         self.store.remove(MANIFEST)
 
-    def _discard(self, name: str) -> None:
+    def _discard_plans(self, plans: Collection[str]) -> None:
+        """Remove the files of plans, except those that a version of the dataset contains."""
+        kept: set[str] = set()
+        if plans and self.store.size(MANIFEST) is not None:
+            kept = kept_files(self.store, Writing(self.store, self.lease).newest)
+        for name in plans:
+            self._discard(name, kept)
+
+    def _discard(self, name: str, kept: Collection[str]) -> None:
         names: list[str] = []
-        data = _read_names(self.store, f"{STAGING}/{name}/{_NAMES}")
+        data = _read_if_there(self.store, f"{STAGING}/{name}/{_NAMES}")
         # The names are missing if the sharder was killed before it wrote them.
         with contextlib.suppress(ValueError, TypeError, RecursionError):
-            names = [path for path in map(str, json.loads(data)) if _FILES.fullmatch(path)]
+            names = [path for path in map(str, json.loads(data)) if _FILES.fullmatch(path) and path not in kept]
         if names:
             _logger.info("removing up to %d files of an earlier build with different input or options", len(names))
         _remove_all(self.store, names)
@@ -204,10 +225,11 @@ class Staging:
                     shutil.rmtree(self.folder)
 
     def abandon(self) -> None:
-        """Remove all unfinished work; a sealed dataset is kept."""
-        if self.store.size(MANIFEST) is None:
-            for name in self._plan_names():
-                self._discard(name)
+        """Remove all unfinished work; all versions of a sealed dataset are kept."""
+        try:
+            self._discard_plans(self._plan_names())
+        except DatasetError as error:
+            _logger.warning("files of unfinished work are kept, because the dataset cannot be read: %s", error)
         self.remove()
 
     def remove(self) -> None:
@@ -301,7 +323,7 @@ def _lock(folder: Path, wait_seconds: float) -> FileLock:
             return wait_for_lock(folder / LOCK, wait_seconds)
 
 
-def _read_names(store: Store, path: str) -> bytes:
+def _read_if_there(store: Store, path: str) -> bytes:
     try:
         return store.read(path) if store.size(path) is not None else b""
     except StorageError:

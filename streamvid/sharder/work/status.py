@@ -15,13 +15,14 @@ from typing import Any, Literal, TypeAlias
 
 from streamvid.cluster.lease import LeaseNote, find_leases
 from streamvid.dataset.sealed_json import MANIFEST
+from streamvid.dataset.versions.publish import LEASES, RUN
 from streamvid.errors import DatasetError, StorageError
 from streamvid.host.findings import Findings
 from streamvid.host.journal import include_any
 from streamvid.sharder.rejections import OTHER
 from streamvid.sharder.work.destination import STAGING, Destination
 from streamvid.sharder.work.shared_journal import lines_of
-from streamvid.sharder.work.staging import JOURNALS, LEASES, RUN, Staging
+from streamvid.sharder.work.staging import JOURNALS, Staging
 from streamvid.sharder.work.tasks import PHASES, TASKS, task_folder
 from streamvid.storage import LocalStore
 

@@ -1,0 +1,68 @@
+"""streamvid append: add videos to a sealed dataset, as its next version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from streamvid.cli.flags import LOCATION, GroupedCommand, add_flags, build
+from streamvid.cli.shard_flags import (
+    OPTION_FLAGS,
+    SHARD_FLAGS,
+    SLURM_CPUS,
+    abandon_work,
+    run_work,
+    show_status,
+    submit_work,
+    take_tree,
+)
+from streamvid.sharder.options import ShardOptions
+
+_EPILOG = """\b
+Examples:
+  streamvid append ds/ videos/
+  streamvid append ds/ week-48/ week-49/ --dry-run
+  streamvid append ds/ videos/ --metadata new.csv --caption-column prompt
+  streamvid append s3://datasets/ds s3://videos/raw --workers 32
+  streamvid append --status ds/
+  streamvid append ds/ videos/ --engine slurm --num-tasks 64 --workers 32
+
+SOURCE is the same as for `streamvid shard`, and may contain old and new videos: rows that DATASET knows
+are skipped without opening their files. A row is known by its file name, time range, captions and
+conditioning inputs. Shards that exist do not change. The options that determine the content of DATASET,
+such as its buckets, are those with which it was built; all other options are those of `streamvid shard`.
+If the command is stopped, run it again to resume."""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@click.argument("dataset", type=LOCATION)
+@click.argument("source", type=LOCATION, nargs=-1, metavar="SOURCE...")
+@add_flags([flag for flag in SHARD_FLAGS if flag.path != ("work", "overwrite")])
+@click.option("--dry-run", is_flag=True, help="Show what would be added, without writing anything.")
+@click.option("--abandon", is_flag=True, help="Remove unfinished work at DATASET, without adding anything.")
+@click.option("--status", "shows_status", is_flag=True, help="Show the progress of the append to DATASET.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(dataset: str, source: tuple[str, ...], as_json: bool, **given: Any) -> int:
+    """Add the videos of SOURCE to the sealed dataset DATASET, as its next version. Both may be s3:// URLs."""
+    from streamvid.sharder.append import append_options, append_to, plan_append
+
+    abandons, plans, shows_status = (given.pop(name) for name in ("abandon", "dry_run", "shows_status"))
+    num_workers = given.get("work__workers")
+    if not source and not (shows_status or abandons):
+        raise click.UsageError("SOURCE is missing: `streamvid append DATASET SOURCE`")
+
+    def resolved(**tree: Any) -> ShardOptions:
+        return append_options(dataset, tree)
+
+    options = build(resolved, OPTION_FLAGS, take_tree(given))
+    if shows_status:
+        return show_status(dataset, options, as_json=as_json)
+    if abandons:
+        return abandon_work(dataset, options)
+    if options.work.cluster.engine == "slurm" and not plans:
+        return submit_work("append", dataset, options, num_workers or SLURM_CPUS, as_json=as_json)
+    append_or_plan = plan_append if plans else append_to
+    return run_work(
+        lambda progress, tell: append_or_plan(source, dataset, options, progress, tell), dataset, as_json=as_json
+    )
