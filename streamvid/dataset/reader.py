@@ -180,6 +180,14 @@ class Dataset:
             return None
         return np.setdiff1d(np.arange(self.num_stored(shard), dtype=np.int32), removed, assume_unique=True)
 
+    def removed_rows(self, shard: ShardInfo) -> npt.NDArray[np.int32] | None:
+        """Return the ascending places of the samples that this version no longer has in a shard's tar, or None.
+
+        shard: a shard of this version or of an earlier one.
+        """
+        _ = self.shards  # reads the tables of removed samples
+        return self._removals.of(shard)
+
     def column_paths(self, shard: ShardInfo) -> list[str]:
         """Return the paths of the files with the columns that were added to this shard later."""
         place = self._groups.places[shard.index_path]

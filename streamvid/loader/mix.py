@@ -24,6 +24,7 @@ from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import Manifest, ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
+from streamvid.dataset.versions.open import DatasetRef
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.loader.model_rule import common_rule
 from streamvid.loader.stores import Stores
@@ -72,7 +73,10 @@ Features: TypeAlias = str | Path | Sidecar
 
 @dataclass(frozen=True, slots=True)
 class DataArguments:
-    """VideoLoader's arguments for input data, with the same names."""
+    """VideoLoader's arguments for input data, with the same names.
+
+    versions: version of each dataset to open; None, or an empty tuple, for the version that its URL names.
+    """
 
     dataset: Datasets | Sequence[Datasets]
     split: str = "train"
@@ -82,6 +86,7 @@ class DataArguments:
     features: Features | Sequence[Features | None] | None = None
     view: ViewOptions = field(default_factory=ViewOptions)
     storage: StorageOptions = field(default_factory=StorageOptions)
+    versions: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,11 @@ class Mix:
         return max(part.max_clip_bytes for part in self.parts)
 
     @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions of the datasets."""
+        return tuple(part.dataset.manifest.version for part in self.parts)
+
+    @property
     def manifests(self) -> list[Manifest]:
         """Manifests of the datasets."""
         return [part.dataset.manifest for part in self.parts]
@@ -260,11 +270,10 @@ def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
             yield shard, (first + place) % num_samples
 
 
-def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
-    """Return a config for each given dataset, with its URL replaced by the open dataset.
+def configs_of(datasets: object) -> list[DatasetConfig]:
+    """Return a config for each given dataset. Raises ConfigError for invalid values.
 
     datasets: a path, a URL, an open Dataset, a DatasetConfig or a mapping of its fields, or a list of these.
-    Raises ConfigError for invalid values, and the same errors as `open_dataset`.
     """
     several: Sequence[Any] = datasets if isinstance(datasets, list | tuple) else [datasets]
     if not several:
@@ -278,10 +287,25 @@ def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
         raise ConfigError(
             f"dataset: {weighted} of {len(configs)} datasets have a weight; give a weight to all datasets or to none"
         )
+    return configs
+
+
+def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None] = ()) -> list[DatasetConfig]:
+    """Return the configs of `configs_of`, with each URL replaced by the open dataset.
+
+    versions: see DataArguments.
+    Raises ConfigError for invalid values, and the same errors as `open_dataset`.
+    """
+    configs = configs_of(datasets)
     return [
-        config if isinstance(config.url, Dataset) else replace(config, url=stores.open(config.url))
-        for config in configs
+        config if isinstance(config.url, Dataset) else replace(config, url=stores.open(config.url, version))
+        for config, version in zip(configs, versions or [None] * len(configs), strict=True)
     ]
+
+
+def can_change_version(config: DatasetConfig) -> bool:
+    """Return True if the dataset was given by a URL that does not name a version, so that others can be opened."""
+    return not isinstance(config.url, Dataset) and DatasetRef.parse(config.url).is_newest
 
 
 def _config(given: object, name: str) -> DatasetConfig:
@@ -306,7 +330,7 @@ def open_mix(
     model: ModelRule | None = None,
 ) -> Mix:
     """Open all datasets, but not their features. model: rule for counting the tokens of weighted datasets."""
-    configs = open_configs(data.dataset, stores)
+    configs = open_configs(data.dataset, stores, data.versions)
     buckets: dict[str, Bucket] = {}
     parts = [_open_part(number, config, data, len(configs) > 1, seed, buckets) for number, config in enumerate(configs)]
     media = find_media(data.media, [part.dataset for part in parts])

@@ -86,9 +86,12 @@ class Pipeline:
     Raises ConfigError for invalid options, and LoaderError if workers or memory are not available.
     """
 
-    def __init__(self, parts: Sequence[MixPart], options: PipelineOptions) -> None:
+    def __init__(
+        self, parts: Sequence[MixPart], options: PipelineOptions, quarantine: Quarantine | None = None
+    ) -> None:
+        """Create a pipeline. quarantine: records of an earlier pipeline of the same loader, which are continued."""
         self._options, self._pid = options, os.getpid()
-        self._quarantine = Quarantine(options.limits, options.rank, [part.dataset for part in parts])
+        self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
         self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows()
@@ -111,7 +114,7 @@ class Pipeline:
     @property
     def substituted(self) -> list[Substitution]:
         """The last 10,000 substitutions among the samples handed over, in order."""
-        return list(self._quarantine.records)
+        return list(self.quarantine.records)
 
     @property
     def queue_depth(self) -> int:
@@ -184,7 +187,7 @@ class Pipeline:
         records = [record for _, record in sorted(batch.substituted.items())]
         batch.substituted.clear()
         try:
-            self._quarantine.add(records, 0 if batch.error else len(batch.deliveries))
+            self.quarantine.add(records, 0 if batch.error else len(batch.deliveries))
         except StreamvidError as error:
             self._signals.fail(error)
             raise fresh(error) from None
