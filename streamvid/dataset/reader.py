@@ -46,6 +46,7 @@ class Dataset:
     mismatch raises IntegrityError.
 
     where: condition of the view that was opened, or None. Loaders deliver only the samples that meet it.
+    newest: manifest of the version that was the newest when the dataset was opened.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class Dataset:
         cache: BlockCache | None = None,
         manifest: Manifest | None = None,
         where: str | None = None,
+        newest: Manifest | None = None,
     ) -> None:
         self.manifest: Manifest = read_manifest(store) if manifest is None else manifest
+        self.newest = newest or self.manifest
         if cache is not None and not store.is_local:
             known = {file.path: (file.sha256, file.num_bytes) for file in self.manifest.files}
             store = CachedStore(store, cache, known)
@@ -124,6 +127,12 @@ class Dataset:
         view.manifest = replace(self.manifest, draws=())
         return view
 
+    def without_view(self) -> Dataset:
+        """Return this dataset without the condition of a view."""
+        other = copy.copy(self)
+        other.where = None
+        return other
+
     @property
     def stored_clips(self) -> tuple[int, int]:
         """Number of clips that are stored in several buckets, and number of samples with these clips."""
@@ -179,14 +188,6 @@ class Dataset:
         if removed is None:
             return None
         return np.setdiff1d(np.arange(self.num_stored(shard), dtype=np.int32), removed, assume_unique=True)
-
-    def removed_rows(self, shard: ShardInfo) -> npt.NDArray[np.int32] | None:
-        """Return the ascending places of the samples that this version no longer has in a shard's tar, or None.
-
-        shard: a shard of this version or of an earlier one.
-        """
-        _ = self.shards  # reads the tables of removed samples
-        return self._removals.of(shard)
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
         """Return the paths of the files with the columns that were added to this shard later."""

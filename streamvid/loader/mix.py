@@ -345,7 +345,7 @@ def _open_part(
     dataset = config.url
     assert isinstance(dataset, Dataset)
     name, manifest = config.name or str(number), dataset.manifest
-    shards, counts, chosen = _select(dataset, data.split, _both(data.where, config.where))
+    shards, counts, chosen = _select(dataset, data.split, _both(dataset.where, _both(data.where, config.where)))
     drawn = _draws(dataset, shards, counts, chosen)
     own = [manifest.bucket(bucket_id) for bucket_id in shards]
     common = _common_ids(own, buckets, name)

@@ -35,7 +35,7 @@ class StateVersions:
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> StateVersions:
-        """Return the versions in a state. Raises StateError if they or the state are not valid."""
+        """Return the versions in a state. Raises StateError if they are not valid."""
         _check_state(state)
         found = []
         for name in _VERSIONS:
@@ -129,22 +129,8 @@ def read_state(
     place = {name: value.pop(name) for name in _CURSOR if name in value}
     if isinstance(place.get("positions"), str):
         place["positions"] = _unpacked(place["positions"], bucket_ids, force)
-    return Cursor.from_json(place), value.pop("progress"), value
-
-
-def _check_state(state: Mapping[str, Any]) -> None:
-    """Raise StateError if a state was not made by this version of the library, or is damaged."""
-    if not isinstance(state, Mapping):
-        raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
-    for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
-        if name not in state:
-            raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
-        if state[name] != readable:
-            raise StateError(
-                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the "
-                "streamvid version that saved it, or start without the state"
-            )
-    progress = state.get("progress")
+    cursor = Cursor.from_json(place)
+    progress = value.pop("progress", None)
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
         raise StateError(
             f"progress={progress!r} in the loader state: must be a number from 0 to 1; the state is damaged. Use an "
@@ -157,6 +143,21 @@ def _check_state(state: Mapping[str, Any]) -> None:
             "values; the state was damaged or edited after state_dict() returned it. Use an older state, or start "
             "without one"
         )
+    return cursor, progress, value
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    """Raise StateError if a state was not made by this version of the library."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
+    for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
+        if name not in state:
+            raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
+        if state[name] != readable:
+            raise StateError(
+                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the "
+                "streamvid version that saved it, or start without the state"
+            )
 
 
 def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) -> bool:

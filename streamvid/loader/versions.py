@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.dataset.manifest import read_manifest
+from streamvid.dataset.versions.later import Later
 from streamvid.errors import ConfigError, DatasetError, StateError, StreamvidError
 from streamvid.loader.delivery.requests import EarlierVersion, Selection
 from streamvid.loader.exchange import gather_values
@@ -185,26 +186,27 @@ def after(new: Setup, old: Setup) -> Setup:
 
 
 def _is_kept(old: Selection, new: Mix) -> IsKept:
+    pairs = zip(old.mix.parts, new.parts, strict=True)
+    removed = [Later.of(before.dataset, part.dataset.manifest).removed for before, part in pairs]
+
     def is_kept(bucket_id: str, sources: Int64Array, shards: Int64Array, indices: Int64Array) -> npt.NDArray[np.bool_]:
         kept = np.ones(len(sources), np.bool_)
         for source, shard in sorted(set(zip(sources.tolist(), shards.tolist(), strict=True))):
-            part = old.mix.parts[source]
-            removed = new.parts[source].dataset.removed_rows(part.subset.shard_info(bucket_id, shard))
-            if removed is not None:
-                here = (sources == source) & (shards == shard)
-                kept[here] = ~np.isin(_rows(part, bucket_id, shard)[indices[here]], removed)
+            if removed[source]:
+                here = np.flatnonzero((sources == source) & (shards == shard))
+                keys = _keys(old.mix.parts[source], bucket_id, shard)
+                kept[here] = [keys[index] not in removed[source] for index in indices[here].tolist()]
         return kept
 
     return is_kept
 
 
-def _rows(part: MixPart, bucket_id: str, shard: int) -> npt.NDArray[np.int32]:
-    """Return the place in the tar of each sample of a shard that passes the part's filter."""
+def _keys(part: MixPart, bucket_id: str, shard: int) -> list[str]:
+    """Return the keys of a shard's samples that pass the part's filter."""
     info, chosen = part.subset.shard_info(bucket_id, shard), part.subset.filter
-    stored = part.dataset.kept_rows(info)
-    if stored is None:
-        stored = np.arange(info.num_samples, dtype=np.int32)
-    return stored if chosen is None else stored[chosen.matching(part.dataset.samples(info, chosen.columns))]
+    table = part.dataset.samples(info, list(dict.fromkeys(["key", *(chosen.columns if chosen else ())])))
+    keys: list[str] = table.column("key").to_pylist()
+    return keys if chosen is None else [keys[row] for row in chosen.matching(table).tolist()]
 
 
 def _fingerprints(state: Mapping[str, Any]) -> list[object]:

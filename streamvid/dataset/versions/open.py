@@ -115,7 +115,8 @@ def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, ver
     manifest = find_version(store, newest, ref.version if version is None else version)
     # A version that has the view keeps its condition, so that a run can resume after the view was changed.
     has_view = ref.view is not None and ref.view in manifest.views
-    return Dataset(store, cache, manifest, view_of(manifest if has_view else newest, ref.view, store.url))
+    where = view_of(manifest if has_view else newest, ref.view, store.url)
+    return Dataset(store, cache, manifest, where, newest)
 
 
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:

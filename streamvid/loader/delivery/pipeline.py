@@ -35,7 +35,8 @@ from streamvid.loader.delivery.delivery import Delivery
 from streamvid.loader.delivery.fetch import FetchThreads
 from streamvid.loader.delivery.flight import Flight, Kind
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch
+from streamvid.loader.delivery.later import LaterVersions
+from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch, substitution
 from streamvid.loader.delivery.quarantine import Quarantine, Substitution
 from streamvid.loader.delivery.repair import repair_bytes
 from streamvid.loader.delivery.requests import BatchRequest
@@ -94,9 +95,10 @@ class Pipeline:
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
-        self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows()
+        self._later = LaterVersions(parts)
+        self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows(later=self._later)
         self._kind = _kind(parts, self._rows, options)
-        self._flight = Flight(self._signals, self._rows, self._kind)
+        self._flight = Flight(self._signals, self._rows, self._kind, self._later)
         self._is_remote = any(part.is_remote for part in parts)
         self._repair_bytes = repair_bytes(parts)
         self.is_open = False
@@ -333,7 +335,11 @@ class Pipeline:
             requests = self._rows.ahead(requests, self._warmers.submit, is_alive)
         try:
             with while_wanted(is_alive):
+                epoch = None
                 for request in requests:
+                    if request.epoch != epoch:
+                        epoch = request.epoch
+                        self._later.begin_epoch()
                     if not self._begin(request, run):
                         return
             self._ready.append(None)
@@ -344,7 +350,7 @@ class Pipeline:
             self._signals.fail_unexpected(error)
 
     def _begin(self, request: BatchRequest, run: int) -> bool:
-        deliveries, error = self._deliveries(request)
+        deliveries, others, error = self._deliveries(request)
         is_text = request.bucket.is_text
         num_bytes = TEXT_ROW_BYTES * len(request.samples) if is_text else self._kind.ring_bytes(request, deliveries)
         self._ring_wait_since = time.monotonic()
@@ -355,7 +361,7 @@ class Pipeline:
         num_missing = len(request.samples) - (len(deliveries) if is_text else 0)  # a text needs only its caption
         room = None if is_text else self._kind.room(request)
         block = Block(self.ring, offset)
-        batch = PendingBatch(request, deliveries, self.ring.map, block, num_missing, room, error)
+        batch = PendingBatch(request, deliveries, self.ring.map, block, num_missing, room, error, substituted=others)
         self._ready.append(batch)
         if error is not None or is_text:
             self._signals.tell()
@@ -369,18 +375,29 @@ class Pipeline:
                 return offset
         return None
 
-    def _deliveries(self, request: BatchRequest) -> tuple[list[Delivery], StreamvidError | None]:
-        """Return (deliveries of a batch, None). If a sample fails, return (deliveries before it, its error)."""
+    def _deliveries(
+        self, request: BatchRequest
+    ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
+        """Return (deliveries of a batch, records of samples that replace removed ones, None).
+
+        If a sample fails, return its error, and only the deliveries before it.
+        """
         found: list[Delivery] = []
-        for sample in request.samples:
+        others: dict[int, Substitution] = {}
+        for index, sample in enumerate(request.samples):
             self._clock.index_read = (sample, time.monotonic())
             try:
-                found.append(self._flight.prepare(sample, request.bucket))
+                if self._flight.is_removed(sample):
+                    found.append(self._flight.prepare_other(sample, request.bucket))
+                    reason = "it was removed from the dataset after the version of this run"
+                    others[index] = substitution(sample, self._rows.key(sample), reason, found[-1].key, True)
+                else:
+                    found.append(self._flight.prepare(sample, request.bucket))
             except StreamvidError as error:
-                return found, error
+                return found, others, error
             finally:
                 self._clock.index_read = None
-        return found, None
+        return found, others, None
 
     # Between the caller and the threads.
 

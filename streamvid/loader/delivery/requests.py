@@ -18,7 +18,7 @@ _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Request for one batch of this rank. `position` records the loader's position in the run.
+    """Request for one batch of this rank, in an epoch. `position` records the loader's position in the run.
 
     loss_weight: the batch's share of the samples in its optimizer step, times the number of batches in that step.
     """
@@ -27,6 +27,7 @@ class BatchRequest:
     samples: tuple[SampleRequest, ...]
     position: Any
     loss_weight: float = 1.0
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Selection:
                     if len(step.shards):
                         share = len(step.shards) / num_samples
                         weight = share * len(group) * self.world.num_ranks
-                        yield self._request(step, (plan, number), weight)
+                        yield self._request(step, (plan, number), weight, plan.cursor.epoch)
             cursor = plan.next_epoch()
             if cursor.epoch == end_epoch:
                 return
@@ -138,7 +139,7 @@ class Selection:
         if group:
             yield group
 
-    def _request(self, step: Step, position: Any, weight: float) -> BatchRequest:
+    def _request(self, step: Step, position: Any, weight: float, epoch: int) -> BatchRequest:
         slots = zip(
             step.sources.tolist(),
             step.shards.tolist(),
@@ -155,4 +156,4 @@ class Selection:
         # All samples of a step are from the same version.
         is_earlier = self.earlier is not None and int(step.sources[0]) >= len(self.mix.parts)
         mix = self.earlier.selection.mix if self.earlier is not None and is_earlier else self.mix
-        return BatchRequest(mix.buckets[step.bucket_id], samples, position, weight)
+        return BatchRequest(mix.buckets[step.bucket_id], samples, position, weight, epoch)
