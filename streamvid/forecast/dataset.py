@@ -50,10 +50,12 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
     failure = failure_of(selection.epoch_plan(Cursor()), run.num_epochs)
     is_detailed = run.details and failure is None
     scans = scan_buckets(setup) if is_detailed else {}
+    chosen = setup.mix.parts[0].subset.filter
+    where = run.where if dataset.where is None or chosen is None else chosen.text
     num_shards = {name: len(shards) for name, shards in setup.mix.parts[0].subset.counts.items()}
     return RunForecast(
         source=dataset.url,
-        about=DatasetFacts(dataset.manifest.fingerprints.plan, run.split, run.where, run.preset, num_shards),
+        about=DatasetFacts(dataset.manifest.fingerprints.plan, run.split, where, run.preset, num_shards),
         input=InputSummary((_summary(dataset),)),
         counts=counts,
         cost_classes=cost_classes(selection.costs) if run.options.sync == "cost" else None,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset.index import RowGroup, encode_samples, encode_shards, named_by_content
+from streamvid.dataset.index import ClipEntry, RowGroup, encode_samples, encode_shards, named_by_content
 from streamvid.dataset.integrity import read_shards
 from streamvid.dataset.manifest import Change, FileInfo, Manifest, ShardInfo, Verb, offsets_path
 from streamvid.dataset.reader import Dataset
@@ -22,32 +23,36 @@ from streamvid.dataset.versions.publish import Writing, described, writing
 from streamvid.storage import LocalStore
 from tests.dataset.samples import ROW, USER_TYPES, Part, clip_offsets, seal_parts, tar_bytes
 
-CLIP_BYTES = 96
+ClipOf: TypeAlias = Callable[[Bucket, str], tuple[bytes, ClipEntry]]
+"""What a sample's clip is: its bytes, and what the index says of it."""
 
 
-def clip_of(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest() * (CLIP_BYTES // 32)
+def no_video(bucket: Bucket, key: str) -> tuple[bytes, ClipEntry]:
+    """A clip that is not a video, and differs from those of all other keys."""
+    return hashlib.sha256(key.encode()).digest() * 3, replace(ROW.clip, num_frames=bucket.num_frames)
 
 
-def part(bucket: Bucket, number: int, keys: Sequence[str]) -> Part:
-    """A shard of these samples, whose clips are not videos."""
-    tar = tar_bytes([(key, {"mp4": clip_of(key), "txt": b""}) for key in keys])
+def part(bucket: Bucket, number: int, keys: Sequence[str], clip_of: ClipOf) -> Part:
+    """A shard of these samples."""
+    tar = tar_bytes([(key, {"mp4": clip_of(bucket, key)[0], "txt": b""}) for key in keys])
     rows = []
     for index, (key, offset) in enumerate(zip(keys, clip_offsets(tar), strict=True)):
-        sha256 = hashlib.sha256(clip_of(key)).digest()
-        clip = replace(ROW.clip, offset=offset, num_bytes=CLIP_BYTES, sha256=sha256, num_frames=bucket.num_frames)
+        data, entry = clip_of(bucket, key)
+        clip = replace(entry, offset=offset, num_bytes=len(data), sha256=hashlib.sha256(data).digest())
         score = float(hashlib.sha256(key.encode()).digest()[0] % 4)
         rows.append(replace(ROW, key=key, record_key=key, index=index, clip=clip, columns={"score": score}))
     return Part(bucket, number, tar, rows)
 
 
-def seal_keys(root: Path, layout: Mapping[Bucket, Sequence[Sequence[str]]]) -> Manifest:
+def seal_keys(root: Path, layout: Mapping[Bucket, Sequence[Sequence[str]]], clip_of: ClipOf = no_video) -> Manifest:
     """Seal one shard for each sequence of keys."""
-    parts = [part(bucket, number, keys) for bucket, shards in layout.items() for number, keys in enumerate(shards)]
+    parts = [
+        part(bucket, number, keys, clip_of) for bucket, shards in layout.items() for number, keys in enumerate(shards)
+    ]
     return seal_parts(root, tuple(layout), parts, USER_TYPES)
 
 
-def grow(root: Path, layout: Mapping[Bucket, Sequence[Sequence[str]]]) -> Manifest:
+def grow(root: Path, layout: Mapping[Bucket, Sequence[Sequence[str]]], clip_of: ClipOf = no_video) -> Manifest:
     """Publish a version with more shards."""
     with writing(LocalStore(root)) as held:
         shards = list(held.dataset.shards)
@@ -55,7 +60,7 @@ def grow(root: Path, layout: Mapping[Bucket, Sequence[Sequence[str]]]) -> Manife
             bucket.id: 1 + max((s.number for s in shards if s.bucket_id == bucket.id), default=-1) for bucket in layout
         }
         parts = [
-            part(bucket, following[bucket.id] + number, keys)
+            part(bucket, following[bucket.id] + number, keys, clip_of)
             for bucket, several in layout.items()
             for number, keys in enumerate(several)
         ]
@@ -76,13 +81,13 @@ def remove_keys(root: Path, keys: Collection[str]) -> Manifest:
                 if key in keys:
                     row = number if kept is None else int(kept[number])
                     place = (shard.bucket_id, shard.number, shard.build_id, row)
-                    removed.append(RemovedSample(key, key, *place, hashlib.sha256(clip_of(key)).digest(), version))
+                    removed.append(RemovedSample(key, key, *place, bytes(32), version))
         file = _put(held, f"removed-{version}", encode_removed(removed))
         files = replace(held.newest.files, removed=(*held.newest.files.removed, file))
         return _publish(held, replace(held.newest, files=files), "remove", num_removed=len(removed))
 
 
-def rewrite(root: Path, numbers: Collection[int]) -> Manifest:
+def rewrite(root: Path, numbers: Collection[int], clip_of: ClipOf = no_video) -> Manifest:
     """Publish a version in which the shards with these places in the shard table are new tars, and delete the old tars."""
     store = LocalStore(root)
     with writing(store) as held:
@@ -90,7 +95,9 @@ def rewrite(root: Path, numbers: Collection[int]) -> Manifest:
         old = [shard for number, shard in enumerate(shards) if number in numbers]
         keys = [dataset.samples(shard, ["key"]).column("key").to_pylist() for shard in old]
         buckets = {bucket.id: bucket for bucket in held.newest.buckets}
-        parts = [part(buckets[shard.bucket_id], shard.number, few) for shard, few in zip(old, keys, strict=True)]
+        parts = [
+            part(buckets[shard.bucket_id], shard.number, few, clip_of) for shard, few in zip(old, keys, strict=True)
+        ]
         draft, new = _with_parts(held, held.newest, parts, build_id)
         kept = [shard for shard in _stored(held) if shard.path not in {one.path for one in old}]
         moved = [MovedShard.of(one, (other.number, other.build_id), True) for one, other in zip(old, new, strict=True)]
@@ -108,6 +115,13 @@ def rewrite(root: Path, numbers: Collection[int]) -> Manifest:
             store.remove(shard.path)
             store.remove(offsets_path(shard.path))
         return manifest
+
+
+def add_view(root: Path, name: str, condition: str) -> Manifest:
+    """Publish a version with one more view."""
+    with writing(LocalStore(root)) as held:
+        views = {**held.newest.views, name: condition}
+        return held.publish(replace(held.newest, views=views), Change("view"))
 
 
 def keys_of(root: Path) -> set[str]:

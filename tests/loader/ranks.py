@@ -54,7 +54,7 @@ class Ranks:
     def close(self) -> None:
         for process, log in zip(self._processes, self._logs, strict=True):
             process.kill()
-            process.wait()
+            process.communicate()  # also closes the pipes
             log.close()
 
 

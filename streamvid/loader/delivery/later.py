@@ -21,22 +21,24 @@ _log = logging.getLogger("streamvid.loader")
 class LaterVersions:
     """What later versions did to the samples of a loader's datasets. Thread-safe.
 
-    Manifests are read at the start of each epoch but the first, and when a tar is missing.
+    Manifests are read at the start of each epoch, and when a tar is missing.
+
+    is_new: True if the datasets were opened for the first epoch, whose manifests need not be read again.
     """
 
-    def __init__(self, parts: Sequence[MixPart] = ()) -> None:
+    def __init__(self, parts: Sequence[MixPart] = (), *, is_new: bool = True) -> None:
         self._parts = parts
         self._later: dict[int, Later] = {}
         self._lock = threading.Lock()
-        self._is_begun = False
+        self._is_new = is_new
 
     def begin_epoch(self) -> None:
         """Find samples that were removed meanwhile, and log their number. If this fails, log that and keep the old."""
         try:
-            self.refresh(is_opening=not self._is_begun)
+            self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
             _log.warning("samples that were removed from the datasets meanwhile cannot be found: %s", error)
-        self._is_begun = True
+        self._is_new = False
         for part in self._parts:
             later = self._later.get(part.number)
             if later is not None and later.removed:

@@ -95,7 +95,7 @@ class Pipeline:
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
-        self._later = LaterVersions(parts)
+        self._later = LaterVersions(parts, is_new=quarantine is None)
         self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows(later=self._later)
         self._kind = _kind(parts, self._rows, options)
         self._flight = Flight(self._signals, self._rows, self._kind, self._later)
