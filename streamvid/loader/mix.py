@@ -135,11 +135,13 @@ class Subset:
 class MixPart:
     """One dataset of a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
+    number: number of the part, unique in the loader.
     seed: seed of its random choices (SAMPLE-1): the loader's seed or, with several datasets, a seed derived from it.
     columns: column name used by the caller → column name in this dataset's index.
     rate: rule for the frame rate at which its clips are read.
     media: conditioning inputs to deliver.
     sidecar: precomputed features to deliver instead of clips.
+    later: number of the part with a later version of the same dataset; None for the version of the loader.
     """
 
     number: int
@@ -153,6 +155,7 @@ class MixPart:
     view: ViewOptions = field(default_factory=ViewOptions)
     media: tuple[Medium, ...] = ()
     sidecar: Sidecar | None = None
+    later: int | None = None
 
     @property
     def source(self) -> Dataset | Sidecar:

@@ -169,7 +169,9 @@ def _announce(old: Setup, new: Setup, epoch: int) -> None:
 def after(new: Setup, old: Setup) -> Setup:
     """Return the new setup, which also delivers the samples that the old one has carried over."""
     numbers = range(len(new.mix.parts), 2 * len(new.mix.parts))
-    parts = tuple(replace(part, number=number) for part, number in zip(old.mix.parts, numbers, strict=True))
+    parts = tuple(
+        replace(part, number=number, later=part.number) for part, number in zip(old.mix.parts, numbers, strict=True)
+    )
     selection = replace(old.selection, mix=replace(old.mix, parts=parts), earlier=None)
     earlier = EarlierVersion(selection, _is_kept(selection, new.mix))
     mine, theirs = new.pipeline, old.pipeline

@@ -239,6 +239,7 @@ def live(ranks: Ranks, root: Path, example: dict[str, Any]) -> None:
         elif name == "rewrite":
             life.rewrite(*arguments)
         elif example["follow"]:  # nothing is left of the bucket that the run has carried samples of
+            run.run(1)  # within an epoch: a loop that begins without the bucket's samples fails
             life.drop_few()
             kept = {key for key in kept if key.startswith("m")}
             run.run(None)

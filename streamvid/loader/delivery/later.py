@@ -41,7 +41,8 @@ class LaterVersions:
         self._is_new = False
         for part in self._parts:
             later = self._later.get(part.number)
-            if later is not None and later.removed:
+            # The plan leaves out the removed samples of earlier versions.
+            if later is not None and later.removed and part.later is None:
                 _log.warning(
                     "%s: %d samples of version %d were removed until version %d; other samples of their buckets take "
                     "their places, marked is_repeat",
