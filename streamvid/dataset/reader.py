@@ -39,6 +39,7 @@ class Dataset:
     mismatch raises IntegrityError.
 
     where: condition of the view that was opened, or None. Loaders deliver only the samples that meet it.
+    newest: manifest of the version that was the newest when the dataset was opened.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Dataset:
         cache: BlockCache | None = None,
         manifest: Manifest | None = None,
         where: str | None = None,
+        newest: Manifest | None = None,
     ) -> None:
         self.manifest: Manifest = read_manifest(store) if manifest is None else manifest
+        self.newest = newest or self.manifest
         if cache is not None and not store.is_local:
             known = {file.path: (file.sha256, file.num_bytes) for file in self.manifest.files}
             store = CachedStore(store, cache, known)
@@ -116,6 +119,12 @@ class Dataset:
         view._shards = self.shards.only(shard)
         view.manifest = replace(self.manifest, draws=())
         return view
+
+    def without_view(self) -> Dataset:
+        """Return this dataset without the condition of a view."""
+        other = copy.copy(self)
+        other.where = None
+        return other
 
     @property
     def stored_clips(self) -> tuple[int, int]:

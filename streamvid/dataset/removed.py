@@ -109,7 +109,7 @@ class Removals:
     def applied(self, shards: ShardTable) -> ShardTable:
         """Return the shard table without the removed samples, and without shards that have no other samples."""
         num_samples = shards.num_samples.astype(np.int64)
-        places = _places(shards, list(self.rows))
+        places = places_of(shards, list(self.rows))
         for place, rows in zip(places.tolist(), self.rows.values(), strict=True):
             if place >= 0:
                 num_samples[place] -= len(rows)
@@ -119,7 +119,7 @@ class Removals:
         return shards.taken(kept, num_samples[kept])
 
 
-def _places(shards: ShardTable, names: Sequence[ShardName]) -> npt.NDArray[np.int64]:
+def places_of(shards: ShardTable, names: Sequence[ShardName]) -> npt.NDArray[np.int64]:
     """Return the row of each named shard in the table, or -1 if the table does not contain it."""
     found = np.full(len(names), -1, np.int64)
     wanted = np.array([number << 32 | build_id for _, number, build_id in names], np.int64)

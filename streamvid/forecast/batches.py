@@ -78,7 +78,7 @@ def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]
 
     Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a read fails.
     """
-    rows, start = IndexRows(), setup.selection.plan(Cursor())
+    rows, start = IndexRows(), setup.selection.epoch_plan(Cursor())
     for request in setup.selection.requests(start, num_epochs):
         yield _batch(request, rows)
 
@@ -149,7 +149,7 @@ def sample_reads(setup: Setup) -> ReadSample:
     """Return read statistics for the setup's rank, from batches at five positions of its first epoch."""
     rows, found = IndexRows(), dict[int, PlannedBatch]()
     for place in range(_NUM_PLACES):
-        plan, seen = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0
+        plan, seen = setup.selection.epoch_plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0
         for request in setup.selection.requests(plan, 1):
             step = plan.cursor.step + request.position[1]
             if step not in found:  # positions overlap in a short epoch

@@ -44,14 +44,18 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
     """Return the forecast of a run on a sealed dataset. Raises the same errors as VideoLoader."""
     setup = set_up_run(dataset, run)
     selection = setup.selection
-    counts = count_run(lambda options: replace(selection, options=options).plan(Cursor()), run.options, run.num_epochs)
-    failure = failure_of(selection.plan(Cursor()), run.num_epochs)
+    counts = count_run(
+        lambda options: replace(selection, options=options).epoch_plan(Cursor()), run.options, run.num_epochs
+    )
+    failure = failure_of(selection.epoch_plan(Cursor()), run.num_epochs)
     is_detailed = run.details and failure is None
     scans = scan_buckets(setup) if is_detailed else {}
+    chosen = setup.mix.parts[0].subset.filter
+    where = run.where if dataset.where is None or chosen is None else chosen.text
     num_shards = {name: len(shards) for name, shards in setup.mix.parts[0].subset.counts.items()}
     return RunForecast(
         source=dataset.url,
-        about=DatasetFacts(dataset.manifest.fingerprints.plan, run.split, run.where, run.preset, num_shards),
+        about=DatasetFacts(dataset.manifest.fingerprints.plan, run.split, where, run.preset, num_shards),
         input=InputSummary((_summary(dataset),)),
         counts=counts,
         cost_classes=cost_classes(selection.costs) if run.options.sync == "cost" else None,
@@ -163,7 +167,7 @@ def _scanned(part: MixPart, bucket: Bucket, found: Sequence[_Columns], is_whole:
 def _details(setup: Setup, run: PlannedRun, counts: RunCounts, scans: Mapping[str, BucketScan]) -> RunDetails:
     selection = setup.selection
     loads = rank_loads(
-        selection.plan(Cursor()),
+        selection.epoch_plan(Cursor()),
         selection.batch_sizes,
         default_costs(setup.buckets, rule_of(run.preset) or common_rule(setup.mix.manifests)).tokens,
         selection.costs if run.costs is None else run.costs.costs(selection.batch_sizes),

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
+from streamvid.dataset.manifest import read_manifest
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.versions.open import history
 from streamvid.errors import ConfigError, SourceError, StateError, StreamvidError
 from streamvid.ledger.history import Attempt, Stretch
 from streamvid.ledger.log import END
@@ -17,7 +19,8 @@ from streamvid.loader.mix import DataArguments, DatasetConfig
 from streamvid.loader.options import ScheduleOptions
 from streamvid.loader.setup import DeliveryArguments, PlanArguments, set_up
 from streamvid.loader.state import differences
-from streamvid.plan import PLAN_VERSION, Cursor, EpochPlan, PlanOptions, World
+from streamvid.plan import PLAN_VERSION, Cursor, PlanOptions, World
+from streamvid.plan.leftovers import AnyPlan
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 
@@ -158,14 +161,22 @@ def _configs(found: Sequence[Mapping[str, Any]], datasets: Sequence[Dataset]) ->
             f"the run used {len(found)} dataset(s), but {len(datasets)} were given; pass the datasets of the run "
             "in the order in which its loader received them"
         )
-    for dataset, one in zip(datasets, found, strict=True):
-        mine, theirs = dataset.manifest.fingerprints.samples, one["samples_fingerprint"]
-        if mine != theirs:
-            raise SourceError(_OTHER_DATA.format(f"samples_fingerprint of {dataset.url} is {mine!r}, not {theirs!r}"))
+    versions = [_version(dataset, one["samples_fingerprint"]) for dataset, one in zip(datasets, found, strict=True)]
     return [
         DatasetConfig(dataset, num_repeats=one["num_repeats"], where=one["where"], name=one.get("name"))
-        for dataset, one in zip(datasets, found, strict=True)
+        for dataset, one in zip(versions, found, strict=True)
     ]
+
+
+def _version(dataset: Dataset, fingerprint: str) -> Dataset:
+    """Return the version of a dataset with these samples. Raises SourceError if no kept version has them."""
+    mine = dataset.manifest.fingerprints.samples
+    if mine == fingerprint:
+        return dataset
+    for manifest in history(dataset.store, read_manifest(dataset.store)):
+        if manifest.fingerprints.samples == fingerprint:
+            return Dataset(dataset.store, manifest=manifest)
+    raise SourceError(_OTHER_DATA.format(f"samples_fingerprint of {dataset.url} is {mine!r}, not {fingerprint!r}"))
 
 
 def _arguments(options: PlanOptions, batch_sizes: Mapping[str, int], num_ranks: int) -> PlanArguments:
@@ -201,7 +212,7 @@ def _check_start(findings: _Findings, earlier: Attempt, selection: Selection, at
         )
 
 
-def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> EpochPlan:
+def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPlan:
     """Return the plan of a later position's epoch, for a run that began at `cursor`."""
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
@@ -238,7 +249,7 @@ def _num_batches(selection: Selection, attempt: Attempt, start: Position, until:
     return total
 
 
-def _clipped(plan: EpochPlan, step: int) -> int:
+def _clipped(plan: AnyPlan, step: int) -> int:
     return min(max(0, step - plan.cursor.step), plan.num_steps_left)
 
 
@@ -269,7 +280,7 @@ def _check_stretch(
     return reached
 
 
-def _planned(selection: Selection, plan: EpochPlan) -> Iterator[tuple[Position, BatchRequest]]:
+def _planned(selection: Selection, plan: AnyPlan) -> Iterator[tuple[Position, BatchRequest]]:
     for request in selection.requests(plan, None):
         own, num_done = request.position
         yield Position(own.cursor.epoch, own.cursor.step + num_done - 1), request

@@ -42,12 +42,12 @@ class ByShard:
     def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
         """Return the delivery for VideoLoader's arguments.
 
-        Arguments that only select, order or distribute samples are ignored.
+        Arguments that only select, order or distribute samples are ignored, and so is the dataset's view.
         Raises ConfigError for more than one dataset, a dataset of texts, or invalid batch sizes.
         """
         source, kept = sources[0], {name: value for name, value in options.items() if name not in _OF_PLANS}
-        dataset = source.url
-        assert isinstance(dataset, Dataset)
+        assert isinstance(source.url, Dataset)
+        dataset = source.url.without_view()
         if len(sources) > 1:
             raise ConfigError(f"dataset lists {len(sources)} datasets; encode each one separately")
         if dataset.manifest.clips == "text":
@@ -59,7 +59,7 @@ class ByShard:
         sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)
         workers = kept.get("num_workers")
         kept["num_workers"] = default_num_workers() if workers is None else workers
-        return ByShard(replace(source, captions=replace(source.captions, dropout=0.0)), kept, sizes)
+        return ByShard(replace(source, url=dataset, captions=replace(source.captions, dropout=0.0)), kept, sizes)
 
     @property
     def dataset(self) -> Dataset:

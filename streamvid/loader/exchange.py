@@ -39,6 +39,27 @@ def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGrou
     check_equal_on_all_ranks(identity, world, groups.process_group, processes_per_rank=processes_per_rank)
 
 
+def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> list[tuple[int, Any]]:
+    """Return (rank, value) of each process that compares its plans, in a collective operation. Values are plain JSON.
+
+    groups: None if this process does not compare its plans. Raises ConfigError if the ranks cannot communicate.
+    """
+    if groups is None or not is_initialised():
+        if world.num_ranks > 1:
+            raise ConfigError(
+                f"schedule.follow=True with {world.num_ranks} ranks requires communication between them, so that all "
+                "continue in the same version; call torch.distributed.init_process_group before the first loop and, if "
+                "`world` is not that of torch.distributed, pass groups.process_group"
+            )
+        return [(world.rank, value)]
+    import torch.distributed as dist
+
+    group = groups.process_group or dist.group.WORLD
+    assert group is not None
+    told = [json.loads(text) for text in _gather_bytes(json.dumps([world.rank, value]).encode(), group)]
+    return [(int(rank), theirs) for rank, theirs in told]
+
+
 def check_equal_on_all_ranks(
     identity: Mapping[str, Any],
     world: World,

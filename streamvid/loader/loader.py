@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
@@ -20,16 +20,18 @@ from streamvid.loader.batch.contents import RING_LAYOUT
 from streamvid.loader.batch.ring import make_batch, pin
 from streamvid.loader.delivery.pending import PendingBatch
 from streamvid.loader.delivery.pipeline import Pipeline
-from streamvid.loader.delivery.quarantine import Substitution
-from streamvid.loader.exchange import compare_plans
+from streamvid.loader.delivery.quarantine import Quarantine, Substitution
+from streamvid.loader.delivery.requests import Selection
 from streamvid.loader.mix import DataArguments, Datasets, Features
 from streamvid.loader.monitor.monitor import Monitor
 from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
 from streamvid.loader.report import report_memory, report_plan
-from streamvid.loader.setup import DeliveryArguments, PlanArguments, set_up, uses_costs
-from streamvid.loader.state import belongs, make_state, plan_identity, read_state
+from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup
+from streamvid.loader.state import make_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
 from streamvid.loader.stores import store_stats
+from streamvid.loader.unsupported import UnsupportedProtocols
+from streamvid.loader.versions import LoaderArguments, agreed_versions, followed
 from streamvid.loader.view.view import ViewOptions
 from streamvid.plan import BucketReport, Cursor, PlanOptions, World
 from streamvid.plan.options import Shuffle, Sync
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class VideoLoader:
+class VideoLoader(UnsupportedProtocols):
     """Stream of uniform batches from sealed datasets, for one rank of a training run.
 
     All ranks have the same number of steps and the same bucket at each step, unless `tail` or `sync` changes this.
@@ -152,12 +154,15 @@ class VideoLoader:
         made = options_of(OutputOptions, output, "output")
         limited = options_of(LimitOptions, limits, "limits")
         delivery = DeliveryArguments(made, limited, options_of(ProcessGroups, groups, "groups"), device, num_workers)
-        self._setup = set_up(data, plan, delivery)
-        self._selection, self.split = self._setup.selection, split
+        self._arguments = LoaderArguments(data, plan, delivery)
+        self._arguments.check_follow()
+        self._setup = self._arguments.set_up()
+        self.split = split
         self._monitor = Monitor(self._setup, split)
         self._meter = StatsMeter(self._monitor.resources)
         weakref.finalize(self, self._monitor.close)
         self._pipeline = self._new_pipeline()
+        self._is_due = True  # the next epoch begins in the newest version, if versions are followed
         self._start, self._num_done, self._num_in_loop = Cursor(), 0, 0
         self._lengths: set[int] = set()  # all results of len()
         self._plan = self._selection.plan(self._start)
@@ -175,6 +180,10 @@ class VideoLoader:
         sized = f"{len(self.buckets)} bucket(s), batch size {'/'.join(map(str, sizes))}"
         rank = f"rank {self.world.rank} of {self.world.num_ranks}"
         return f"VideoLoader({urls}: {sized}, {rank}; epoch {self.epoch}, {self.num_steps_left} step(s) left)"
+
+    @property
+    def _selection(self) -> Selection:
+        return self._setup.selection
 
     @property
     def world(self) -> World:
@@ -224,17 +233,6 @@ class VideoLoader:
             length = self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank)
         self._lengths.add(length)
         return length
-
-    @property
-    def sampler(self) -> NoReturn:
-        """Unsupported attribute. Reading it always raises an AttributeError that names the alternative.
-
-        accelerate's `skip_first_batches` accesses it, for example in Hugging Face's Trainer.
-        """
-        raise AttributeError(
-            "a VideoLoader has no sampler, and its batches cannot be skipped; resume with load_state_dict() instead "
-            "(in Hugging Face's Trainer, also set ignore_data_skip=True; see tools/examples/hf_trainer.py)"
-        )
 
     @property
     def epoch(self) -> int:
@@ -288,18 +286,27 @@ class VideoLoader:
     # Iteration.
 
     def __iter__(self) -> Iterator[Batch]:
-        pipeline = self._open_pipeline()
-        run = pipeline.stop()
+        self._open_pipeline().stop()
         counts = {self._num_in_loop, self._plan.cursor.step + self._num_done}  # of this loop; of the epoch
         is_stopped_by_count = self._num_done > 0 and self.num_steps_left > 0 and not counts.isdisjoint(self._lengths)
         is_again = self._num_done > 0 and self.num_steps_left > 0 and not is_stopped_by_count
         self._move_to(self._next_start(is_stopped_by_count))
-        self._compare()
-        self._monitor.begin(self._plan.cursor, is_again, self.stats)
+        self._follow()
+        self._setup.compare(self._plan.cursor)
         epoch, span = self._plan.cursor.epoch, self._setup.num_epochs
         end_epoch = None if span is None else (epoch // span + 1 + is_stopped_by_count) * span
-        pipeline.start(run, self._selection.requests(self._plan, end_epoch))
-        return self._iterate(pipeline, run, end_epoch)
+        return self._iterate(*self._start_run(end_epoch, is_again), end_epoch)
+
+    def _start_run(self, end_epoch: int | None, is_again: bool = False) -> tuple[Pipeline, int]:
+        """Start the pipeline for all epochs before `end_epoch`, or for one epoch if versions are followed.
+
+        is_again: True if an epoch begins again after a `break`.
+        """
+        self._monitor.begin(self._setup, self._plan.cursor, is_again, self.stats)
+        pipeline = self._open_pipeline()
+        run, last = pipeline.stop(), self._plan.cursor.epoch + 1 if self._follows else end_epoch
+        pipeline.start(run, self._selection.requests(self._plan, last))
+        return pipeline, run
 
     def _next_start(self, is_stopped_by_count: bool) -> Cursor:
         """Return the position at which a new loop begins."""
@@ -307,6 +314,7 @@ class VideoLoader:
             return self._start
         # A caller that counts batches may take the last one and never ask for the end; the epoch is over nevertheless.
         if not self.num_steps_left:
+            self._is_due = True
             return self._plan.next_epoch()
         # Lightning and others ask for the length once, and take this number of batches from every later epoch. If the
         # epoch began again, a longer one would never end.
@@ -323,20 +331,31 @@ class VideoLoader:
 
     def _iterate(self, pipeline: Pipeline, run: int, end_epoch: int | None) -> Iterator[Batch]:
         try:
-            yield from self._setup.stage.batches(
-                lambda: pipeline.next_batch(run),
-                lambda: pipeline.has_batch(run),
-                self._made,
-                lambda pending, waited, making: self._hand_over(pipeline, pending, waited, making),
-            )
-            if self._setup.shared_check is not None:
-                self._setup.shared_check.end(self.epoch)
-            self._move_to(self._plan.next_epoch())
+            while True:
+                yield from self._batches(pipeline, run)
+                if self._setup.shared_check is not None:
+                    self._setup.shared_check.end(self.epoch)
+                num_in_loop = self._num_in_loop
+                self._move_to(self._plan.next_epoch())
+                self._is_due = True
+                self._follow()
+                if not self._follows or self.epoch == end_epoch:
+                    break
+                self._num_in_loop = num_in_loop
+                pipeline, run = self._start_run(end_epoch)
             while end_epoch is not None and self.epoch < end_epoch:  # trailing epochs without a step
                 self._move_to(self._plan.next_epoch())
         finally:
             # Runs in whichever thread garbage-collects an abandoned iterator, so it must not wait.
             pipeline.cancel(run)
+
+    def _batches(self, pipeline: Pipeline, run: int) -> Iterator[Batch]:
+        return self._setup.stage.batches(
+            lambda: pipeline.next_batch(run),
+            lambda: pipeline.has_batch(run),
+            self._made,
+            lambda pending, waited, making: self._hand_over(pipeline, pending, waited, making),
+        )
 
     def _hand_over(self, pipeline: Pipeline, pending: PendingBatch, waited: float, making: float) -> None:
         planned_keys = {slot: record.key for slot, record in pending.substituted.items()}
@@ -367,24 +386,28 @@ class VideoLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches handed out, as JSON. It is equal on all ranks after the same step."""
-        return make_state(self._plan, self._num_done, self._belongs_to())
+        return make_state(self._plan, self._num_done, self._setup.belongs_to, self._setup.versions)
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Resume at the next `iter()`, after the batch at which `state` was saved. A loop in progress ends.
 
-        Raises StateError, and changes nothing, for a state from another dataset, split, filter, seed, shuffle or tail.
+        If the samples of a dataset have changed since then, the version of the state is opened, unless the dataset was
+        given open or with another version.
+
+        Raises StateError, and changes nothing, for a state from another dataset, split, filter, seed, shuffle or tail,
+        or from a version that was deleted.
         With `force`, such a state is used as an approximate position: the same epoch, after about the same share of its
-        steps. Some samples of that epoch may then be repeated or missing. From the next epoch on, each sample is
-        delivered exactly once.
+        steps, in the versions that are open. Some samples of that epoch may then be repeated or missing. From the next
+        epoch on, each sample is delivered exactly once.
 
         After a resume within an accumulation group, loss weights count only the remaining batches of that group.
         """
         self._pipeline.check_usable()
-        cursor, progress, belongs_to = read_state(state, self.batch_sizes, force)
-        if not belongs(belongs_to, self._belongs_to(), force):
-            cursor = self._selection.at_share(cursor.epoch, progress)
-        self._selection.check(cursor)
-        self._jump_to(cursor)
+        setup, cursor = self._arguments.resumed(self._setup, state, force)
+        self._pipeline.stop()
+        self._use(setup)
+        self._is_due = False
+        self._move_to(cursor)
 
     def set_epoch(self, epoch: int, step: int | None = None) -> None:
         """Start the given epoch at the next `iter()`, at step `step` if that is given. A loop in progress ends.
@@ -396,6 +419,7 @@ class VideoLoader:
         if step is not None:
             start = self._selection.plan(Cursor(epoch))
             self._jump_to(start.cursor_after(require_integer("step", step, 0, start.num_steps_left)))
+            self._is_due = False
         elif epoch == self.epoch and self._num_done and not self.num_steps_left:
             # The caller requests this epoch again after its last batch; iter() alone would begin the next one.
             self._jump_to(self._start)
@@ -404,21 +428,36 @@ class VideoLoader:
             # this differs from its default start.
             follows = epoch == self.epoch + 1 and not self.num_steps_left
             self._jump_to(self._plan.next_epoch() if follows else Cursor(epoch=epoch))
+            self._is_due = True
 
-    def _belongs_to(self) -> Mapping[str, Any]:
-        # With another tail, positions refer to the same samples, but samples that "carry" has carried precede the start
-        # of the epoch, and other tails would silently lose them.
-        options = {**self.options.order_key(), "tail": self.options.tail}
-        return {"datasets": self._selection.mix.identity(), "split": self.split, **options}
+    # Versions.
 
-    def _compare(self) -> None:
-        """Compare the plan with those of the other processes before the first step of a loop."""
-        if self._setup.compared_groups is not None:
-            costs = self._selection.costs if uses_costs(self.options) else {}
-            parts = {"num_epochs": self._setup.num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
-            parts |= self._setup.form
-            identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
-            compare_plans(identity, self.world, self._setup.compared_groups)
+    @property
+    def _follows(self) -> bool:
+        return self._arguments.plan.schedule.follow
+
+    def _follow(self) -> None:
+        """If an epoch is about to begin, and versions are followed, continue in the newest version."""
+        if not self._follows:
+            return
+        mix, is_due, self._is_due = self._selection.mix, self._is_due, False
+        versions = agreed_versions(mix, is_due, self.world, self._setup.compared_groups)
+        if versions is not None and versions != mix.versions:
+            setup, start = followed(self._arguments, self._setup, self._plan, versions)
+            setup.selection.plan(start).check(self._setup.num_epochs)
+            self._use(setup)
+            self._move_to(start)
+            if self.world.rank == 0:
+                self._report()
+
+    def _use(self, setup: Setup) -> None:
+        """Continue with another setup, whose memory and threads replace the current ones."""
+        if setup is self._setup:
+            return
+        old, self._setup = self._pipeline, setup
+        self._finalizer.detach()
+        self._pipeline = self._new_pipeline(old.quarantine)
+        old.close()
 
     def _jump_to(self, cursor: Cursor) -> None:
         self._move_to(cursor)
@@ -435,8 +474,8 @@ class VideoLoader:
         """Process ids of the decode workers; empty before the first `iter()`."""
         return self._pipeline.worker_pids
 
-    def _new_pipeline(self) -> Pipeline:
-        pipeline = Pipeline(self._selection.mix.parts, self._setup.pipeline)
+    def _new_pipeline(self, quarantine: Quarantine | None = None) -> Pipeline:
+        pipeline = Pipeline(self._selection.parts, self._setup.pipeline, quarantine)
         # Runs when the loader is garbage-collected, in any thread, or when the interpreter exits.
         self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
         return pipeline
@@ -449,7 +488,7 @@ class VideoLoader:
                 pipeline.open()
                 pin(pipeline.ring, self._setup.stage.device)
             except BaseException:
-                self._pipeline = self._new_pipeline()  # the next loop may succeed
+                self._pipeline = self._new_pipeline(pipeline.quarantine)  # the next loop may succeed
                 pipeline.close(wait=False)
                 raise
         return pipeline
@@ -468,17 +507,3 @@ class VideoLoader:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # Unsupported protocols.
-
-    def __getitem__(self, index: object) -> Any:
-        raise TypeError(
-            "a VideoLoader cannot be indexed; iterate over it to get batches. Do not wrap it in a torch DataLoader: it "
-            "has its own workers and batching"
-        )
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a VideoLoader cannot be pickled; create a loader in the process that uses it, and restore its position "
-            "with load_state_dict()"
-        )

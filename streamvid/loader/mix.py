@@ -24,6 +24,7 @@ from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import Manifest, ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
+from streamvid.dataset.versions.open import DatasetRef
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.loader.model_rule import common_rule
 from streamvid.loader.stores import Stores
@@ -72,7 +73,10 @@ Features: TypeAlias = str | Path | Sidecar
 
 @dataclass(frozen=True, slots=True)
 class DataArguments:
-    """VideoLoader's arguments for input data, with the same names."""
+    """VideoLoader's arguments for input data, with the same names.
+
+    versions: version of each dataset to open; None, or an empty tuple, for the version that its URL names.
+    """
 
     dataset: Datasets | Sequence[Datasets]
     split: str = "train"
@@ -82,6 +86,7 @@ class DataArguments:
     features: Features | Sequence[Features | None] | None = None
     view: ViewOptions = field(default_factory=ViewOptions)
     storage: StorageOptions = field(default_factory=StorageOptions)
+    versions: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,11 +135,13 @@ class Subset:
 class MixPart:
     """One dataset of a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
+    number: number of the part, unique in the loader.
     seed: seed of its random choices (SAMPLE-1): the loader's seed or, with several datasets, a seed derived from it.
     columns: column name used by the caller → column name in this dataset's index.
     rate: rule for the frame rate at which its clips are read.
     media: conditioning inputs to deliver.
     sidecar: precomputed features to deliver instead of clips.
+    later: number of the part with a later version of the same dataset; None for the version of the loader.
     """
 
     number: int
@@ -148,6 +155,7 @@ class MixPart:
     view: ViewOptions = field(default_factory=ViewOptions)
     media: tuple[Medium, ...] = ()
     sidecar: Sidecar | None = None
+    later: int | None = None
 
     @property
     def source(self) -> Dataset | Sidecar:
@@ -181,6 +189,11 @@ class Mix:
     def max_clip_bytes(self) -> int:
         """Size in bytes of the largest clip, or of the largest features of a sample."""
         return max(part.max_clip_bytes for part in self.parts)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions of the datasets."""
+        return tuple(part.dataset.manifest.version for part in self.parts)
 
     @property
     def manifests(self) -> list[Manifest]:
@@ -260,11 +273,10 @@ def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
             yield shard, (first + place) % num_samples
 
 
-def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
-    """Return a config for each given dataset, with its URL replaced by the open dataset.
+def configs_of(datasets: object) -> list[DatasetConfig]:
+    """Return a config for each given dataset. Raises ConfigError for invalid values.
 
     datasets: a path, a URL, an open Dataset, a DatasetConfig or a mapping of its fields, or a list of these.
-    Raises ConfigError for invalid values, and the same errors as `open_dataset`.
     """
     several: Sequence[Any] = datasets if isinstance(datasets, list | tuple) else [datasets]
     if not several:
@@ -278,10 +290,25 @@ def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
         raise ConfigError(
             f"dataset: {weighted} of {len(configs)} datasets have a weight; give a weight to all datasets or to none"
         )
+    return configs
+
+
+def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None] = ()) -> list[DatasetConfig]:
+    """Return the configs of `configs_of`, with each URL replaced by the open dataset.
+
+    versions: see DataArguments.
+    Raises ConfigError for invalid values, and the same errors as `open_dataset`.
+    """
+    configs = configs_of(datasets)
     return [
-        config if isinstance(config.url, Dataset) else replace(config, url=stores.open(config.url))
-        for config in configs
+        config if isinstance(config.url, Dataset) else replace(config, url=stores.open(config.url, version))
+        for config, version in zip(configs, versions or [None] * len(configs), strict=True)
     ]
+
+
+def can_change_version(config: DatasetConfig) -> bool:
+    """Return True if the dataset was given by a URL that does not name a version, so that others can be opened."""
+    return not isinstance(config.url, Dataset) and DatasetRef.parse(config.url).is_newest
 
 
 def _config(given: object, name: str) -> DatasetConfig:
@@ -306,7 +333,7 @@ def open_mix(
     model: ModelRule | None = None,
 ) -> Mix:
     """Open all datasets, but not their features. model: rule for counting the tokens of weighted datasets."""
-    configs = open_configs(data.dataset, stores)
+    configs = open_configs(data.dataset, stores, data.versions)
     buckets: dict[str, Bucket] = {}
     parts = [_open_part(number, config, data, len(configs) > 1, seed, buckets) for number, config in enumerate(configs)]
     media = find_media(data.media, [part.dataset for part in parts])
@@ -321,7 +348,7 @@ def _open_part(
     dataset = config.url
     assert isinstance(dataset, Dataset)
     name, manifest = config.name or str(number), dataset.manifest
-    shards, counts, chosen = _select(dataset, data.split, _both(data.where, config.where))
+    shards, counts, chosen = _select(dataset, data.split, _both(dataset.where, _both(data.where, config.where)))
     drawn = _draws(dataset, shards, counts, chosen)
     own = [manifest.bucket(bucket_id) for bucket_id in shards]
     common = _common_ids(own, buckets, name)

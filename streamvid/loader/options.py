@@ -102,6 +102,10 @@ class ScheduleOptions:
         minimum=1,
     )
     mix_by: MixBy = option("samples", help="Unit in which dataset weights are measured.")
+    follow: bool = option(
+        False,
+        help="Continue each epoch in the newest version of the datasets. False stays in the version that was opened.",
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

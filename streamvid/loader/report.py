@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from streamvid.buckets.batch_size import host_bytes
 from streamvid.buckets.bucket import Bucket
-from streamvid.plan import BucketReport, EpochPlan
+from streamvid.plan import BucketReport
+from streamvid.plan.leftovers import AnyPlan
 from streamvid.video.picture import Pixels
 
 _log = logging.getLogger("streamvid.loader")
@@ -34,7 +35,7 @@ def report_memory(
     )
 
 
-def report_plan(plan: EpochPlan, num_buckets: int) -> None:
+def report_plan(plan: AnyPlan, num_buckets: int) -> None:
     """Log one line per bucket, and warnings with remedies for buckets without a step."""
     for row in plan.report():
         _log.info(

@@ -21,16 +21,17 @@ from streamvid.loader.batch.tokens import check_token_fields
 from streamvid.loader.delivery.pending import TEXT_ROW_BYTES
 from streamvid.loader.delivery.pipeline import PipelineOptions
 from streamvid.loader.delivery.requests import Selection
-from streamvid.loader.exchange import SharedBatchCheck
+from streamvid.loader.exchange import SharedBatchCheck, compare_plans
 from streamvid.loader.mix import DataArguments, Mix, open_mix
 from streamvid.loader.model_rule import check_dataset, check_view, common_rule, rule_of
 from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
+from streamvid.loader.state import StateVersions, plan_identity
 from streamvid.loader.stores import Stores
 from streamvid.loader.view.clip_part import TABLE_BYTES
 from streamvid.loader.view.media import Medium, PictureRoom
 from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.loader.world import default_num_workers, detect_world, is_initialised
-from streamvid.plan import PlanOptions, World
+from streamvid.plan import Cursor, PlanOptions, World
 from streamvid.plan.cost import default_costs
 from streamvid.plan.options import Shuffle, Sync
 from streamvid.plan.tail import Tail
@@ -106,6 +107,8 @@ class Setup:
     compared_groups: ProcessGroups | None
     shared_check: SharedBatchCheck | None
     view_facts: tuple[Mapping[str, Any], ...]
+    stores: Stores
+    split: str
 
     @property
     def mix(self) -> Mix:
@@ -136,15 +139,51 @@ class Setup:
         """All buckets, sorted by id."""
         return tuple(self.mix.buckets.values())
 
+    @property
+    def versions(self) -> StateVersions:
+        """Versions of the datasets, and those from which samples are still carried over."""
+        earlier = self.selection.earlier
+        return StateVersions(self.mix.versions, () if earlier is None else earlier.selection.mix.versions)
 
-def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments) -> Setup:
-    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if any of them is unusable."""
+    @property
+    def belongs_to(self) -> Mapping[str, Any]:
+        """Values that must be the same where a state is saved and where it is loaded."""
+        # With another tail, positions refer to the same samples, but samples that "carry" has carried precede the start
+        # of the epoch, and other tails would silently lose them.
+        options = self.selection.options
+        return {
+            "datasets": self.mix.identity(),
+            "split": self.split,
+            **options.order_key(),
+            "tail": options.tail,
+        }
+
+    def compare(self, cursor: Cursor) -> None:
+        """Compare the plan with those of the other processes. If any differ, all processes raise ConfigError."""
+        if self.compared_groups is None:
+            return
+        selection = self.selection
+        costs = selection.costs if uses_costs(selection.options) else {}
+        parts = {"num_epochs": self.num_epochs, "costs": costs, "batch_sizes": selection.batch_sizes}
+        identity = plan_identity(
+            self.belongs_to, cursor, selection.options, {**parts, **self.form, **self.versions.to_json()}
+        )
+        compare_plans(identity, selection.world, self.compared_groups)
+
+
+def set_up(
+    data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments, stores: Stores | None = None
+) -> Setup:
+    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if any of them is unusable.
+
+    stores: open stores of an earlier setup with the same arguments, which are used again.
+    """
     world, options = _world(plan.world), plan.options(data.split)
     if plan.num_epochs is not None:
         require_integer("num_epochs", plan.num_epochs, 1)
     num_workers = _num_workers(delivery.num_workers)
     columns = _columns(data.columns, delivery.output)
-    stores, rule = Stores.of(data.storage), rule_of(plan.preset)
+    stores, rule = stores or Stores.of(data.storage), rule_of(plan.preset)
     mix = open_mix(
         data,
         stores,
@@ -171,6 +210,8 @@ def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments
         _compared_groups(plan.world, delivery.groups),
         None if delivery.groups.shared_group is None else SharedBatchCheck(world, delivery.groups.shared_group),
         facts,
+        stores,
+        data.split,
     )
 
 

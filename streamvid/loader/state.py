@@ -7,28 +7,66 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamvid.errors import StateError
-from streamvid.plan import PLAN_VERSION, Cursor, EpochPlan, PlanOptions
+from streamvid.plan import PLAN_VERSION, Cursor, PlanOptions
+from streamvid.plan.leftovers import AnyPlan
 
 _log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
-_CURSOR = ("epoch", "positions", "phase", "step")
+_CURSOR = ("epoch", "positions", "phase", "step", "carried")
+_VERSIONS = ("versions", "carried_versions")
 _MAX_NAMED = 1000
 
 
-def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class StateVersions:
+    """Versions of the datasets at a position. They are named in a state, but the state belongs to no version.
+
+    current: version of each dataset.
+    carried: version of each dataset from which samples are still carried over; empty if there are none.
+    """
+
+    current: tuple[int, ...]
+    carried: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> StateVersions:
+        """Return the versions in a state. Raises StateError if they are not valid."""
+        _check_state(state)
+        found = []
+        for name in _VERSIONS:
+            numbers = state.get(name, [])
+            if not isinstance(numbers, list) or not all(type(number) is int and number >= 1 for number in numbers):
+                raise StateError(
+                    f"{name}={numbers!r} in the loader state: must be a list of version numbers; the state is damaged. "
+                    "Use an older state, or start without one"
+                )
+            found.append(tuple(numbers))
+        return StateVersions(*found)
+
+    def to_json(self) -> dict[str, list[int]]:
+        """Return the versions as fields of a state."""
+        carried = {"carried_versions": list(self.carried)} if self.carried else {}
+        return {"versions": list(self.current), **carried}
+
+
+def make_state(
+    plan: AnyPlan, num_steps_done: int, belongs_to: Mapping[str, Any], versions: StateVersions
+) -> dict[str, Any]:
     """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
 
+    versions: the current versions, and those of carried samples, which are left out if all of these were delivered.
     Its `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
     head = {"version": STATE_VERSION, "plan_version": PLAN_VERSION}
-    state = {**head, **belongs_to, **cursor.to_json(), "progress": progress}
+    named = versions if cursor.carried else StateVersions(versions.current)
+    state = {**head, **belongs_to, **named.to_json(), **cursor.to_json(), "progress": progress}
     if len(cursor.positions) > _MAX_NAMED:
         state["positions"] = _packed(cursor.positions)
     return {**state, "checksum": _checksum(state)}
@@ -69,7 +107,7 @@ def _checksum(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _progress(plan: EpochPlan, cursor: Cursor) -> float:
+def _progress(plan: AnyPlan, cursor: Cursor) -> float:
     done = total = 0
     for bucket_id, position in cursor.positions.items():
         start, end = plan.start_of(bucket_id), plan.end_of(bucket_id)
@@ -85,17 +123,9 @@ def read_state(
 
     bucket_ids: ids of the loader's buckets, because a state of many buckets does not contain them.
     """
-    if not isinstance(state, Mapping):
-        raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
-    for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
-        if name not in state:
-            raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
-        if state[name] != readable:
-            raise StateError(
-                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the "
-                "streamvid version that saved it, or start without the state"
-            )
-    value = {name: state[name] for name in state if name not in ("version", "plan_version", "checksum")}
+    _check_state(state)
+    named = ("version", "plan_version", "checksum", *_VERSIONS)
+    value = {name: state[name] for name in state if name not in named}
     place = {name: value.pop(name) for name in _CURSOR if name in value}
     if isinstance(place.get("positions"), str):
         place["positions"] = _unpacked(place["positions"], bucket_ids, force)
@@ -114,6 +144,20 @@ def read_state(
             "without one"
         )
     return cursor, progress, value
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    """Raise StateError if a state was not made by this version of the library."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
+    for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
+        if name not in state:
+            raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
+        if state[name] != readable:
+            raise StateError(
+                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the "
+                "streamvid version that saved it, or start without the state"
+            )
 
 
 def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.reader import Dataset
-from streamvid.dataset.versions.open import open_cache, open_ref
+from streamvid.dataset.versions.open import DatasetRef, open_cache, open_ref
 from streamvid.loader.world import num_local_ranks
 from streamvid.storage import (
     MAX_RANGE_BYTES,
@@ -19,7 +19,9 @@ from streamvid.storage import (
     CachedStore,
     CacheStats,
     StorageOptions,
+    Store,
     StoreStats,
+    open_store,
 )
 
 _OF_SLOWEST = ("p50_seconds", "p99_seconds")
@@ -32,6 +34,7 @@ class Stores:
 
     options: StorageOptions
     cache: BlockCache | None
+    _open: dict[str, Store] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(storage: StorageOptions | Mapping[str, Any] | None = None) -> Stores:
@@ -44,9 +47,16 @@ class Stores:
         )
         return Stores(share, open_cache(options))
 
-    def open(self, url: str | Path) -> Dataset:
-        """Open a dataset. Raises the same errors as `open_dataset`."""
-        return open_ref(url, self.options, self.cache)
+    def open(self, url: str | Path, version: int | None = None) -> Dataset:
+        """Open a dataset. Raises the same errors as `open_dataset`.
+
+        version: number of the version to open instead of the one that the URL names.
+        """
+        ref = DatasetRef.parse(url)
+        store = self._open.get(ref.url)
+        if store is None:
+            store = self._open[ref.url] = open_store(ref.url, self.options)
+        return open_ref(ref, store, self.cache, version)
 
     def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
         """Return the number of threads for reading datasets: 4 if all are local, else one per concurrent request."""
@@ -56,11 +66,16 @@ class Stores:
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
     """Return the statistics of this process's object stores and of their cache; None for either if it is not used."""
-    stores = {id(dataset.store): dataset.store for dataset in datasets if not dataset.store.is_local}
+    stores = {id(_origin(dataset.store)): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:
         return None, None
     cached = [store.cache for store in stores.values() if isinstance(store, CachedStore)]
     return reduce(_sum, [store.stats() for store in stores.values()]), cached[0].stats() if cached else None
+
+
+def _origin(store: Store) -> Store:
+    """Return the store itself, of which several datasets may have caches."""
+    return store.origin if isinstance(store, CachedStore) else store
 
 
 def _sum(one: StoreStats, other: StoreStats) -> StoreStats:
@@ -69,5 +84,5 @@ def _sum(one: StoreStats, other: StoreStats) -> StoreStats:
             return dict(Counter(mine) + Counter(theirs))
         return max(mine, theirs) if name in _OF_SLOWEST else mine + theirs
 
-    names = [field.name for field in fields(StoreStats)]
+    names = [one.name for one in fields(StoreStats)]
     return StoreStats(**{name: joined(name, getattr(one, name), getattr(other, name)) for name in names})

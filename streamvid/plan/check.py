@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from streamvid.config import require_integer
 from streamvid.errors import ConfigError, PlanError, StateError
-from streamvid.plan.mix import MAX_BLOCK_SAMPLES, MixedStream, PlanSource
+from streamvid.plan.mix import MAX_BLOCK_SAMPLES, PlanSource
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.position import MAX_POSITION, Cursor
 from streamvid.plan.span import BucketSpan
@@ -68,7 +68,7 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
     return {name: costs[name] for name in counts}
 
 
-def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
+def check_cursor(cursor: Cursor, streams: Mapping[str, object]) -> None:
     """Raise StateError for a position in a bucket that the dataset does not have."""
     foreign = sorted(cursor.positions.keys() - streams.keys())
     if foreign:

@@ -106,6 +106,15 @@ class EpochPlan:
             position = max(position, start)
         return BucketSpan(name, stream.num_samples, size, self.num_ranks, tail, epoch, start, end, position)
 
+    @property
+    def batch_sizes(self) -> Mapping[str, int]:
+        """Bucket id → number of samples per rank and step."""
+        return self._batch_sizes
+
+    def stream(self, bucket_id: str) -> MixedStream:
+        """Return the stream of one bucket's samples."""
+        return self._streams[bucket_id]
+
     # Number of steps.
 
     @property

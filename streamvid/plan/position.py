@@ -35,6 +35,8 @@ class Cursor:
         entry is at the start of the epoch's own samples.
     phase: number of steps done in an incomplete group of `accumulate` steps.
     step: number of steps done in the epoch, including steps before a resume.
+    carried: bucket id → position in the version of the datasets before, from which samples are still carried over; see
+        `leftovers.py`. Empty unless the version has changed at the start of this epoch.
     Raises StateError for values that no plan produces.
     """
 
@@ -42,30 +44,34 @@ class Cursor:
     positions: Mapping[str, int] = field(default_factory=dict)
     phase: int = 0
     step: int = 0
+    carried: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_integer("cursor.epoch", self.epoch, 0, MAX_EPOCH, StateError)
         require_integer("cursor.phase", self.phase, 0, MAX_EPOCH, StateError)
         require_integer("cursor.step", self.step, 0, MAX_POSITION, StateError)
-        if not isinstance(self.positions, Mapping) or not all(isinstance(name, str) for name in self.positions):
-            raise StateError(
-                f"cursor.positions={reprlib.repr(self.positions)}: must be a mapping from bucket ids to integers"
-            )
-        for name, position in self.positions.items():
-            require_integer(f"cursor.positions[{name!r}]", position, 0, MAX_POSITION, StateError)
-        object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
+        for field_name in ("positions", "carried"):
+            places = getattr(self, field_name)
+            if not isinstance(places, Mapping) or not all(isinstance(name, str) for name in places):
+                raise StateError(
+                    f"cursor.{field_name}={reprlib.repr(places)}: must be a mapping from bucket ids to integers"
+                )
+            for name, position in places.items():
+                require_integer(f"cursor.{field_name}[{name!r}]", position, 0, MAX_POSITION, StateError)
+            object.__setattr__(self, field_name, dict(sorted(places.items())))
 
     def to_json(self) -> dict[str, Any]:
         """Return the cursor as JSON values; `from_json` reads them. 100 buckets take less than 4 KB of JSON."""
         value = {"epoch": self.epoch, "positions": dict(self.positions), "step": self.step}
-        return value | {"phase": self.phase} if self.phase else value
+        rare = {"phase": self.phase, "carried": dict(self.carried)}
+        return value | {name: one for name, one in rare.items() if one}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Cursor:
         """Create a cursor from the result of `to_json`. Raises StateError if the value is invalid."""
-        if not isinstance(state, Mapping) or set(state) - {"phase"} != {"epoch", "positions", "step"}:
+        if not isinstance(state, Mapping) or set(state) - {"phase", "carried"} != {"epoch", "positions", "step"}:
             raise StateError(
-                f"cursor={reprlib.repr(state)}: must have the keys epoch, positions and step, optionally phase, and no "
-                "others; use the result of Cursor.to_json"
+                f"cursor={reprlib.repr(state)}: must have the keys epoch, positions and step, optionally phase and "
+                "carried, and no others; use the result of Cursor.to_json"
             )
-        return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"])
+        return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"], state.get("carried", {}))

@@ -20,7 +20,7 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig, open_configs
-from streamvid.loader.options import LimitOptions, OutputOptions
+from streamvid.loader.options import LimitOptions, OutputOptions, ScheduleOptions
 from streamvid.loader.stores import Stores
 from streamvid.modules.build import ENCODE_ONLY, build_module
 from streamvid.modules.encoding import check_fresh
@@ -150,6 +150,8 @@ def open_loaders(
         check_fresh(features, config.model, module, build if is_main else None)
         options.pop("media", None)  # the features contain what `encode` computed from them
         options["features"] = features
+    # By their URLs, so that a run can resume in the version of its state, or follow newer ones.
+    datasets = config.data.dataset if "features" not in options else sources
     # Padded, so that even a held-out split of a few samples fills a step on every rank. Batches are read once,
     # so there is no prefetch.
     held_out = options | {
@@ -158,9 +160,10 @@ def open_loaders(
         "output": without_ledger(options),
         "limits": replace(options_of(LimitOptions, options.get("limits"), "data.loader.limits"), prefetch_bytes=0),
         "tail": "pad",
+        "schedule": replace(options_of(ScheduleOptions, options.get("schedule"), "data.loader.schedule"), follow=False),
     }
     with_split = _with_split(config, sources)
-    with VideoLoader(sources, **options, num_epochs=None, accumulate=config.data.accumulate) as loader:
+    with VideoLoader(datasets, **options, num_epochs=None, accumulate=config.data.accumulate) as loader:
         if not with_split:
             yield loader, ()
             return

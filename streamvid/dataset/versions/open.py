@@ -52,6 +52,11 @@ class DatasetRef:
             return DatasetRef(text)
         return DatasetRef(match["url"], match["version"], match["view"])
 
+    @property
+    def is_newest(self) -> bool:
+        """True if the newest version is meant, whichever that is."""
+        return self.version in (None, LATEST)
+
 
 def version_path(number: int) -> str:
     """Return the path of the manifest of a version."""
@@ -92,8 +97,8 @@ def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any]
     Raises ConfigError for invalid options or an unknown version or view, DatasetError if there is no sealed dataset or
     the version was deleted, and StorageError if the store cannot be read.
     """
-    options = StorageOptions.of(storage)
-    return open_ref(url, options, open_cache(options))
+    options, ref = StorageOptions.of(storage), DatasetRef.parse(url)
+    return open_ref(ref, open_store(ref.url, options), open_cache(options))
 
 
 def open_cache(options: StorageOptions) -> BlockCache | None:
@@ -103,12 +108,17 @@ def open_cache(options: StorageOptions) -> BlockCache | None:
     return BlockCache(Path(options.cache_dir), options.cache_bytes)
 
 
-def open_ref(url: str | Path, options: StorageOptions, cache: BlockCache | None = None) -> Dataset:
-    """Open the version and view of a dataset that a URL names. Raises the same errors as `open_dataset`."""
-    ref = DatasetRef.parse(url)
-    store = open_store(ref.url, options)
+def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, version: int | None = None) -> Dataset:
+    """Open the version and view of a dataset that `ref` names. Raises the same errors as `open_dataset`.
+
+    version: number of the version to open instead of the one that `ref` names.
+    """
     newest = read_manifest(store)
-    return Dataset(store, cache, find_version(store, newest, ref.version), view_of(newest, ref.view, store.url))
+    manifest = find_version(store, newest, ref.version if version is None else version)
+    # A version that has the view keeps its condition, so that a run can resume after the view was changed.
+    has_view = ref.view is not None and ref.view in manifest.views
+    where = view_of(manifest if has_view else newest, ref.view, store.url)
+    return Dataset(store, cache, manifest, where, newest)
 
 
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:

@@ -125,7 +125,7 @@ class DecodedDelivery:
             start = flight.block(slot)
             wanted += slot.delivery.wanted(flight.clips.view[start : start + slot.delivery.block_bytes])
         with flight.while_alive(first.run):
-            return read_parts(first.sample.part.source, first.sample.file, wanted, is_again=first.is_again)
+            return read_parts(first.sample.part.source, first.delivery.tar, wanted, is_again=first.is_again)
 
     def _decode(self, slot: Slot, submit: Callable[[DecodeTask], None]) -> None:
         slot.enter(QUEUED)
@@ -208,7 +208,7 @@ class DecodedDelivery:
         batch = slot.batch
         assert batch.room is not None
         batch.room.blank(batch.memory, batch.block.offset, slot.index, slot.colors.keys())
-        if slot.bad is not None and not slot.is_substitute:
+        if slot.bad is not None and not slot.bad.is_gone and not slot.is_substitute:
             _log.warning(
                 "%s was decoded through its container, because its packets failed: %s", slot.name, slot.bad.reason
             )

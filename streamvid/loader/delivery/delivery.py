@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.pick import Pick
@@ -14,6 +15,10 @@ from streamvid.loader.view.clip_part import ClipPart
 from streamvid.loader.view.index_row import IndexRow
 from streamvid.loader.view.media import MediaPart, media_parts
 from streamvid.loader.view.view import RandomChoices, View, view_of
+
+if TYPE_CHECKING:
+    from streamvid.dataset.features.tables import SidecarShard
+    from streamvid.dataset.manifest import ShardInfo
 
 _NO_FRAMES = View(Pick(1))
 _NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
@@ -46,6 +51,11 @@ class Delivery:
     def key(self) -> str:
         """Key of the sample."""
         return self.row.key
+
+    @property
+    def tar(self) -> ShardInfo | SidecarShard:
+        """Tar that contains the files to read."""
+        return self.row.tar or self.sample.file
 
     @property
     def block_bytes(self) -> int:
@@ -88,7 +98,7 @@ def deliver(
     if not bucket.is_text:
         view = view_of(part.view, part.rate, row, bucket.num_frames, shown)
         clip, fps = part_of(row, view.pick), view.pick.delivered_fps
-        media = media_parts(row, part.media, sample.shard_info, clip) if part.media else ()
+        media = media_parts(row, part.media, row.tar or sample.shard_info, clip) if part.media else ()
     else:
         view, clip, media, fps = _NO_FRAMES, _NO_BYTES, (), row.fps
     text = part.text.text(row, fps, shown, own)

@@ -65,7 +65,7 @@ def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
         if part.source.store.is_local:
             yield [place]
         else:
-            shards.setdefault((part.number, delivery.sample.shard_info.path), []).append(place)
+            shards.setdefault((part.number, delivery.tar.path), []).append(place)
     for places in shards.values():
         for group in near_spans([deliveries[place].span for place in places]):
             yield [places[number] for number in group]

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -15,20 +16,25 @@ from streamvid.errors import StreamvidError
 from streamvid.loader.delivery.delivery import Delivery, prepare, sample_error
 from streamvid.loader.delivery.fetch import FetchThreads
 from streamvid.loader.delivery.index_rows import IndexRows
+from streamvid.loader.delivery.later import LaterVersions
 from streamvid.loader.delivery.pending import PendingBatch, Slot
 from streamvid.loader.delivery.repair import Repairs
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.delivery.signals import Signals
-from streamvid.loader.mix import SampleRequest
+from streamvid.loader.mix import SampleRequest, substitutes
 from streamvid.loader.view.clip_part import ClipPart
 from streamvid.loader.view.index_row import IndexRow
 from streamvid.loader.view.media import PictureRoom
+from streamvid.loader.view.view import substitute_visit
 from streamvid.loader.workers.arena import Arena
 from streamvid.loader.workers.messages import Answer
 from streamvid.loader.workers.pool import Decoder
 from streamvid.storage import UNPROVEN, while_wanted
 
 _log = logging.getLogger(__name__)
+
+_MAX_MOVES = 3
+_GONE = "a later version of the dataset deleted its tar"
 
 Allocate: TypeAlias = Callable[[Arena, int], int | None]
 """Function that waits for memory in an arena and returns its offset, or None if the run is over."""
@@ -86,16 +92,39 @@ class Flight:
     decoder: Decoder
     repair_block: int
 
-    def __init__(self, signals: Signals, rows: IndexRows, kind: Kind) -> None:
+    def __init__(self, signals: Signals, rows: IndexRows, kind: Kind, later: LaterVersions) -> None:
         self.signals, self.slots = signals, dict[int, Slot]()
-        self._rows, self._kind = rows, kind
-        self._repairs = Repairs(partial(self.prepare, is_whole=True))
+        self._rows, self._kind, self._later = rows, kind, later
+        self._repairs = Repairs(partial(self.prepare, is_whole=True), self.is_removed)
         self._lock = threading.Lock()  # protects the slots; only the loader's threads take it
         self._next_number = 0
 
     def prepare(self, sample: SampleRequest, bucket: Bucket, *, is_whole: bool = False) -> Delivery:
         """Return the delivery of a sample, with its whole clip if `is_whole`. Raises SampleError if that fails."""
         return prepare(self._rows, sample, bucket, partial(self._kind.part, sample, is_whole=is_whole))
+
+    def is_removed(self, sample: SampleRequest) -> bool:
+        """Return True if a later version of the dataset lacks a sample. Raises an error if the index cannot be read."""
+        part = sample.part
+        return self._later.removes(part) and self._later.is_removed(part, self._rows.key(sample))
+
+    def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
+        """Return the delivery of the sample that takes the place of a removed one. Raises SampleError if none is left.
+
+        It is the same sample that would take the place of a bad one (BAD-1).
+        """
+        key = self._rows.key(sample)
+        visit = substitute_visit(key, sample.visit)
+        for shard, place in substitutes(sample):
+            other = replace(sample, shard=shard, place=place, visit=visit, is_repeat=True)
+            if not self.is_removed(other):
+                return self.prepare(other, bucket)
+        raise sample_error(
+            sample,
+            key,
+            "it was removed from the dataset, and so were all other samples of its bucket. Create a new loader, which "
+            "opens the newest version, and resume with load_state_dict(state, force=True)",
+        )
 
     def is_alive(self, run: int) -> bool:
         """Return True if `run` is the current run and the loader is not closing."""
@@ -138,12 +167,12 @@ class Flight:
             _log.info("%s: reading %s of %s again: %s", sample.part.source.url, slot.key, sample.file.path, problem)
             self.fetchers.submit(partial(self._kind.read, slot))
 
-    def reject(self, slot: Slot, reason: str, *, is_corrupt: bool) -> None:
-        """Replace a slot's sample, which was verified to be bad (BAD-1)."""
+    def reject(self, slot: Slot, reason: str, *, is_corrupt: bool, is_gone: bool = False) -> None:
+        """Replace a slot's sample, which was verified to be bad (BAD-1), or whose tar a later version deleted."""
         if slot.clip is not None:
             self.clips.release(slot.clip)
             slot.clip = None
-        if self._repairs.add(slot, reason, is_corrupt=is_corrupt):
+        if self._repairs.add(slot, reason, is_corrupt=is_corrupt, is_gone=is_gone):
             self.fetchers.submit(partial(self._replace, slot))
 
     def _replace(self, slot: Slot) -> None:
@@ -159,7 +188,27 @@ class Flight:
             self.finish(slot)
 
     def fail(self, slot: Slot, error: object) -> None:
-        """Finish a slot with an error that says why its sample cannot be delivered. The sample itself may be good."""
+        """Finish a slot with an error that says why its sample cannot be delivered. The sample itself may be good.
+
+        If a later version has deleted the sample's tar, continue with the tar that replaces it, or another sample.
+        """
+        if slot.sample.part.sidecar is None and slot.num_moves < _MAX_MOVES:
+            self.fetchers.submit(partial(self._look_again, slot, error))
+        else:
+            self.finish(slot, sample_error(slot.sample, slot.key, error))
+
+    def _look_again(self, slot: Slot, error: object) -> None:
+        slot.num_moves += 1
+        dataset, tar = slot.sample.part.dataset, slot.delivery.tar
+        try:
+            with self.while_alive(slot.run):
+                is_gone = dataset.store.state(tar.path) is None
+                is_moved = is_gone and (self._later.refresh() or slot.num_moves == 1)
+                if is_moved and self._later.shards_of(slot.sample.part, slot.sample.shard_info) is not None:
+                    self.reject(slot, f"{_GONE} {tar.path}", is_corrupt=False, is_gone=True)
+                    return
+        except StreamvidError as later_error:
+            _log.info("%s: later versions cannot be read: %s", dataset.url, later_error)
         self.finish(slot, sample_error(slot.sample, slot.key, error))
 
     def finish(self, slot: Slot, error: StreamvidError | None = None) -> None:

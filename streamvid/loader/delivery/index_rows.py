@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.tar import KEY, MAX_NAME_BYTES
 from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.loader.delivery.later import LaterVersions
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.view.index_row import MAX_FRAMES, IndexRow, PacketsPlace, sample_file
@@ -49,14 +50,52 @@ class _ShardRows:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _MovedRows:
+    """Rows of a shard of a later version, to which samples of an earlier one were moved. places: key → row."""
+
+    part: MixPart
+    tar: ShardInfo
+    places: Mapping[str, int]
+    rows: _ShardRows
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.num_bytes
+
+    def row(self, row: IndexRow) -> IndexRow | None:
+        """Return an earlier version's row with the new location of its files, or None if the sample is not here."""
+        number = self.places.get(row.key)
+        if number is None or self.rows.columns["clip_sha256"][number].as_py() != row.clip.sha256:
+            return None
+        frames = row.clip.num_frames
+        place = (self.rows.columns["clip_offset"][number].as_py(), row.clip.num_bytes, row.clip.sha256, frames)
+        media = {
+            medium.name: media_files(self.rows.columns[medium.column][number].as_py() or [], medium, frames, self.tar)
+            for medium in self.part.media
+        }
+        return replace(
+            row,
+            clip=sample_file("the clip", place, self.tar, num_frames=(frames, frames)),
+            number=number if self.rows.stored is None else int(self.rows.stored[number]),
+            packets=self.rows.packets,
+            media=media,
+            tar=self.tar,
+        )
+
+
 class IndexRows:
     """Cache of the index rows of recently used shards: up to 64 MiB of Arrow columns, but at least one shard.
+
+    later: later versions of the datasets, which can have moved samples to other tars.
 
     Packet tables and feature locations have caches of the same size. Thread-safe: one thread reads missing rows, and
     other threads that need them wait.
     """
 
-    def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
+    def __init__(self, cached_bytes: int = _CACHED_BYTES, later: LaterVersions | None = None) -> None:
+        self._later = later or LaterVersions()
+        self._moved: SharedCache[_MovedRows] = SharedCache(cached_bytes)
         self._rows: SharedCache[_ShardRows] = SharedCache(cached_bytes)
         self._tables: SharedCache[PacketTables] = SharedCache(cached_bytes)
         self._members: SharedCache[MemberTable] = SharedCache(cached_bytes)
@@ -72,6 +111,19 @@ class IndexRows:
         If features are delivered, the row's clip is the features file. Raises IntegrityError if the row is invalid,
         and StorageError or DatasetError if the index cannot be read.
         """
+        rows, number, key = self._key(sample)
+        try:
+            found = self._row(sample, bucket, key, number, rows)
+            return found if bucket.is_text else self._relocated(sample, found)
+        except IntegrityError as error:
+            raise IntegrityError(f"{key}: {error}") from error
+
+    def key(self, sample: SampleRequest) -> str:
+        """Return the key of a sample. Raises the same errors as `row`."""
+        return self._key(sample)[2]
+
+    def _key(self, sample: SampleRequest) -> tuple[_ShardRows, int, str]:
+        """Return (rows of the sample's shard, number of its row, its key)."""
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
         key = rows.columns["key"][number].as_py()
@@ -81,10 +133,23 @@ class IndexRows:
                 f"the index contains the key {shown}, but keys must match {KEY.pattern} and have at most "
                 f"{MAX_NAME_BYTES} characters; copy the dataset again"
             )
-        try:
-            return self._row(sample, bucket, key, number, rows)
-        except IntegrityError as error:
-            raise IntegrityError(f"{key}: {error}") from error
+        return rows, number, key
+
+    def _relocated(self, sample: SampleRequest, row: IndexRow) -> IndexRow:
+        """Return the row with the location of the sample's files in the newest version, if its shard was replaced."""
+        part = sample.part
+        shards = None if part.sidecar else self._later.shards_of(part, sample.shard_info)
+        if shards is None:
+            return row
+        for later, shard in shards:
+            name = (part.number, shard.path)
+            found = self._moved.get(name, partial(_read_moved, later.newest, shard, part)).row(row)
+            if found is not None:
+                return found
+        raise IntegrityError(
+            f"a later version of {part.dataset.url} deleted its tar {sample.shard_info.path}, and the tars that "
+            "replace it do not contain the sample; create a new loader, which opens the newest version"
+        )
 
     def _row(self, sample: SampleRequest, bucket: Bucket, key: str, number: int, rows: _ShardRows) -> IndexRow:
         part = sample.part
@@ -125,7 +190,12 @@ class IndexRows:
         """Return the packet index of a row's clip, or None if the clip has none. Raises the same errors as `row`."""
         if row.packets is None:
             return None
-        return self._tables.get(_shard_name(sample), partial(_read_packets, sample, row.packets)).clip(row.number)
+        tar = row.tar or sample.shard_info
+        return self._packets(sample.part, row.packets, tar.path).clip(row.number)
+
+    def _packets(self, part: MixPart, place: PacketsPlace, tar_path: str) -> PacketTables:
+        name = (part.number, place.path, place.offset)
+        return self._tables.get(name, partial(place.read, part.dataset.store, tar_path))
 
     def ahead(
         self,
@@ -160,7 +230,7 @@ class IndexRows:
             if sidecar is not None:
                 self._members.get(_shard_name(sample), partial(sidecar.members, sample.shard_info))
             elif rows.packets is not None:
-                self._tables.get(_shard_name(sample), partial(_read_packets, sample, rows.packets))
+                self._packets(sample.part, rows.packets, sample.shard_info.path)
 
 
 def _least_frames(part: MixPart, bucket: Bucket) -> int:
@@ -175,11 +245,6 @@ def _known(value: float | None) -> float:
 
 def _shard_name(sample: SampleRequest) -> Name:
     return sample.part.number, sample.bucket_id, sample.shard
-
-
-def _read_packets(sample: SampleRequest, place: PacketsPlace) -> PacketTables:
-    sha256 = bytes.fromhex(place.sha256)
-    return sample.part.dataset.packets(sample.shard_info, place.offset, place.num_bytes, sha256)
 
 
 def _read_rows(sample: SampleRequest) -> _ShardRows:
@@ -210,6 +275,17 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
     return _ShardRows(
         columns, _packets_place(part.dataset, shard, table), numbers, part.dataset.kept_rows(shard), num_bytes
     )
+
+
+def _read_moved(dataset: Dataset, shard: ShardInfo, part: MixPart) -> _MovedRows:
+    names = ["key", "clip_offset", "clip_sha256", *(medium.column for medium in part.media)]
+    of_packets = _PACKETS_COLUMNS if dataset.manifest.files.packets else ()
+    table = dataset.samples(shard, [*names, *of_packets])
+    columns = {name: table.column(name).combine_chunks() for name in names}
+    places = {key: number for number, key in enumerate(columns["key"].to_pylist())}
+    num_bytes = 2 * sum(column.nbytes for column in columns.values())  # keys are held twice
+    rows = _ShardRows(columns, _packets_place(dataset, shard, table), None, dataset.kept_rows(shard), num_bytes)
+    return _MovedRows(part, shard, places, rows)
 
 
 def _packets_place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> PacketsPlace | None:

@@ -79,24 +79,35 @@ class PendingBatch:
 
 @dataclass(slots=True, eq=False)
 class BadSample:
-    """Planned sample that was verified to be bad, and the remaining candidates to replace it."""
+    """Planned sample that was verified to be bad, and the remaining candidates to replace it.
+
+    is_gone: True if the sample is not bad, but a later version deleted its tar. Then it is the first candidate itself.
+    """
 
     delivery: Delivery
     reason: str
     candidates: Iterator[SampleRequest]
+    is_gone: bool = False
 
     def substitution(self, substitute_key: str | None) -> Substitution:
         """Return the record of the substitution. substitute_key: key of the substitute; None if there is none."""
-        sample = self.delivery.sample
-        return Substitution(
-            dataset=sample.part.dataset.url,
-            shard=sample.shard_info.path,
-            bucket_id=sample.bucket_id,
-            place=sample.place,
-            key=self.delivery.key,
-            reason=self.reason,
-            substitute_key=substitute_key,
-        )
+        return substitution(self.delivery.sample, self.delivery.key, self.reason, substitute_key, self.is_gone)
+
+
+def substitution(
+    sample: SampleRequest, key: str, reason: str, substitute_key: str | None, is_removed: bool
+) -> Substitution:
+    """Return the record of a substitution. key: key of the planned sample."""
+    return Substitution(
+        dataset=sample.part.dataset.url,
+        shard=sample.shard_info.path,
+        bucket_id=sample.bucket_id,
+        place=sample.place,
+        key=key,
+        reason=reason,
+        substitute_key=substitute_key,
+        is_removed=is_removed,
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +118,7 @@ class Slot:
     clip: offset of the slot's own block in the clip arena; None if the slot has no block.
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
     colors: colors of the pictures decoded so far, by (name, item).
+    num_moves: number of times that the sample was looked for in other tars after its own was missing.
     """
 
     number: int
@@ -121,6 +133,7 @@ class Slot:
     colors: dict[tuple[str, int], PictureColors] = field(default_factory=dict)
     bad: BadSample | None = None
     stats: BatchStats = field(default_factory=BatchStats)
+    num_moves: int = 0
 
     @property
     def key(self) -> str | None:
@@ -160,5 +173,5 @@ class Slot:
         if self.bad is not None and self.is_substitute:
             batch.deliveries[self.index] = self.delivery
             batch.substituted[self.index] = self.bad.substitution(self.delivery.key)
-            self.stats.num_substituted = 1
+            self.stats.num_substituted = 0 if self.bad.is_gone else 1
         batch.stats = batch.stats.plus(self.stats)

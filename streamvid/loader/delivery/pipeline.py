@@ -35,7 +35,8 @@ from streamvid.loader.delivery.delivery import Delivery
 from streamvid.loader.delivery.fetch import FetchThreads
 from streamvid.loader.delivery.flight import Flight, Kind
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch
+from streamvid.loader.delivery.later import LaterVersions
+from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch, substitution
 from streamvid.loader.delivery.quarantine import Quarantine, Substitution
 from streamvid.loader.delivery.repair import repair_bytes
 from streamvid.loader.delivery.requests import BatchRequest
@@ -88,14 +89,18 @@ class Pipeline:
     Raises ConfigError for invalid options, and LoaderError if workers or memory are not available.
     """
 
-    def __init__(self, parts: Sequence[MixPart], options: PipelineOptions) -> None:
+    def __init__(
+        self, parts: Sequence[MixPart], options: PipelineOptions, quarantine: Quarantine | None = None
+    ) -> None:
+        """Create a pipeline. quarantine: records of an earlier pipeline of the same loader, which are continued."""
         self._options, self._pid = options, os.getpid()
-        self._quarantine = Quarantine(options.limits, options.rank, [part.dataset for part in parts])
+        self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
-        self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows()
+        self._later = LaterVersions(parts, is_new=quarantine is None)
+        self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows(later=self._later)
         self._kind = _kind(parts, self._rows, options)
-        self._flight = Flight(self._signals, self._rows, self._kind)
+        self._flight = Flight(self._signals, self._rows, self._kind, self._later)
         self._is_remote = any(part.is_remote for part in parts)
         self._repair_bytes = repair_bytes(parts)
         self.is_open = False
@@ -114,7 +119,7 @@ class Pipeline:
     @property
     def substituted(self) -> list[Substitution]:
         """The last 10,000 substitutions among the samples handed over, in order."""
-        return list(self._quarantine.records)
+        return list(self.quarantine.records)
 
     @property
     def queue_depth(self) -> int:
@@ -202,7 +207,7 @@ class Pipeline:
         records = [record for _, record in sorted(batch.substituted.items())]
         batch.substituted.clear()
         try:
-            self._quarantine.add(records, 0 if batch.error else len(batch.deliveries))
+            self.quarantine.add(records, 0 if batch.error else len(batch.deliveries))
         except StreamvidError as error:
             self._signals.fail(error)
             raise fresh(error) from None
@@ -348,7 +353,11 @@ class Pipeline:
             requests = self._rows.ahead(requests, self._warmers.submit, is_alive)
         try:
             with while_wanted(is_alive):
+                epoch = None
                 for request in requests:
+                    if request.epoch != epoch:
+                        epoch = request.epoch
+                        self._later.begin_epoch()
                     if not self._begin(request, run):
                         return
             self._ready.append(None)
@@ -359,7 +368,7 @@ class Pipeline:
             self._signals.fail_unexpected(error)
 
     def _begin(self, request: BatchRequest, run: int) -> bool:
-        deliveries, error = self._deliveries(request)
+        deliveries, others, error = self._deliveries(request)
         is_text = request.bucket.is_text
         num_bytes = TEXT_ROW_BYTES * len(request.samples) if is_text else self._kind.ring_bytes(request, deliveries)
         self._ring_wait_since = time.monotonic()
@@ -370,7 +379,7 @@ class Pipeline:
         num_missing = len(request.samples) - (len(deliveries) if is_text else 0)  # a text needs only its caption
         room = None if is_text else self._kind.room(request)
         block = Block(self.ring, offset)
-        batch = PendingBatch(request, deliveries, self.ring.map, block, num_missing, room, error)
+        batch = PendingBatch(request, deliveries, self.ring.map, block, num_missing, room, error, substituted=others)
         self._ready.append(batch)
         if error is not None or is_text:
             self._signals.tell()
@@ -386,18 +395,29 @@ class Pipeline:
         self._lacks_memory = False
         return None
 
-    def _deliveries(self, request: BatchRequest) -> tuple[list[Delivery], StreamvidError | None]:
-        """Return (deliveries of a batch, None). If a sample fails, return (deliveries before it, its error)."""
+    def _deliveries(
+        self, request: BatchRequest
+    ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
+        """Return (deliveries of a batch, records of samples that replace removed ones, None).
+
+        If a sample fails, return its error, and only the deliveries before it.
+        """
         found: list[Delivery] = []
-        for sample in request.samples:
+        others: dict[int, Substitution] = {}
+        for index, sample in enumerate(request.samples):
             self._clock.index_read = (sample, time.monotonic())
             try:
-                found.append(self._flight.prepare(sample, request.bucket))
+                if self._flight.is_removed(sample):
+                    found.append(self._flight.prepare_other(sample, request.bucket))
+                    reason = "it was removed from the dataset after the version of this run"
+                    others[index] = substitution(sample, self._rows.key(sample), reason, found[-1].key, True)
+                else:
+                    found.append(self._flight.prepare(sample, request.bucket))
             except StreamvidError as error:
-                return found, error
+                return found, others, error
             finally:
                 self._clock.index_read = None
-        return found, None
+        return found, others, None
 
     # Between the caller and the threads.
 

@@ -31,6 +31,7 @@ class Substitution:
     shard: path of the tar.
     place: index of the sample among the samples of the shard that pass the filter.
     substitute_key: key of the substitute; None if the run ends because the bucket has no good sample.
+    is_removed: True if the sample is not bad, but was removed from the dataset after the run's version.
     """
 
     dataset: str
@@ -40,6 +41,7 @@ class Substitution:
     key: str
     reason: str
     substitute_key: str | None
+    is_removed: bool = False
 
     def to_json(self) -> str:
         """Return one line of the quarantine file."""
@@ -72,6 +74,10 @@ class Quarantine:
         """
         self.num_delivered += num_samples
         for record in substitutions:
+            self.records.append(record)
+            self._write(record)
+            if record.is_removed:
+                continue
             _log.warning(
                 "%s: bad sample %s (index %d in %s): %s; %s",
                 record.dataset,
@@ -82,16 +88,15 @@ class Quarantine:
                 f"{record.substitute_key} takes its place" if record.substitute_key else "no good sample found",
             )
             self.num_substituted += 1
-            self.records.append(record)
-            self._write(record)
         allowed = self._max_bad_fraction * max(self.num_delivered, _LEAST_DELIVERED)
-        if substitutions and self.num_substituted > allowed:
+        bad = [record for record in substitutions if not record.is_removed]
+        if bad and self.num_substituted > allowed:
             raise SampleError(
                 f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be substituted "
                 f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
                 f"limits.max_bad_fraction={self._max_bad_fraction} allows (the share is calculated over at least "
-                f"{_LEAST_DELIVERED} samples). The last bad sample was {substitutions[-1].key} of "
-                f"{substitutions[-1].shard} in {substitutions[-1].dataset}. {self._where()} Verify the dataset "
+                f"{_LEAST_DELIVERED} samples). The last bad sample was {bad[-1].key} of "
+                f"{bad[-1].shard} in {bad[-1].dataset}. {self._where()} Verify the dataset "
                 "or copy it again, or raise limits.max_bad_fraction"
             )
 

@@ -38,11 +38,14 @@ class Repairs:
     """Queue of slots that wait for a substitute, and a record of corrupt samples, so that none is read again.
 
     prepare: function that returns a delivery of a sample's whole clip, so that a failure is final for that sample.
+    is_removed: function that returns True for a sample that was removed from the dataset.
     All methods run on the loader's own threads.
     """
 
-    def __init__(self, prepare: Callable[[SampleRequest, Bucket], Delivery]) -> None:
-        self._prepare = prepare
+    def __init__(
+        self, prepare: Callable[[SampleRequest, Bucket], Delivery], is_removed: Callable[[SampleRequest], bool]
+    ) -> None:
+        self._prepare, self._is_removed = prepare, is_removed
         self._lock = threading.Lock()  # protects the next three attributes
         self._queue: deque[Slot] = deque()
         self._active: Slot | None = None
@@ -59,13 +62,21 @@ class Repairs:
             return _MISSING
         return self._known.get(_name(delivery.sample)) if is_whole else None
 
-    def add(self, slot: Slot, reason: str, *, is_corrupt: bool) -> bool:
-        """Record that the slot's sample is corrupt or undecodable. Return True if the caller must call `find` now."""
+    def add(self, slot: Slot, reason: str, *, is_corrupt: bool, is_gone: bool = False) -> bool:
+        """Record that the slot's sample is corrupt or undecodable. Return True if the caller must call `find` now.
+
+        is_gone: True if it is not, but a later version deleted its tar.
+        """
         with self._lock:
             sample, by_packets = slot.sample, slot.delivery.part.window is not None
             if slot.bad is None:
                 others = (replace(sample, shard=shard, place=place) for shard, place in substitutes(sample))
-                slot.bad = BadSample(slot.delivery, reason, chain([sample] if by_packets else [], others))
+                is_first = by_packets or is_gone
+                slot.bad = BadSample(slot.delivery, reason, chain([sample] if is_first else [], others), is_gone)
+            elif is_gone:
+                slot.bad.candidates = chain([sample], slot.bad.candidates)
+            elif slot.bad.is_gone and not slot.is_substitute:  # read from another tar, and bad there too
+                slot.bad.reason, slot.bad.is_gone = reason, False
             if is_corrupt and not by_packets:  # else the packet index may be wrong
                 self._known[_name(sample)] = reason
             if self._active is not None and self._active is not slot:
@@ -95,7 +106,7 @@ class Repairs:
             if not is_alive():
                 return False
             sample = planned if candidate is planned else replace(candidate, visit=visit, is_repeat=True)
-            if _name(sample) in self._known:
+            if _name(sample) in self._known or self._is_removed(sample):
                 continue
             slot.sample = sample
             slot.enter(READING)

@@ -9,15 +9,16 @@ from typing import Any
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import StateError
-from streamvid.loader.mix import Mix, SampleRequest
+from streamvid.loader.mix import Mix, MixPart, SampleRequest
 from streamvid.plan import Cursor, EpochPlan, PlanOptions, PlanSource, Step, World
+from streamvid.plan.leftovers import AnyPlan, ContinuedPlan, IsKept, Leftovers
 
 _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first slice
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Request for one batch of this rank. `position` records the loader's position in the run.
+    """Request for one batch of this rank, in an epoch. `position` records the loader's position in the run.
 
     loss_weight: the batch's share of the samples in its optimizer step, times the number of batches in that step.
     """
@@ -26,11 +27,25 @@ class BatchRequest:
     samples: tuple[SampleRequest, ...]
     position: Any
     loss_weight: float = 1.0
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class EarlierVersion:
+    """Selection from the version of the datasets before, whose carried samples an epoch delivers first.
+
+    is_kept: function that returns which of its samples the current version still has.
+    """
+
+    selection: Selection
+    is_kept: IsKept
 
 
 @dataclass(frozen=True)
 class Selection:
     """Inputs of one rank's plan: datasets, batch sizes, options, costs per bucket, and the rank.
+
+    earlier: the version before, if samples of it are still carried over; None otherwise.
 
     It holds no reference to the loader, so a thread that iterates over `requests` does not keep the loader alive.
     """
@@ -40,6 +55,12 @@ class Selection:
     options: PlanOptions
     world: World
     costs: Mapping[str, int]
+    earlier: EarlierVersion | None = None
+
+    @property
+    def parts(self) -> tuple[MixPart, ...]:
+        """All parts to which samples of this selection can belong."""
+        return self.mix.parts + (() if self.earlier is None else self.earlier.selection.mix.parts)
 
     @cached_property
     def _plan(self) -> EpochPlan:
@@ -49,12 +70,20 @@ class Selection:
         ]
         return EpochPlan(sources, self.batch_sizes, self.options, self.world.num_ranks, costs=self.costs)
 
-    def plan(self, cursor: Cursor) -> EpochPlan:
+    def epoch_plan(self, cursor: Cursor) -> EpochPlan:
+        """Return the result of `plan` without samples of an earlier version."""
+        return self._plan.at(cursor)
+
+    def plan(self, cursor: Cursor) -> AnyPlan:
         """Return the plan for the remainder of the cursor's epoch.
 
         Raises StateError if the cursor is from another dataset.
         """
-        return self._plan.at(cursor)
+        if not cursor.carried or self.earlier is None:
+            return self.epoch_plan(cursor)
+        before = self.earlier.selection.epoch_plan(Cursor(cursor.epoch - 1))
+        leftovers = Leftovers(before, cursor.carried, cursor.phase, self.earlier.is_kept)
+        return ContinuedPlan(cursor, leftovers, self._plan, len(self.mix.parts))
 
     def check(self, cursor: Cursor) -> None:
         """Raise StateError if a position is past the end of the cursor's epoch, where no step exists."""
@@ -73,7 +102,7 @@ class Selection:
         plan = self.plan(Cursor(epoch))
         return plan.cursor_after(round(progress * plan.num_steps_left))
 
-    def requests(self, plan: EpochPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
+    def requests(self, plan: AnyPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
         """Yield requests for this rank's batches from `plan` on, up to the start of `end_epoch` (None: without end).
 
         A request's position is (plan of its epoch, number of steps done after it). Steps in which the rank has no
@@ -88,13 +117,13 @@ class Selection:
                     if len(step.shards):
                         share = len(step.shards) / num_samples
                         weight = share * len(group) * self.world.num_ranks
-                        yield self._request(step, (plan, number), weight)
+                        yield self._request(step, (plan, number), weight, plan.cursor.epoch)
             cursor = plan.next_epoch()
             if cursor.epoch == end_epoch:
                 return
             plan = self.plan(cursor)
 
-    def _groups(self, plan: EpochPlan) -> Iterator[list[Step]]:
+    def _groups(self, plan: AnyPlan) -> Iterator[list[Step]]:
         """Yield the steps of each optimizer step: `accumulate` steps, or fewer if the run resumed inside the group."""
         size = self.options.accumulate
         first, length = 0, size - plan.cursor.phase % size
@@ -110,7 +139,7 @@ class Selection:
         if group:
             yield group
 
-    def _request(self, step: Step, position: Any, weight: float) -> BatchRequest:
+    def _request(self, step: Step, position: Any, weight: float, epoch: int) -> BatchRequest:
         slots = zip(
             step.sources.tolist(),
             step.shards.tolist(),
@@ -119,8 +148,12 @@ class Selection:
             step.is_repeat.tolist(),
             strict=True,
         )
+        parts = self.parts
         samples = tuple(
-            SampleRequest(self.mix.parts[source], step.bucket_id, shard, place, visit, is_repeat)
+            SampleRequest(parts[source], step.bucket_id, shard, place, visit, is_repeat)
             for source, shard, place, visit, is_repeat in slots
         )
-        return BatchRequest(self.mix.buckets[step.bucket_id], samples, position, weight)
+        # All samples of a step are from the same version.
+        is_earlier = self.earlier is not None and int(step.sources[0]) >= len(self.mix.parts)
+        mix = self.earlier.selection.mix if self.earlier is not None and is_earlier else self.mix
+        return BatchRequest(mix.buckets[step.bucket_id], samples, position, weight, epoch)

@@ -122,7 +122,7 @@ class StoredDelivery:
         try:
             with flight.while_alive(slot.run):
                 wanted = [(slot.delivery.row.clip.offset, part, block)]
-                read = read_parts(sample.part.source, sample.file, wanted, is_again=slot.is_again)
+                read = read_parts(sample.part.source, slot.delivery.tar, wanted, is_again=slot.is_again)
         except StreamvidError as error:
             flight.fail(slot, error)
             return
@@ -186,7 +186,7 @@ def _clips_at_once(slots: Iterable[Slot]) -> int:
 
     A path character takes at most twelve bytes in JSON.
     """
-    longest = max((len(one.sample.part.source.url) + len(one.sample.shard_info.path) for one in slots), default=0)
+    longest = max((len(one.sample.part.source.url) + len(one.delivery.tar.path) for one in slots), default=0)
     return max(1, min(_CLIPS_PER_TASK, MAX_MESSAGE_BYTES // (_SLOT_BYTES + 12 * longest)))
 
 
@@ -194,7 +194,7 @@ def _task(run: int, slots: Sequence[Slot]) -> ReadTask:
     tables = dict[PacketsPlace, int]()
     found = []
     for slot in slots:
-        delivery, source, file = slot.delivery, slot.sample.part.source, slot.sample.file
+        delivery, source, file = slot.delivery, slot.sample.part.source, slot.delivery.tar
         row, place = delivery.row, slot.batch.clips[slot.index]
         tar = TarFile(source.url, file.path)
         if not source.store.is_local:

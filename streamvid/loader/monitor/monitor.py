@@ -28,7 +28,7 @@ class Monitor:
     """
 
     def __init__(self, setup: Setup, split: str) -> None:
-        self._selection, self._split, self._pid = setup.selection, split, os.getpid()
+        self._split, self._pid = split, os.getpid()
         is_first = setup.shared_check is None or setup.shared_check.is_first
         self._ledger = open_ledger(setup.output.ledger, setup.selection) if is_first else None
         self.resources = _resources(setup)
@@ -37,17 +37,18 @@ class Monitor:
         self._log = None if folder is None else MetricsLog(Path(folder), setup.selection.world.rank, split)
         self._stalls = StallWatch(setup.selection.world.rank)
 
-    def begin(self, cursor: Cursor, is_again: bool, stats: Stats) -> None:
+    def begin(self, setup: Setup, cursor: Cursor, is_again: bool, stats: Stats) -> None:
         """Record the start of a loop, and serve metrics from the first one on.
 
+        setup: what the loader delivers now; it changes with the versions of the datasets.
         is_again: True if the loader begins an epoch again after a `break`.
         stats: method of the loader that returns its statistics.
         """
         if self._address is not None:
-            loader = LoaderMetrics(stats, self._selection.world.rank, self._split)
+            loader = LoaderMetrics(stats, setup.selection.world.rank, self._split)
             self._end_metrics, self._address = open_metrics(self._address, loader), None
         if self._ledger is not None:
-            self._ledger.begin(plan_facts(self._selection, self._split), cursor.to_json(), is_again)
+            self._ledger.begin(plan_facts(setup.selection, self._split), cursor.to_json(), is_again)
 
     def hand_over(self, pending: PendingBatch, planned_keys: Mapping[int, str]) -> None:
         """Record a batch that is being handed over. planned_keys: slot → key of the bad sample that was replaced."""

@@ -11,6 +11,8 @@ from streamvid.errors import IntegrityError
 if TYPE_CHECKING:
     from streamvid.dataset.features.tables import SidecarShard
     from streamvid.dataset.manifest import ShardInfo
+    from streamvid.dataset.packets import PacketTables
+    from streamvid.storage import Store
 
 MAX_FRAMES = (1 << 31) - 1
 _SHA256_BYTES = 32
@@ -24,6 +26,16 @@ class PacketsPlace(NamedTuple):
     num_bytes: int
     sha256: str
     num_clips: int
+
+    def read(self, store: Store, tar_path: str) -> PacketTables:
+        """Return the packet tables of a tar. Raises IntegrityError if they are damaged, and StorageError."""
+        from streamvid.dataset.integrity import read_range  # decode workers start faster without these
+        from streamvid.dataset.packets import PacketTables
+
+        sha256 = bytes.fromhex(self.sha256)
+        data = read_range(store, self.path, self.offset, self.num_bytes, sha256)
+        where = f"{store.url}: the packets of {tar_path} in {self.path}"
+        return PacketTables(data, sha256, self.num_clips, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class IndexRow:
     - columns: column name used by the caller → value, for requested columns.
     - media: name → files of a conditioning input.
     - is_missing: True if the features of this visit could not be computed.
+    - tar: tar that contains the files; None if it is the one that the sample's version names.
     """
 
     key: str
@@ -59,6 +72,7 @@ class IndexRow:
     columns: Mapping[str, object] = field(default_factory=dict)
     media: Mapping[str, tuple[SampleFile, ...]] = field(default_factory=dict)
     is_missing: bool = False
+    tar: ShardInfo | None = None
 
 
 def sample_file(

@@ -129,14 +129,8 @@ class ClipReader:
         return self._stores[url]
 
     def _table(self, slot: ReadSlot, place: PacketsPlace) -> PacketTables:
-        from streamvid.dataset.integrity import read_range
-        from streamvid.dataset.packets import PacketTables
-
         def make() -> PacketTables:
-            sha256 = bytes.fromhex(place.sha256)
-            data = read_range(self._store(slot.tar.url), place.path, place.offset, place.num_bytes, sha256)
-            where = f"{slot.tar.url}: the packets of {slot.tar.path} in {place.path}"
-            return PacketTables(data, sha256, place.num_clips, where)
+            return place.read(self._store(slot.tar.url), slot.tar.path)
 
         return self._tables.get((slot.tar.url, *place), make)
 

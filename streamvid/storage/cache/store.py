@@ -41,6 +41,11 @@ class CachedStore(Store):
     def url(self) -> str:
         return self._store.url
 
+    @property
+    def origin(self) -> Store:
+        """The store behind the cache."""
+        return self._store
+
     def disconnect(self) -> None:
         self._store.disconnect()
 

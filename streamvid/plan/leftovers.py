@@ -1,0 +1,277 @@
+"""Plan of an epoch that begins with another version of the datasets than the epoch before.
+
+Samples that tail="carry" has carried over have positions only in the version before. They are delivered first, bucket
+by bucket, in steps of all ranks whose last one per bucket can be smaller, as with tail="shrink". Samples that the new
+version no longer has are left out. Then the new version's epoch begins at its own start.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.config import require_integer
+from streamvid.errors import StateError
+from streamvid.plan import check
+from streamvid.plan.epoch import EpochPlan
+from streamvid.plan.mix import resolve
+from streamvid.plan.position import Cursor
+from streamvid.plan.span import BucketReport
+from streamvid.plan.step import FILL_GROUP, FILLER_VISITS, TAIL, Step
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+IsKept: TypeAlias = Callable[[str, Int64Array, Int64Array, Int64Array], BoolArray]
+"""Function of (bucket id, sources, shards, indices) that returns which of these samples the new version still has."""
+
+_MAX_SAMPLES = 1 << 24
+_SCANNED_SAMPLES = 1 << 12
+
+
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """Samples of one bucket, in the order of its stream. Arrays have one entry per sample."""
+
+    bucket_id: str
+    positions: Int64Array
+    sources: Int64Array
+    shards: Int64Array
+    indices: Int64Array
+    visits: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One step: samples [first, first + count) of a bucket. Numbers past its last sample begin again as repeats.
+
+    visits_from: start of the range of visits for repeats; TAIL, or more in a step that contains only repeats.
+    """
+
+    rest: _Rest
+    first: int
+    count: int
+    visits_from: int = TAIL
+
+    def step(self, ranks: range, num_ranks: int, epoch: int, first_source: int) -> Step:
+        """Return the step's samples for some ranks."""
+        share = self.count // num_ranks
+        numbers = self.first + np.arange(ranks.start * share, ranks.stop * share)
+        wraps, places = numbers // len(self.rest) + (self.visits_from != TAIL), numbers % len(self.rest)
+        visits = np.where(wraps > 0, -((epoch << 32) + self.visits_from + wraps), self.rest.visits[places])
+        return Step(
+            bucket_ids=(self.rest.bucket_id,) * len(ranks),
+            bounds=np.arange(len(ranks) + 1) * share,
+            sources=self.rest.sources[places] + first_source,
+            shards=self.rest.shards[places],
+            indices=self.rest.indices[places],
+            visits=visits,
+            is_repeat=visits < 0,
+            num_step_samples=self.count,
+        )
+
+
+class Leftovers:
+    """Steps with the samples that the epoch before has carried over, for all ranks. It holds few samples.
+
+    plan: plan of the version before, for the epoch before.
+    carried: bucket id → position of the first carried sample in that version.
+    phase: number of steps done in an incomplete group of `accumulate` steps. Repeats complete the last group.
+    is_kept: function that returns which samples the new version still has.
+    Raises StateError for positions that the plan does not have.
+    """
+
+    def __init__(self, plan: EpochPlan, carried: Mapping[str, int], phase: int, is_kept: IsKept) -> None:
+        self._plan, self._is_kept, self.epoch = plan, is_kept, plan.cursor.epoch
+        check.check_cursor(Cursor(positions=carried), plan.batch_sizes)
+        ends = {name: plan.end_of(name) for name in carried}
+        if any(position > ends[name] for name, position in carried.items()) or (
+            sum(ends[name] - position for name, position in carried.items()) > _MAX_SAMPLES
+        ):
+            raise StateError(
+                f"carried={dict(carried)} in the loader state: the positions must be at most {ends}, and at most "
+                f"{_MAX_SAMPLES} samples before; the state is damaged. Use an older state, or start without one"
+            )
+        self._rests = [self._rest(name, position, ends[name]) for name, position in sorted(carried.items())]
+        real = [part for rest in self._rests for part in self._parts(rest)]
+        self._places = [(part.rest.bucket_id, part.first + part.count) for part in real]
+        self._steps = [*real, *self._fillers(len(real), phase)]
+
+    def _rest(self, bucket_id: str, start: int, end: int) -> _Rest:
+        """Return the samples in a range of positions, without those that the new version no longer has."""
+        stream, positions = self._plan.stream(bucket_id), np.arange(start, end, dtype=np.int64)
+        ((ordinals, visits, _),) = resolve([(stream, positions)])
+        sources, shards, indices = stream.locate(ordinals)
+        kept = self._is_kept(bucket_id, sources, shards, indices)
+        return _Rest(bucket_id, positions[kept], sources[kept], shards[kept], indices[kept], visits[kept])
+
+    def _parts(self, rest: _Rest) -> Sequence[_Part]:
+        num_ranks = self._plan.num_ranks
+        size = num_ranks * self._plan.batch_sizes[rest.bucket_id]
+        counts = [min(size, len(rest) - first) for first in range(0, len(rest), size)]
+        return [_Part(rest, n * size, -(-count // num_ranks) * num_ranks) for n, count in enumerate(counts)]
+
+    def _fillers(self, num_steps: int, phase: int) -> Sequence[_Part]:
+        """Return steps of one repeat per rank that complete the last group of `accumulate` steps."""
+        size = self._plan.options.accumulate
+        first = (num_steps + phase) % size
+        if not first:
+            return []
+        rest = next((rest for rest in self._rests if len(rest)), None) or self._any_kept()
+        if rest is None:
+            return []
+        ranks = self._plan.num_ranks
+        return [_Part(rest, 0, ranks, FILL_GROUP + number * FILLER_VISITS) for number in range(first, size)]
+
+    def _any_kept(self) -> _Rest | None:
+        """Return a few samples of the epoch that the new version still has."""
+        for name in self._plan.batch_sizes:
+            start, end = self._plan.start_of(name), self._plan.end_of(name)
+            for first in range(start, end, _SCANNED_SAMPLES):
+                rest = self._rest(name, first, min(end, first + _SCANNED_SAMPLES))
+                if len(rest):
+                    return rest
+        return None
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self._steps)
+
+    def step(self, number: int, rank: int | None, first_source: int) -> Step:
+        """Return a step for one rank or, with None, for all. first_source: number to add to its sources."""
+        num_ranks = self._plan.num_ranks
+        ranks = range(num_ranks) if rank is None else range(rank, rank + 1)
+        return self._steps[number].step(ranks, num_ranks, self.epoch, first_source)
+
+    def carried_after(self, num_steps: int) -> Mapping[str, int]:
+        """Return the positions of the samples that are still carried over after some steps; empty after the last."""
+        if num_steps >= len(self):
+            return {}
+        taken = defaultdict[str, int](int, self._places[:num_steps])
+        found = {}
+        for rest in self._rests:
+            count = taken[rest.bucket_id]
+            name, is_done = rest.bucket_id, count >= len(rest)
+            found[name] = self._plan.end_of(name) if is_done else int(rest.positions[count])
+        return found
+
+    def report(self) -> Sequence[BucketReport]:
+        """Return one report for each bucket with steps."""
+        found = []
+        for name in dict.fromkeys(part.rest.bucket_id for part in self._steps):
+            mine = [part for part in self._steps if part.rest.bucket_id == name]
+            delivered = sum(part.count for part in mine)
+            fillers = sum(part.count for part in mine if part.visits_from != TAIL)
+            real = len(mine[0].rest) if fillers < delivered else 0
+            size = self._plan.batch_sizes[name]
+            stored, whole = self._plan.stream(name).num_samples, size * self._plan.num_ranks
+            found.append(BucketReport(name, stored, size, whole, len(mine), delivered, 0, 0, delivered - real))
+        return found
+
+
+class ContinuedPlan:
+    """Plan of an epoch that begins with leftovers of another version. It offers what `EpochPlan` offers to loaders.
+
+    plan: plan of the new version's epoch, at a cursor without carried positions.
+    first_source: number by which the sources of leftovers exceed those of their own plan, so that they are not taken
+        for sources of `plan`.
+    """
+
+    def __init__(self, cursor: Cursor, leftovers: Leftovers, plan: EpochPlan, first_source: int) -> None:
+        begins = replace(cursor, carried={}, phase=0, step=cursor.step + len(leftovers))
+        self.cursor, self._leftovers, self._first_source = cursor, leftovers, first_source
+        self._plan = plan.at(begins)
+        self.options, self.num_ranks = plan.options, plan.num_ranks
+
+    def at(self, cursor: Cursor) -> EpochPlan:
+        """Return the new version's plan at another cursor, without leftovers."""
+        return self._plan.at(cursor)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps in the whole epoch, including completed steps."""
+        return self.cursor.step + self.num_steps_left
+
+    @property
+    def num_steps_left(self) -> int:
+        """Number of steps from the cursor to the end of the epoch."""
+        return len(self._leftovers) + self._plan.num_steps_left
+
+    def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
+        """Return the number of batches that a rank will still receive after `num_steps_done` steps."""
+        first, later = len(self._leftovers) - num_steps_done, max(0, num_steps_done - len(self._leftovers))
+        return max(0, first) + self._plan.num_batches_left(rank, later)
+
+    def num_steps_through(self, num_epochs: int) -> int:
+        """Return the total number of steps in the first `num_epochs` epochs, if all had the new version."""
+        return self._plan.num_steps_through(num_epochs)
+
+    @property
+    def starved(self) -> tuple[BucketReport, ...]:
+        """Reports on the buckets that have no step of the new version in the whole epoch."""
+        return self._plan.starved
+
+    def report(self) -> tuple[BucketReport, ...]:
+        """Return one report per bucket for the remainder of the epoch, sorted by bucket id."""
+        found = {row.bucket_id: row for row in self._leftovers.report()}
+        for row in self._plan.report():
+            other = found.get(row.bucket_id)
+            found[row.bucket_id] = row if other is None else _sum(row, other)
+        return tuple(found[name] for name in sorted(found))
+
+    def check(self, num_epochs: int | None = 1) -> None:
+        """Raise PlanError if no bucket fills a step in `num_epochs` epochs, including the cursor's epoch."""
+        if not len(self._leftovers):
+            self._plan.check(num_epochs)
+
+    def steps(self, start: int, stop: int, rank: int | None = None) -> list[Step]:
+        """Return steps [start, stop), counted from the cursor and limited to `num_steps_left`."""
+        require_integer("start", start, 0)
+        require_integer("stop", stop, 0)
+        first = len(self._leftovers)
+        found = [self._leftovers.step(number, rank, self._first_source) for number in range(start, min(stop, first))]
+        return found + (self._plan.steps(max(0, start - first), stop - first, rank) if stop > first else [])
+
+    def cursor_after(self, num_steps_done: int) -> Cursor:
+        """Return the cursor that follows this plan's cursor by `num_steps_done` steps. It is the same on every rank."""
+        require_integer("num_steps_done", num_steps_done, 0, self.num_steps_left)
+        if num_steps_done >= len(self._leftovers):
+            return self._plan.cursor_after(num_steps_done - len(self._leftovers))
+        return Cursor(
+            self.cursor.epoch,
+            self._plan.cursor_after(0).positions,
+            (self.cursor.phase + num_steps_done) % self.options.accumulate,
+            self.cursor.step + num_steps_done,
+            self._leftovers.carried_after(num_steps_done),
+        )
+
+    def next_epoch(self) -> Cursor:
+        """Return the cursor at the start of the next epoch, after all steps of this one are done."""
+        return self._plan.next_epoch()
+
+    def start_of(self, bucket_id: str) -> int:
+        """Return the position at which the epoch's own samples begin in a bucket of the new version."""
+        return self._plan.start_of(bucket_id)
+
+    def end_of(self, bucket_id: str) -> int:
+        """Return the position at which the epoch ends in a bucket of the new version."""
+        return self._plan.end_of(bucket_id)
+
+
+AnyPlan: TypeAlias = EpochPlan | ContinuedPlan
+
+
+def _sum(row: BucketReport, other: BucketReport) -> BucketReport:
+    return replace(
+        row,
+        num_steps=row.num_steps + other.num_steps,
+        num_delivered=row.num_delivered + other.num_delivered,
+        num_repeated=row.num_repeated + other.num_repeated,
+    )
