@@ -14,7 +14,8 @@ from tests.cli.conftest import OPTIONS, Tiny
 from tests.conftest import run_streamvid
 from tests.processes import run_command
 
-VERBS = ("annotate", "bench", "copy", "demo", "encode", "plan", "shard", "stats", "train", "verify")
+VERBS = ("annotate", "bench", "compact", "copy", "demo", "encode", "merge", "plan", "remove", "shard", "stats", "train")
+VERBS += ("verify", "versions")
 
 
 def test_version() -> None:

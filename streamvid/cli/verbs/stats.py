@@ -41,7 +41,11 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
     facts = collect(opened)
     if as_json:
         print_json(facts)
-        return
+    else:
+        _print(facts)
+
+
+def _print(facts: Mapping[str, Any]) -> None:
     headers = ["bucket", "T x H x W", "split", "samples", "shards", "size"]
     rows = [
         (b["bucket"], " x ".join(map(str, b["shape"])), b["split"], b["samples"], b["shards"], size(b["bytes"]))
@@ -56,13 +60,7 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
     if facts["where"] is not None:
         click.echo(printable(f"only samples of the view: {facts['where']}; sizes are those of whole shards"))
     if facts["native"]:
-        encoding, psnr_y = facts["native"]["encoding"], facts["native"]["quality"]["psnr_y"]
-        crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
-        rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
-        click.echo(
-            f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}; PSNR-Y mean {psnr_y['mean']:.1f}, "
-            f"5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
-        )
+        _print_encoding(facts["native"]["encoding"], facts["native"]["quality"]["psnr_y"])
     click.echo(printable(f"columns: {', '.join(facts['columns']) or 'none'}"))
     for group in facts["annotations"]:
         click.echo(printable(f"added by annotate: {', '.join(group['columns'])} ({size(group['bytes'])})"))
@@ -76,6 +74,15 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
     else:  # samples may have been removed, so samples and rejections no longer add up
         click.echo(f"rejected: {len(facts['rejections'])} of {facts['records']} input rows")
     _print_first_rejections(facts["rejections"])
+
+
+def _print_encoding(encoding: Mapping[str, Any], psnr_y: Mapping[str, float]) -> None:
+    crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
+    rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
+    click.echo(
+        f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}; PSNR-Y mean {psnr_y['mean']:.1f}, "
+        f"5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
+    )
 
 
 def _print_first_rejections(rejections: Sequence[Mapping[str, Any]]) -> None:
