@@ -14,7 +14,8 @@ from tests.cli.conftest import OPTIONS, Tiny
 from tests.conftest import run_streamvid
 from tests.processes import run_command
 
-VERBS = ("annotate", "append", "bench", "copy", "demo", "encode", "plan", "shard", "stats", "train", "verify")
+VERBS = ("annotate", "append", "bench", "compact", "copy", "demo", "encode", "extract", "ledger", "merge", "plan")
+VERBS += ("preview", "remove", "report", "shard", "stats", "train", "verify", "versions")
 
 
 def test_version() -> None:

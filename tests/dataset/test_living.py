@@ -466,7 +466,7 @@ def test_any_sequence_of_changes_keeps_the_samples(steps: list[tuple[str, set[in
 
 
 @pytest.mark.slow
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_many_sequences_of_changes_keep_the_samples(steps: list[tuple[str, set[int]]]) -> None:
     run_steps(steps)
@@ -537,7 +537,7 @@ def checked():
     text = json.dumps({"end": hash(tuple(tree)), "is_right": report.is_right, "extra": extra})
     print(text)
 
-choose, moment, left = random.Random(verb), 0, 3 if share < 1 else 1000
+choose, moment, left = random.Random(verb), 0, 2 if share < 1 else 1000
 while True:
     moment += 1
     if moment < 200 and choose.random() >= share:

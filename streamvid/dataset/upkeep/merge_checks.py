@@ -90,7 +90,7 @@ def _is_of(source: Dataset) -> Callable[[Part], bool]:
 
 
 @dataclass
-class LeftOut:
+class Omissions:
     """Samples that a merge leaves out: row of a dataset's shard table → ascending places of the samples.
 
     of_dest, of_sources: samples of the dataset that grows, and of each source.
@@ -104,13 +104,13 @@ class LeftOut:
     num_kept_out: int = 0
 
 
-def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> LeftOut:
+def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Omissions:
     """Return the samples that a merge leaves out: duplicates, and those that were removed from `dest` before.
 
     Memory is proportional to the record keys of the sources. Raises DatasetError for duplicates with "error".
     """
     owners = _owners(dest, sources, on_duplicate)
-    found = LeftOut()
+    found = Omissions()
     for place, _, record_keys in _keys(dest):
         rows = [row for row, record_key in enumerate(record_keys) if owners.get(record_key, 0) != 0]
         if rows:

@@ -18,7 +18,7 @@ from streamvid.dataset.passes import Progress, no_progress
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.removed import Removals, RemovedSample, encode_removed, read_removed
 from streamvid.dataset.shard_table import ShardTable
-from streamvid.dataset.upkeep.selection import Selection, in_all_buckets, select
+from streamvid.dataset.upkeep.selection import SampleSelection, in_all_buckets, select
 from streamvid.dataset.versions.moved import tars_with_removed
 from streamvid.dataset.versions.open import check_newest
 from streamvid.dataset.versions.publish import Writing, put_file, writing
@@ -200,7 +200,7 @@ class _Removal:
         )
 
 
-def _matches(dataset: Dataset, selection: Selection, progress: Progress) -> dict[int, npt.NDArray[np.int32]]:
+def _matches(dataset: Dataset, selection: SampleSelection, progress: Progress) -> dict[int, npt.NDArray[np.int32]]:
     """Return row of the shard table → ascending rows of the selected samples, for shards that contain any."""
     found: dict[int, npt.NDArray[np.int32]] = {}
     total = len(dataset.shards)
@@ -212,7 +212,7 @@ def _matches(dataset: Dataset, selection: Selection, progress: Progress) -> dict
     return in_all_buckets(dataset, found)
 
 
-def _removed_before(dataset: Dataset, selection: Selection) -> tuple[list[str], list[str]]:
+def _removed_before(dataset: Dataset, selection: SampleSelection) -> tuple[list[str], list[str]]:
     """Return the selected keys that no sample has: those of samples that were removed before, and all others."""
     if not selection.unmatched:
         return [], []

@@ -1,4 +1,4 @@
-"""Selection of samples by keys, by a condition, or by a pattern of source names."""
+"""SampleSelection of samples by keys, by a condition, or by a pattern of source names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEXT_SUFFIX = ".txt"
 _MAX_TEXT_BYTES = 2**30
 
 
-class Selection:
+class SampleSelection:
     """Samples to select.
 
     columns: index columns that `matching` needs.
@@ -63,7 +63,7 @@ class Selection:
 
 def select(
     dataset: Dataset, keys: str | Path | Collection[str] | None, where: str | None, source: str | None
-) -> Selection:
+) -> SampleSelection:
     """Return the selection that exactly one argument describes. Raises ConfigError if none or several are given.
 
     keys: keys, record keys or source names, or the path of a file that lists them.
@@ -77,8 +77,8 @@ def select(
         )
     if keys is not None:
         listed = _read_keys(Path(keys).expanduser()) if isinstance(keys, str | Path) else (KEY_COLUMNS, keys)
-        return Selection(listed, None, None)
-    return Selection(None, None if where is None else parse_filter(where, dataset), source)
+        return SampleSelection(listed, None, None)
+    return SampleSelection(None, None if where is None else parse_filter(where, dataset), source)
 
 
 def _read_keys(path: Path) -> tuple[tuple[str, ...], set[str]]:
