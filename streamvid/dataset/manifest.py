@@ -358,10 +358,7 @@ class Change:
     def from_json(value: Mapping[str, Any]) -> Change:
         """Parse the field `change` of a manifest. Raises DatasetError for an unknown verb."""
         if value["verb"] not in get_args(Verb):
-            raise DatasetError(
-                f"change.verb is {value['verb']!r}; must be one of {', '.join(get_args(Verb))}; update streamvid (pip "
-                "install -U streamvid)"
-            )
+            raise DatasetError(f"change.verb={value['verb']!r}: unknown; update streamvid (pip install -U streamvid)")
         return Change(value["verb"], int(value["num_added"]), int(value["num_removed"]), str(value["note"]))
 
 
@@ -469,8 +466,8 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
         parent, version = value["parent"], value["version"]
         if type(version) is not int or version < 1 or (parent is None) != (version == 1):
             raise DatasetError(
-                f"version is {version!r} and parent is {parent!r}; version must be an integer of at least 1, and only "
-                "version 1 has no parent; copy the dataset again"
+                f"version={version!r}, parent={parent!r}: version must be an integer of at least 1, and only version 1 "
+                "has no parent; copy the dataset again"
             )
         fingerprints = Fingerprints(**{name: str(digest) for name, digest in value["fingerprints"].items()})
         columns = tuple(ColumnGroup.from_json(group, files) for group in value["columns"])
