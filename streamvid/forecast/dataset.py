@@ -24,8 +24,8 @@ from streamvid.forecast.host import Estimates, HostCosts, RankWork, epoch_time, 
 from streamvid.forecast.loads import Int64Array, RankLoads, rank_loads
 from streamvid.forecast.run import BucketShape, DatasetFacts, PlannedRun, RunDetails, RunForecast
 from streamvid.loader.mix import MixPart
-from streamvid.loader.model_rule import common_rule, rule_of
 from streamvid.loader.setup import Setup
+from streamvid.loader.view.model_rule import common_rule, rule_of
 from streamvid.plan import Cursor
 from streamvid.plan.cost import cost_classes, default_costs
 from streamvid.sharder.source.summary import InputSummary, SourceSummary

@@ -16,8 +16,8 @@ from streamvid.errors import ConfigError, SampleError
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig
-from streamvid.loader.model_rule import common_rule, rule_of
 from streamvid.loader.options import LimitOptions
+from streamvid.loader.view.model_rule import common_rule, rule_of
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import World
 

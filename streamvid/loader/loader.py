@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from streamvid.buckets.model import ModelRule
 from streamvid.config import options_of, require_integer
 from streamvid.dataset.reader import Dataset
 from streamvid.loader.batch.batch import Batch
-from streamvid.loader.batch.contents import RING_LAYOUT
 from streamvid.loader.batch.ring import make_batch, pin
 from streamvid.loader.delivery.pending import PendingBatch
 from streamvid.loader.delivery.pipeline import Pipeline
@@ -258,13 +256,7 @@ class VideoLoader(UnsupportedProtocols):
 
         With tail="shrink" and tail="uneven", the last batches can be smaller.
         """
-        axes = [RING_LAYOUT.index(name) for name in self._setup.output.layout]
-        found = []
-        for bucket in self.buckets:
-            if not bucket.is_text:
-                size = (self.batch_sizes[bucket.id], *bucket.shape, 3)
-                found.append((bucket.id, tuple(size[axis] for axis in axes)))
-        return sorted(found, key=lambda named: -math.prod(named[1]))
+        return self._setup.shapes
 
     @property
     def ring_bytes(self) -> int:

@@ -26,9 +26,9 @@ from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.dataset.versions.open import DatasetRef
 from streamvid.errors import ConfigError, DatasetError
-from streamvid.loader.model_rule import common_rule
 from streamvid.loader.stores import Stores
 from streamvid.loader.view.media import Medium, find_media
+from streamvid.loader.view.model_rule import common_rule
 from streamvid.loader.view.text import TextOptions, TextRule, text_rule
 from streamvid.loader.view.view import ViewOptions
 from streamvid.plan import hash64, hash_text

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from streamvid.buckets.batch_size import host_bytes
 from streamvid.buckets.bucket import Bucket
 from streamvid.plan import BucketReport
-from streamvid.plan.leftovers import AnyPlan
+from streamvid.plan.versions.continued import AnyPlan
 from streamvid.video.picture import Pixels
 
 _log = logging.getLogger("streamvid.loader")

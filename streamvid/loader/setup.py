@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from streamvid.buckets.model import ModelRule
 from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import STANDARD_FIELDS
+from streamvid.loader.batch.contents import RING_LAYOUT
 from streamvid.loader.batch.device import DeviceStage
 from streamvid.loader.batch.features import view_facts, with_features
 from streamvid.loader.batch.tokens import check_token_fields
@@ -23,12 +25,12 @@ from streamvid.loader.delivery.pipeline import PipelineOptions
 from streamvid.loader.delivery.requests import Selection
 from streamvid.loader.exchange import SharedBatchCheck, compare_plans
 from streamvid.loader.mix import DataArguments, Mix, open_mix
-from streamvid.loader.model_rule import check_dataset, check_view, common_rule, rule_of
 from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
 from streamvid.loader.state import StateVersions, plan_identity
 from streamvid.loader.stores import Stores
 from streamvid.loader.view.clip_part import TABLE_BYTES
 from streamvid.loader.view.media import Medium, PictureRoom
+from streamvid.loader.view.model_rule import check_dataset, check_view, common_rule, rule_of
 from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.loader.world import default_num_workers, detect_world, is_initialised
 from streamvid.plan import Cursor, PlanOptions, World
@@ -138,6 +140,17 @@ class Setup:
     def buckets(self) -> tuple[Bucket, ...]:
         """All buckets, sorted by id."""
         return tuple(self.mix.buckets.values())
+
+    @property
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Pairs of bucket id and shape of `batch.video` in a full batch, largest first."""
+        axes = [RING_LAYOUT.index(name) for name in self.output.layout]
+        found = []
+        for bucket in self.buckets:
+            if not bucket.is_text:
+                size = (self.selection.batch_sizes[bucket.id], *bucket.shape, 3)
+                found.append((bucket.id, tuple(size[axis] for axis in axes)))
+        return sorted(found, key=lambda named: -math.prod(named[1]))
 
     @property
     def versions(self) -> StateVersions:

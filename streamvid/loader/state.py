@@ -12,7 +12,7 @@ from typing import Any
 
 from streamvid.errors import StateError
 from streamvid.plan import PLAN_VERSION, Cursor, PlanOptions
-from streamvid.plan.leftovers import AnyPlan
+from streamvid.plan.versions.continued import AnyPlan
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_
 from streamvid.loader.state import StateVersions, belongs, read_state
 from streamvid.loader.stores import Stores
 from streamvid.plan import Cursor, World
-from streamvid.plan.leftovers import AnyPlan, IsKept
+from streamvid.plan.versions.continued import AnyPlan
+from streamvid.plan.versions.leftovers import IsKept
 
 _log = logging.getLogger("streamvid.loader")
 

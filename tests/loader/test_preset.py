@@ -17,7 +17,7 @@ from streamvid.buckets.document import bucket_config_from_json
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.dataset.manifest import read_manifest
 from streamvid.errors import ConfigError
-from streamvid.loader.model_rule import common_rule
+from streamvid.loader.view.model_rule import common_rule
 from streamvid.plan.mix import MixBy
 from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of

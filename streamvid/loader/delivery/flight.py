@@ -12,11 +12,11 @@ from typing import Protocol, TypeAlias
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.pick import Pick
+from streamvid.dataset.versions.later import LaterVersions
 from streamvid.errors import StreamvidError
 from streamvid.loader.delivery.delivery import Delivery, prepare, sample_error
 from streamvid.loader.delivery.fetch import FetchThreads
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.later import LaterVersions
 from streamvid.loader.delivery.pending import PendingBatch, Slot
 from streamvid.loader.delivery.repair import Repairs
 from streamvid.loader.delivery.requests import BatchRequest
@@ -105,8 +105,8 @@ class Flight:
 
     def is_removed(self, sample: SampleRequest) -> bool:
         """Return True if a later version of the dataset lacks a sample. Raises an error if the index cannot be read."""
-        part = sample.part
-        return self._later.removes(part) and self._later.is_removed(part, self._rows.key(sample))
+        number = sample.part.number
+        return self._later.removes(number) and self._later.is_removed(number, self._rows.key(sample))
 
     def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
         """Return the delivery of the sample that takes the place of a removed one. Raises SampleError if none is left.
@@ -204,7 +204,7 @@ class Flight:
             with self.while_alive(slot.run):
                 is_gone = dataset.store.state(tar.path) is None
                 is_moved = is_gone and (self._later.refresh() or slot.num_moves == 1)
-                if is_moved and self._later.shards_of(slot.sample.part, slot.sample.shard_info) is not None:
+                if is_moved and self._later.shards_of(slot.sample.part.number, slot.sample.shard_info) is not None:
                     self.reject(slot, f"{_GONE} {tar.path}", is_corrupt=False, is_gone=True)
                     return
         except StreamvidError as later_error:

@@ -18,8 +18,8 @@ from streamvid.dataset.features.tables import MemberTable
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.tar import KEY, MAX_NAME_BYTES
+from streamvid.dataset.versions.later import LaterVersions
 from streamvid.errors import IntegrityError, StreamvidError
-from streamvid.loader.delivery.later import LaterVersions
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.view.index_row import MAX_FRAMES, IndexRow, PacketsPlace, sample_file
@@ -138,7 +138,7 @@ class IndexRows:
     def _relocated(self, sample: SampleRequest, row: IndexRow) -> IndexRow:
         """Return the row with the location of the sample's files in the newest version, if its shard was replaced."""
         part = sample.part
-        shards = None if part.sidecar else self._later.shards_of(part, sample.shard_info)
+        shards = None if part.sidecar else self._later.shards_of(part.number, sample.shard_info)
         if shards is None:
             return row
         for later, shard in shards:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
+from streamvid.dataset.versions.later import LaterVersions
 from streamvid.errors import LoaderError, RingFullError, StreamvidError, WorkerError, fresh
 from streamvid.loader.delivery.clock import Clock, Wait, where_threads_are
 from streamvid.loader.delivery.decoded import DecodedDelivery
@@ -35,7 +36,6 @@ from streamvid.loader.delivery.delivery import Delivery
 from streamvid.loader.delivery.fetch import FetchThreads
 from streamvid.loader.delivery.flight import Flight, Kind
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.later import LaterVersions
 from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch, substitution
 from streamvid.loader.delivery.quarantine import Quarantine, Substitution
 from streamvid.loader.delivery.repair import repair_bytes
@@ -97,7 +97,10 @@ class Pipeline:
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
-        self._later = LaterVersions(parts, is_new=quarantine is None)
+        # Plans leave out the removed samples of parts with an earlier version.
+        silent = [part.number for part in parts if part.later is not None]
+        datasets = {part.number: part.dataset for part in parts}
+        self._later = LaterVersions(datasets, silent=silent, is_new=quarantine is None)
         self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows(later=self._later)
         self._kind = _kind(parts, self._rows, options)
         self._flight = Flight(self._signals, self._rows, self._kind, self._later)

@@ -11,7 +11,8 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.errors import StateError
 from streamvid.loader.mix import Mix, MixPart, SampleRequest
 from streamvid.plan import Cursor, EpochPlan, PlanOptions, PlanSource, Step, World
-from streamvid.plan.leftovers import AnyPlan, ContinuedPlan, IsKept, Leftovers
+from streamvid.plan.versions.continued import AnyPlan, ContinuedPlan
+from streamvid.plan.versions.leftovers import IsKept, Leftovers
 
 _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first slice
 

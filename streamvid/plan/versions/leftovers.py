@@ -1,4 +1,4 @@
-"""Plan of an epoch that begins with another version of the datasets than the epoch before.
+"""Samples that an epoch with another version of the datasets than the epoch before delivers first.
 
 Samples that tail="carry" has carried over have positions only in the version before. They are delivered first, bucket
 by bucket, in steps of all ranks whose last one per bucket can be smaller, as with tail="shrink". Samples that the new
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.config import require_integer
 from streamvid.errors import StateError
 from streamvid.plan import check
 from streamvid.plan.epoch import EpochPlan
@@ -49,7 +48,7 @@ class _Rest:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _LeftoverStep:
     """One step: samples [first, first + count) of a bucket. Numbers past its last sample begin again as repeats.
 
     visits_from: start of the range of visits for repeats; TAIL, or more in a step that contains only repeats.
@@ -112,13 +111,13 @@ class Leftovers:
         kept = self._is_kept(bucket_id, sources, shards, indices)
         return _Rest(bucket_id, positions[kept], sources[kept], shards[kept], indices[kept], visits[kept])
 
-    def _parts(self, rest: _Rest) -> Sequence[_Part]:
+    def _parts(self, rest: _Rest) -> Sequence[_LeftoverStep]:
         num_ranks = self._plan.num_ranks
         size = num_ranks * self._plan.batch_sizes[rest.bucket_id]
         counts = [min(size, len(rest) - first) for first in range(0, len(rest), size)]
-        return [_Part(rest, n * size, -(-count // num_ranks) * num_ranks) for n, count in enumerate(counts)]
+        return [_LeftoverStep(rest, n * size, -(-count // num_ranks) * num_ranks) for n, count in enumerate(counts)]
 
-    def _fillers(self, num_steps: int, phase: int) -> Sequence[_Part]:
+    def _fillers(self, num_steps: int, phase: int) -> Sequence[_LeftoverStep]:
         """Return steps of one repeat per rank that complete the last group of `accumulate` steps."""
         size = self._plan.options.accumulate
         first = (num_steps + phase) % size
@@ -128,7 +127,7 @@ class Leftovers:
         if rest is None:
             return []
         ranks = self._plan.num_ranks
-        return [_Part(rest, 0, ranks, FILL_GROUP + number * FILLER_VISITS) for number in range(first, size)]
+        return [_LeftoverStep(rest, 0, ranks, FILL_GROUP + number * FILLER_VISITS) for number in range(first, size)]
 
     def _any_kept(self) -> _Rest | None:
         """Return a few samples of the epoch that the new version still has."""
@@ -174,104 +173,3 @@ class Leftovers:
             stored, whole = self._plan.stream(name).num_samples, size * self._plan.num_ranks
             found.append(BucketReport(name, stored, size, whole, len(mine), delivered, 0, 0, delivered - real))
         return found
-
-
-class ContinuedPlan:
-    """Plan of an epoch that begins with leftovers of another version. It offers what `EpochPlan` offers to loaders.
-
-    plan: plan of the new version's epoch, at a cursor without carried positions.
-    first_source: number by which the sources of leftovers exceed those of their own plan, so that they are not taken
-        for sources of `plan`.
-    """
-
-    def __init__(self, cursor: Cursor, leftovers: Leftovers, plan: EpochPlan, first_source: int) -> None:
-        begins = replace(cursor, carried={}, phase=0, step=cursor.step + len(leftovers))
-        self.cursor, self._leftovers, self._first_source = cursor, leftovers, first_source
-        self._plan = plan.at(begins)
-        self.options, self.num_ranks = plan.options, plan.num_ranks
-
-    def at(self, cursor: Cursor) -> EpochPlan:
-        """Return the new version's plan at another cursor, without leftovers."""
-        return self._plan.at(cursor)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps in the whole epoch, including completed steps."""
-        return self.cursor.step + self.num_steps_left
-
-    @property
-    def num_steps_left(self) -> int:
-        """Number of steps from the cursor to the end of the epoch."""
-        return len(self._leftovers) + self._plan.num_steps_left
-
-    def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Return the number of batches that a rank will still receive after `num_steps_done` steps."""
-        first, later = len(self._leftovers) - num_steps_done, max(0, num_steps_done - len(self._leftovers))
-        return max(0, first) + self._plan.num_batches_left(rank, later)
-
-    def num_steps_through(self, num_epochs: int) -> int:
-        """Return the total number of steps in the first `num_epochs` epochs, if all had the new version."""
-        return self._plan.num_steps_through(num_epochs)
-
-    @property
-    def starved(self) -> tuple[BucketReport, ...]:
-        """Reports on the buckets that have no step of the new version in the whole epoch."""
-        return self._plan.starved
-
-    def report(self) -> tuple[BucketReport, ...]:
-        """Return one report per bucket for the remainder of the epoch, sorted by bucket id."""
-        found = {row.bucket_id: row for row in self._leftovers.report()}
-        for row in self._plan.report():
-            other = found.get(row.bucket_id)
-            found[row.bucket_id] = row if other is None else _sum(row, other)
-        return tuple(found[name] for name in sorted(found))
-
-    def check(self, num_epochs: int | None = 1) -> None:
-        """Raise PlanError if no bucket fills a step in `num_epochs` epochs, including the cursor's epoch."""
-        if not len(self._leftovers):
-            self._plan.check(num_epochs)
-
-    def steps(self, start: int, stop: int, rank: int | None = None) -> list[Step]:
-        """Return steps [start, stop), counted from the cursor and limited to `num_steps_left`."""
-        require_integer("start", start, 0)
-        require_integer("stop", stop, 0)
-        first = len(self._leftovers)
-        found = [self._leftovers.step(number, rank, self._first_source) for number in range(start, min(stop, first))]
-        return found + (self._plan.steps(max(0, start - first), stop - first, rank) if stop > first else [])
-
-    def cursor_after(self, num_steps_done: int) -> Cursor:
-        """Return the cursor that follows this plan's cursor by `num_steps_done` steps. It is the same on every rank."""
-        require_integer("num_steps_done", num_steps_done, 0, self.num_steps_left)
-        if num_steps_done >= len(self._leftovers):
-            return self._plan.cursor_after(num_steps_done - len(self._leftovers))
-        return Cursor(
-            self.cursor.epoch,
-            self._plan.cursor_after(0).positions,
-            (self.cursor.phase + num_steps_done) % self.options.accumulate,
-            self.cursor.step + num_steps_done,
-            self._leftovers.carried_after(num_steps_done),
-        )
-
-    def next_epoch(self) -> Cursor:
-        """Return the cursor at the start of the next epoch, after all steps of this one are done."""
-        return self._plan.next_epoch()
-
-    def start_of(self, bucket_id: str) -> int:
-        """Return the position at which the epoch's own samples begin in a bucket of the new version."""
-        return self._plan.start_of(bucket_id)
-
-    def end_of(self, bucket_id: str) -> int:
-        """Return the position at which the epoch ends in a bucket of the new version."""
-        return self._plan.end_of(bucket_id)
-
-
-AnyPlan: TypeAlias = EpochPlan | ContinuedPlan
-
-
-def _sum(row: BucketReport, other: BucketReport) -> BucketReport:
-    return replace(
-        row,
-        num_steps=row.num_steps + other.num_steps,
-        num_delivered=row.num_delivered + other.num_delivered,
-        num_repeated=row.num_repeated + other.num_repeated,
-    )

@@ -1,0 +1,1 @@
+"""Epochs that begin with another version of the datasets than the epoch before."""
