@@ -290,10 +290,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._iterate(*self._start_run(end_epoch, is_again), end_epoch)
 
     def _start_run(self, end_epoch: int | None, is_again: bool = False) -> tuple[Pipeline, int]:
-        """Start the pipeline for all epochs before `end_epoch`, or for one epoch if versions are followed.
-
-        is_again: True if an epoch begins again after a `break`.
-        """
+        """Start the pipeline for all epochs before `end_epoch`, or for one epoch if versions are followed."""
         self._monitor.begin(self._setup, self._plan.cursor, is_again, self.stats)
         pipeline = self._open_pipeline()
         run, last = pipeline.stop(), self._plan.cursor.epoch + 1 if self._follows else end_epoch
