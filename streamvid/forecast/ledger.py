@@ -20,7 +20,7 @@ from streamvid.loader.options import ScheduleOptions
 from streamvid.loader.setup import DeliveryArguments, PlanArguments, set_up
 from streamvid.loader.state import differences
 from streamvid.plan import PLAN_VERSION, Cursor, PlanOptions, World
-from streamvid.plan.versions.leftovers import AnyPlan
+from streamvid.plan.versions.continued import AnyPlan
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 
