@@ -177,10 +177,17 @@ class Setup:
             return
         selection = self.selection
         costs = selection.costs if uses_costs(selection.options) else {}
-        parts = {"num_epochs": self.num_epochs, "costs": costs, "batch_sizes": selection.batch_sizes}
-        identity = plan_identity(
-            self.belongs_to, cursor, selection.options, {**parts, **self.form, **self.versions.to_json()}
-        )
+        parts = {
+            "num_epochs": self.num_epochs,
+            "costs": costs,
+            "batch_sizes": selection.batch_sizes,
+            **self.form,
+            "carried_versions": list(self.versions.carried),
+        }
+        of_versions = zip(self.mix.versions, self.mix.identity(), strict=True)
+        datasets = [{"version": version, **one} for version, one in of_versions]  # other samples follow from it
+        belongs_to = {**self.belongs_to, "datasets": datasets}
+        identity = plan_identity(belongs_to, cursor, selection.options, parts)
         compare_plans(identity, selection.world, self.compared_groups)
 
 

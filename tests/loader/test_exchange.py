@@ -172,7 +172,7 @@ def test_what_differs_is_named_alike_by_all(told: list[dict[str, str | None]], c
     assert says in message
 
 
-OF_SECOND = tuple(f"{name} of dataset 1" for name in ("samples_fingerprint", "where", "num_repeats", "name"))
+OF_SECOND = tuple(f"{name} of dataset 1" for name in ("version", "samples_fingerprint", "where", "num_repeats", "name"))
 
 
 @pytest.mark.parametrize(
