@@ -154,8 +154,7 @@ class VideoLoader(UnsupportedProtocols):
         delivery = DeliveryArguments(made, limited, options_of(ProcessGroups, groups, "groups"), device, num_workers)
         self._arguments = LoaderArguments(data, plan, delivery)
         self._arguments.check_follow()
-        self._setup = self._arguments.set_up()
-        self.split = split
+        self._setup, self.split = self._arguments.set_up(), split
         self._monitor = Monitor(self._setup, split)
         self._meter = StatsMeter(self._monitor.resources)
         weakref.finalize(self, self._monitor.close)
