@@ -114,6 +114,9 @@ def writing(store: Store) -> Iterator[Writing]:
 
 def _rolled_forward(store: Store) -> Manifest:
     """Return the newest version. If a process ended while it published a version, finish its work first."""
+    if isinstance(store, LocalStore):
+        for torn in (store.root / version_path(1)).parent.glob(".*.tmp"):  # of a process that was killed
+            torn.unlink(missing_ok=True)
     newest = read_manifest(store)
     while store.size(version_path(newest.version + 1)) is not None:
         old, newest = newest, read_version(store, newest.version + 1)
