@@ -32,7 +32,7 @@ from streamvid.dataset.shard_table import ShardTable, exact_sum
 from streamvid.dataset.tar import energon_files
 from streamvid.dataset.versions.open import read_version, version_path, without_reader_files
 from streamvid.errors import DatasetError
-from streamvid.storage import Store
+from streamvid.storage import LocalStore, Store
 
 LEASES, RUN = ".staging/leases", "run"
 """Folder of leases, and name of the lease of a process that changes the dataset alone."""
