@@ -16,6 +16,7 @@ from streamvid.errors import printable
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
+    from streamvid.dataset.shard_table import Int64s
     from streamvid.sharder.rejections import RejectedKind
     from streamvid.storage import StorageOptions
 
@@ -130,18 +131,6 @@ def collect(dataset: Dataset) -> dict[str, Any]:
     counts = shards.num_samples
     if dataset.where is not None:
         counts = count_matches(dataset, shards, parse_filter(dataset.where, dataset))
-    places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
-    buckets = [
-        {
-            "bucket": bucket_id,
-            "shape": list(dataset.manifest.bucket(bucket_id).shape),
-            "split": split,
-            "samples": int(counts[rows].sum()),
-            "shards": len(rows),
-            "bytes": int(shards.num_bytes[rows].sum()),
-        }
-        for rows, bucket_id, split in sorted(places, key=lambda place: int(place[0][0]))
-    ]
     native = dataset.manifest.native
     return {
         "dataset": dataset.url,
@@ -157,7 +146,7 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "stored_clips": list(dataset.stored_clips),
         "shards": len(shards),
         "bytes": int(shards.num_bytes.sum()),
-        "buckets": buckets,
+        "buckets": _of_buckets(dataset, counts),
         "columns": list(dataset.user_columns),
         "annotations": [
             {
@@ -169,3 +158,20 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "rejections": dataset.rejections_table().to_pylist(),
         "rejected_by_kind": [kind.to_json() for kind in rejected_by_kind(dataset)],
     }
+
+
+def _of_buckets(dataset: Dataset, counts: Int64s) -> list[dict[str, Any]]:
+    """Return the statistics of each bucket and split. counts: number of samples in each shard."""
+    shards = dataset.shards
+    places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
+    return [
+        {
+            "bucket": bucket_id,
+            "shape": list(dataset.manifest.bucket(bucket_id).shape),
+            "split": split,
+            "samples": int(counts[rows].sum()),
+            "shards": len(rows),
+            "bytes": int(shards.num_bytes[rows].sum()),
+        }
+        for rows, bucket_id, split in sorted(places, key=lambda place: int(place[0][0]))
+    ]
