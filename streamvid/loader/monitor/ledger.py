@@ -54,8 +54,9 @@ def logged_batch(pending: PendingBatch, planned_keys: Mapping[int, str]) -> Logg
 
 def _logged(planned: SampleRequest, delivery: Delivery, planned_key: str | None) -> LoggedSample:
     pick, is_text = delivery.view.pick, not delivery.part.num_bytes
+    part = planned.part
     return LoggedSample(
-        dataset=planned.part.number,
+        dataset=part.number if part.later is None else part.later,
         key=delivery.key,
         visit=planned.visit,
         start=0 if is_text else pick.start,
