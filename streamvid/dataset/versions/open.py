@@ -42,13 +42,18 @@ class DatasetRef:
 
     @staticmethod
     def parse(url: str | Path) -> DatasetRef:
-        """Parse `URL[@VERSION][#VIEW]`. A local folder whose own name has this form is taken as it is."""
+        """Parse `URL[@VERSION][#VIEW]`.
+
+        A local path whose own name has this form is taken as it is, unless only the folder without the suffix exists.
+        """
         refuse_credentials("dataset", url)
         text = str(url)
         match = _REF.fullmatch(text)
         # In the first part of a URL, "@" separates a user name from a host. open_store refuses it.
         is_host = "://" in text and match is not None and "/" not in match["url"].partition("://")[2]
-        if match is None or is_host or ("://" not in text and Path(text).expanduser().exists()):
+        if match is None or is_host:
+            return DatasetRef(text)
+        if "://" not in text and (_exists(text) or not _exists(match["url"])):
             return DatasetRef(text)
         return DatasetRef(match["url"], match["version"], match["view"])
 
@@ -56,6 +61,10 @@ class DatasetRef:
     def is_newest(self) -> bool:
         """True if the newest version is meant, whichever that is."""
         return self.version in (None, LATEST)
+
+
+def _exists(path: str) -> bool:
+    return Path(path).expanduser().exists()
 
 
 def version_path(number: int) -> str:
