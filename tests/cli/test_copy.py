@@ -26,9 +26,9 @@ def test_copy_says_what_it_did(tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     done = run_streamvid("copy", NATIVE, dest, env=env)
     num_bytes = sum(map(len, tree_of(NATIVE).values()))
-    lines = [f"12 of 12 files copied, {num_bytes / 1000:.1f} kB", f"copied: {dest}", f"next: streamvid verify {dest}"]
+    lines = [f"14 of 14 files copied, {num_bytes / 1000:.1f} kB", f"copied: {dest}", f"next: streamvid verify {dest}"]
     assert done.stdout.splitlines() == lines
-    assert tree_of(dest) == tree_of(NATIVE) and "copy 11/11" in done.stderr
+    assert tree_of(dest) == tree_of(NATIVE) and "copy 13/13" in done.stderr
     report = json.loads(run_streamvid("copy", NATIVE, dest, "--json", env=env).stdout)
     assert (report["state"], report["num_copied"], report["num_kept"]) == ("already there", 0, 12)
 
@@ -78,5 +78,5 @@ def test_from_one_server_to_another(tmp_path: Path, moto_server: S3Server, s3_en
     moto_server.upload_folder(NATIVE, source, "ds/")
     ends = [flag for side in ("source", "dest") for flag in (f"--{side}-endpoint-url", moto_server.endpoint_url)]
     done = run_streamvid("copy", f"s3://{source}/ds", f"s3://{dest}/copy/ds", *ends, env=env)
-    assert "12 of 12 files copied" in done.stdout
+    assert "14 of 14 files copied" in done.stdout
     assert moto_server.tree(dest, "copy/ds") == tree_of(NATIVE)

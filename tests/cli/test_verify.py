@@ -27,7 +27,7 @@ def test_a_right_dataset_is_exit_code_0(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     for flags, words in (((), "--deep reads every byte"), (("--deep",), "every byte was read")):
         done = run_streamvid("verify", NATIVE, *flags, env=env)
-        assert done.stdout.startswith(f"all right: {NATIVE}: 4 samples in 2 shards, 12 files") and words in done.stdout
+        assert done.stdout.startswith(f"all right: {NATIVE}: 4 samples in 2 shards, 14 files") and words in done.stdout
         assert "shards 2/2" in done.stderr
     assert not list((tmp_path / "streamvid" / "verify").iterdir())
 

@@ -131,8 +131,7 @@ def verify_dataset(
     try:
         newest = read_manifest(store)
         dataset = Dataset(store, manifest=find_version(store, newest, ref.version))
-        if store.size(version_path(newest.version + 1)) is not None:
-            # A writer replaces the files for other readers, or was killed meanwhile; the next writer completes that.
+        if _is_publishing(store, newest):
             dataset = Dataset(store, manifest=without_reader_files(dataset.manifest))
     except StorageError:
         raise
@@ -151,6 +150,17 @@ def verify_dataset(
         if fresh:
             done.forget()
         return check.run(done)
+
+
+def _is_publishing(store: Store, newest: Manifest) -> bool:
+    """Return True if a writer is replacing the files for other readers, or was killed meanwhile.
+
+    The next writer completes that. Keys that do not allow listing do not tell whether a file exists.
+    """
+    try:
+        return store.size(version_path(newest.version + 1)) is not None
+    except StorageError:
+        return False
 
 
 @dataclass
