@@ -110,7 +110,7 @@ def test_counters_never_fall_and_the_store_is_among_them(
     for before, after in pairwise(read):
         falling = [name for name in before if name[0].endswith("_total") and after[name] < before[name]]
         assert not falling
-    assert read[-1]["store_requests_total", ""] == stats.store.num_requests > 0
+    assert 0 < read[-1]["store_requests_total", ""] <= stats.store.num_requests  # the loader reads ahead
     assert 0 < read[-1]["cache_hits_total", ""] <= stats.cache.hits
     assert read[-1]["cache_max_bytes", ""] == 1 << 26
     shown = set(re.findall(r"streamvid_loader_(\w+)\{", DASHBOARD.read_text().replace('\\"', "'")))
@@ -153,6 +153,7 @@ def test_the_environment_sets_the_port_of_each_local_rank(
         next(iter(loader))
         assert samples_of(scrape(port))["steps_total", ""] == 1
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the first loader may linger
         other.bind(("127.0.0.1", port))
         other.listen()
         with open_loader(dataset) as loader:
