@@ -252,7 +252,7 @@ def live(ranks: Ranks, root: Path, example: dict[str, Any]) -> None:
 HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=30, suppress_health_check=HEALTH)
+@settings(max_examples=20, suppress_health_check=HEALTH)
 @given(LIVES)
 def test_exactly_once_per_epoch_and_version(
     ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, example: dict[str, Any]

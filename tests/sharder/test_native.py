@@ -387,7 +387,7 @@ def test_a_clip_that_rots_while_it_waits_is_never_stored(native: Built, tmp_path
             path = sorted((dest / ".staging" / "clips").iterdir())[0]
             path.write_bytes(bytes(path.stat().st_size))
 
-    with pytest.raises(StorageError, match="was damaged in .*; run the same command again"):
+    with pytest.raises(StorageError, match="was damaged and .*; run the same command again"):
         shard(native.source, dest, DEFAULTS, damage)
     shard(native.source, dest, DEFAULTS)
     assert tree_of(dest) == native.tree

@@ -139,20 +139,20 @@ def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate
     Datasets are numbered from 0, which is `dest`.
     """
     owners: dict[str, int] = {}
-    twice: dict[str, None] = {}
+    twice: set[str] = set()
     for number, source in enumerate(sources, 1):
         for _, _, record_keys in _keys(source):
             for record_key in record_keys:
                 owner = owners.setdefault(record_key, number)
                 if owner != number:
-                    twice[record_key] = None
+                    twice.add(record_key)
                     owners[record_key] = owner if on_duplicate == "first" else number
     for _, _, record_keys in _keys(dest):
         for record_key in owners.keys() & set(record_keys):
-            twice[record_key] = None
+            twice.add(record_key)
             owners[record_key] = 0 if on_duplicate == "first" else owners[record_key]
     if twice and on_duplicate == "error":
-        shown = ", ".join(list(twice)[:_SHOWN]) + (", …" if len(twice) > _SHOWN else "")
+        shown = ", ".join(sorted(twice)[:_SHOWN]) + (", …" if len(twice) > _SHOWN else "")
         raise DatasetError(
             f"{len(twice)} source files have samples in several of the datasets (record keys {shown}); choose which "
             "samples stay with on_duplicate='first' or 'last' (--on-duplicate)"
