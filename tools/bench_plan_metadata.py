@@ -1,12 +1,15 @@
 """What `streamvid plan` costs on metadata of millions of rows, and how far its estimates are from a measured run.
 
     python tools/bench_plan_metadata.py [--rows 1e6,3e6,1e7] [--formats parquet,csv] [--preset opensora2-256] [--json F]
+    python tools/bench_plan_metadata.py --shard [--rows …] [--formats …] [--preset …] [--json F]
     python tools/bench_plan_metadata.py --against CLIPS [--clips native] [--json F]
 
 Rows are synthetic, as crawls have them: a path, a caption of 200 characters (never loaded), frames, height, width,
 fps, duration, bytes and a score: 270 bytes as CSV. 97 % have one of 24 common sizes, the others sides of their own;
 95 % one of six common frame rates. Each plan is a process of its own; time, CPU seconds and peak memory are what the
 kernel says of it.
+
+--shard measures `streamvid shard --dry-run --trust-metadata` instead: the whole way from metadata to the shard plan.
 
 --against shards a folder of clips, asks for the plan of one epoch, streams that epoch once and prints the error of each
 estimate. Requests are counted by a store in memory, which sees what an object store would.
@@ -131,6 +134,23 @@ def bench_rows(
     return measured
 
 
+def bench_shard_plans(numbers: list[int], formats: list[str], preset: str, folder: Path) -> list[dict[str, Any]]:
+    """One dry run of the sharder for each number of rows and format."""
+    measured = []
+    for kind in formats:
+        for number in numbers:
+            path, output = folder / f"rows.{kind}", folder / "report.txt"
+            write_rows(path, number)
+            num_bytes = path.stat().st_size
+            words = ["shard", str(path), str(folder / "ds"), "--preset", preset, "--trust-metadata", "--dry-run"]
+            figures = run_measured(["-m", "streamvid", "--quiet", *words], output)
+            path.unlink()
+            assert f"{number}" in output.read_text().replace(",", "")
+            measured.append({"format": kind, "rows": number, "bytes_a_row": num_bytes / number, **figures})
+            print_row({"groups": 0, "buckets": 0, **measured[-1]})
+    return measured
+
+
 def print_row(row: dict[str, Any]) -> None:
     print(
         f"{row['format']:8} {row['rows']:>11,} rows  {row['bytes_a_row']:6.0f} B/row  {row['seconds']:7.1f} s  "
@@ -212,6 +232,7 @@ def main() -> None:
     parser.add_argument("--formats", default="parquet,csv")
     parser.add_argument("--preset", default="opensora2-256")
     parser.add_argument("--num-ranks", type=int, default=64)
+    parser.add_argument("--shard", action="store_true")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--clips", default="copy", choices=["copy", "native"])
     parser.add_argument("--json", type=Path)
@@ -221,8 +242,11 @@ def main() -> None:
         if given.against is not None:
             result = against(given.against, given.clips, Path(folder))
         else:
-            numbers = [int(float(number)) for number in given.rows.split(",")]
-            result = bench_rows(numbers, given.formats.split(","), given.preset, given.num_ranks, Path(folder))
+            numbers, formats = [int(float(number)) for number in given.rows.split(",")], given.formats.split(",")
+            if given.shard:
+                result = bench_shard_plans(numbers, formats, given.preset, Path(folder))
+            else:
+                result = bench_rows(numbers, formats, given.preset, given.num_ranks, Path(folder))
     if given.json is not None:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
 
