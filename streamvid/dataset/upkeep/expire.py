@@ -51,8 +51,10 @@ def parse_age(value: str | float) -> float:
 def expire_versions(held: Writing | Dataset, age_seconds: float) -> Expired:
     """Delete versions that were published longer ago than `age_seconds`, then files that no kept version names.
 
-    The newest version and versions with tags are kept. A version of unknown age is kept. The manifests are deleted
-    first, so that no version lacks files. held: the right to change the dataset, or a dataset for a dry run.
+    The newest version and versions with tags are kept. A version of unknown age is kept. Tars are deleted first, then
+    index files, then manifests, so that an interrupted expiry can be completed.
+
+    held: the right to change the dataset, or a dataset for a dry run.
     """
     store = held.store
     newest = held.newest if isinstance(held, Writing) else held.manifest
@@ -65,9 +67,6 @@ def expire_versions(held: Writing | Dataset, age_seconds: float) -> Expired:
     named = set[str]().union(*(files_of_version(store, read_version(store, number)) for number in expired))
     manifests = {states[number].path for number in expired}
     kept = kept_files(store, newest, without=frozenset(expired)) | manifests
-    if isinstance(held, Writing):
-        for path in sorted(manifests):
-            store.remove(path)
     has_build = _has_unfinished_build(store)
     found = [state for folder in _FOLDERS for state in store.files(folder) if state.path not in kept]
     garbage = [
@@ -76,14 +75,19 @@ def expire_versions(held: Writing | Dataset, age_seconds: float) -> Expired:
         if state.path in named or (not has_build and 0.0 < state.modified <= time.time() - GRACE_SECONDS)
     ]
     if isinstance(held, Writing):
-        for state in garbage:
-            store.remove(state.path)
+        for path in (*sorted((state.path for state in garbage), key=_in_order), *sorted(manifests)):
+            store.remove(path)
     return Expired(
         versions=tuple(expired),
         files=tuple(state.path for state in garbage),
         num_bytes=sum(state.num_bytes for state in garbage),
         has_unfinished_build=has_build,
     )
+
+
+def _in_order(path: str) -> tuple[bool, str]:
+    """Return a sort key by which the tars of a version precede the index, which lists them."""
+    return not path.startswith("shards/"), path
 
 
 def _has_unfinished_build(store: Store) -> bool:

@@ -189,9 +189,14 @@ def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
 
 
 def files_of_version(store: Store, manifest: Manifest) -> set[str]:
-    """Return the paths of all files of a version, including its own manifest."""
-    files = dataset_files(Dataset(store, manifest=manifest))
-    return {version_path(manifest.version), *(file.path for file in files)}
+    """Return the paths of all files of a version, including its own manifest.
+
+    If the deletion of the version was interrupted after that of its shard table, its tars are deleted, and left out.
+    """
+    own = version_path(manifest.version)
+    if any(store.size(file.path) is None for file in (*manifest.files.shards, *manifest.files.removed)):
+        return {own, *(file.path for file in manifest.files)}
+    return {own, *(file.path for file in dataset_files(Dataset(store, manifest=manifest)))}
 
 
 def kept_files(store: Store, newest: Manifest, without: frozenset[int] = frozenset()) -> set[str]:
