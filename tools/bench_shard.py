@@ -1,6 +1,7 @@
 """How sharding scales with workers: seconds of `streamvid shard` for copies and native clips, with 1 worker and more.
 
-    python -m tools.bench_shard [--source DIR] [--workers 1,2] [--copies 8] [--repeats 5] [--json]
+    python -m tools.bench_shard [--source DIR] [--workers 1,2] [--clips copy,native] [--copies 8] [--repeats 5]
+    [--json]
 
 --source is a folder of videos; without it, --copies copies of the demo's corpus. Every run is the whole command in a
 process of its own, into an empty folder. All runs take turns within each repeat. Wall and CPU seconds are medians of
@@ -24,7 +25,6 @@ from typing import Any
 
 from tools.make_corpus import make_corpus
 
-CLIPS = ("copy", "native")
 LAYOUT = ("--layout", "folder")
 BUCKETS = ("--resolution", "128px,256px", "--num-frames", "1,5,17", "--shard-size", "2MB")
 
@@ -47,9 +47,9 @@ def seconds_of(source: Path, clips: str, workers: int) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def measure(source: Path, workers: list[int], repeats: int) -> list[dict[str, Any]]:
+def measure(source: Path, kinds: list[str], workers: list[int], repeats: int) -> list[dict[str, Any]]:
     """A row for each kind of clips and number of workers."""
-    runs = [(clips, number) for clips in CLIPS for number in workers]
+    runs = [(clips, number) for clips in kinds for number in workers]
     found: dict[tuple[str, int], list[tuple[float, float]]] = {run: [] for run in runs}
     for _ in range(repeats):
         for run in runs:
@@ -76,13 +76,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path)
     parser.add_argument("--workers", default="1,2")
+    parser.add_argument("--clips", default="copy,native")
     parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     workers = [int(word) for word in given.workers.split(",")]
     with tempfile.TemporaryDirectory(prefix="bench-shard-source-") as folder:
-        rows = measure(given.source or make_source(Path(folder), given.copies), workers, given.repeats)
+        source = given.source or make_source(Path(folder), given.copies)
+        rows = measure(source, given.clips.split(","), workers, given.repeats)
     if given.json:
         print(json.dumps(rows, indent=1))
         return

@@ -32,6 +32,7 @@ from streamvid.errors import ConfigError
 from streamvid.storage import BlockCache, StorageOptions, Store, open_store
 
 MAX_TEXTS_PER_SHARD = 8192
+NOTHING_TO_DO = "nothing to do"
 _DEFAULT_BYTES = 512 * 10**6
 _MAX_CACHE_BYTES = 2**62  # no block is dropped to make room
 _RECORD_BYTES = 10_240  # a tar is padded to a multiple of this size
@@ -42,7 +43,8 @@ _END_BYTES = 1024
 class CompactReport:
     """Result of a compaction.
 
-    state: "compacted", "nothing to do", or "would be compacted" for a dry run.
+    state: "compacted", "expired" if only earlier versions or files were deleted, "nothing to do", or for a dry run "would
+        be compacted" or "would be expired".
     version: number of the new version; None if the shards did not change.
     num_shards_before, num_shards: numbers of shards before and after.
     num_rewritten: number of old shards whose samples were written to new tars.
@@ -118,7 +120,7 @@ def compact(
         has_cache = _drop_blocks(store, held.newest, options)
         return CompactReport(
             dataset=store.url,
-            state="compacted" if plan.has_work else "nothing to do",
+            state="compacted" if plan.has_work else "expired" if expired.files or expired.versions else NOTHING_TO_DO,
             version=held.newest.version if plan.has_work else None,
             num_shards_before=plan.num_shards_before,
             num_shards=held.newest.counts.shards,
@@ -138,7 +140,7 @@ def _cache_only(store: Store, options: StorageOptions) -> CompactReport:
             "cache_only=True: requires a cache; set cache_dir and cache_bytes in storage (--cache-dir DIR)"
         )
     num_shards = newest.counts.shards
-    return CompactReport(store.url, "nothing to do", None, num_shards, num_shards, 0, 0, (), 0, Expired(), True)
+    return CompactReport(store.url, NOTHING_TO_DO, None, num_shards, num_shards, 0, 0, (), 0, Expired(), True)
 
 
 def _drop_blocks(store: Store, newest: Manifest, options: StorageOptions) -> bool:
@@ -153,9 +155,11 @@ def _drop_blocks(store: Store, newest: Manifest, options: StorageOptions) -> boo
 
 def _dry_run(plan: Compaction, age: float | None) -> CompactReport:
     doomed = [part.shard for part in plan.parts if part.shard.path in plan.doomed] + plan.dead
+    expired = Expired() if age is None else expire_versions(plan.dataset, age)
+    rest = "would be expired" if expired.files or expired.versions else NOTHING_TO_DO
     return CompactReport(
         dataset=plan.dataset.url,
-        state="would be compacted" if plan.has_work else "nothing to do",
+        state="would be compacted" if plan.has_work else rest,
         version=None,
         num_shards_before=plan.num_shards_before,
         num_shards=len(plan.dataset.shards) - len(plan.parts) + len(plan.written),
@@ -163,7 +167,7 @@ def _dry_run(plan: Compaction, age: float | None) -> CompactReport:
         num_bytes_written=0,
         deleted=tuple(shard.path for shard in doomed),
         num_bytes_deleted=sum(shard.num_bytes for shard in doomed),
-        expired=Expired() if age is None else expire_versions(plan.dataset, age),
+        expired=expired,
         has_dropped_cache=False,
     )
 

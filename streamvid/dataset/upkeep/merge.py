@@ -114,8 +114,15 @@ def merge(
     opened = [_open_source(source, of_sources) for source in sources]
     store = open_store(check_newest(dataset), options)
     if store.state(MANIFEST) is None:
-        first = opened[0].store
-        copy_dataset(first, store, workers=workers, temp_dir=temp_dir, journal=journal, progress=progress)
+        copy_dataset(
+            sources[0],  # the URL, because it may name a version
+            store,
+            source_storage=of_sources,
+            workers=workers,
+            temp_dir=temp_dir,
+            journal=journal,
+            progress=progress,
+        )
     with writing(store) as held:
         done = _merged_before(held)
         new = [source for source in opened if _name(source.manifest) not in done]

@@ -24,6 +24,7 @@ from streamvid.dataset.versions.open import check_newest
 from streamvid.dataset.versions.publish import Writing, put_file, writing
 from streamvid.storage import StorageOptions, open_store
 
+NOTHING_SELECTED = "nothing selected"
 _SHOWN = 100
 _FACTS = ("key", "record_key", "source", "clip_sha256")
 
@@ -43,7 +44,8 @@ class RemovedClip:
 class RemoveReport:
     """Result of a removal, suitable for a takedown record.
 
-    state: "removed", "already removed" if no further sample was selected, or "would be removed" for a dry run.
+    state: "removed", "would be removed" for a dry run, "already removed" if earlier commands removed all selected
+        samples, or "nothing selected".
     version: number of the first version without the samples; None if nothing was removed.
     removed: the removed samples.
     num_left: number of samples that remain in the dataset.
@@ -181,10 +183,12 @@ class _Removal:
     def report(self, reason: str, *, is_published: bool = False) -> RemoveReport:
         """Return the report."""
         done = "removed" if is_published else "would be removed"
+        if not self.samples:
+            done = "already removed" if self.already else NOTHING_SELECTED
         same = _same_clips(self.dataset, self.samples)
         return RemoveReport(
             dataset=self.dataset.url,
-            state=done if self.samples else "already removed",
+            state=done,
             reason=reason,
             version=self.version if self.samples else None,
             removed=tuple(self.clips),

@@ -68,7 +68,7 @@ def command(
 
 
 def _print(report: CompactReport) -> None:
-    if report.state != "nothing to do":
+    if report.num_rewritten:
         click.echo(
             f"{report.num_rewritten} shards rewritten ({size(report.num_bytes_written)}): {report.num_shards_before} "
             f"shards before, {report.num_shards} after"

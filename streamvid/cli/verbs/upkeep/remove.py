@@ -37,11 +37,12 @@ Their bytes remain in the tars until `streamvid compact` rewrites these. If the 
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
-def command(dataset: str, as_json: bool, **options: Any) -> None:
-    """Remove samples from the sealed DATASET."""
-    from streamvid.dataset.upkeep.remove import remove
+def command(dataset: str, as_json: bool, **options: Any) -> int:
+    """Remove samples from the sealed DATASET. The exit code is 1 if nothing is selected."""
+    from streamvid.dataset.upkeep.remove import NOTHING_SELECTED, remove
 
-    run_and_print(lambda progress: remove(dataset, progress=progress, **options), as_json, _print)
+    report = run_and_print(lambda progress: remove(dataset, progress=progress, **options), as_json, _print)
+    return 1 if report.state == NOTHING_SELECTED else 0
 
 
 def _print(report: RemoveReport) -> None:
