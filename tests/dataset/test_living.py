@@ -67,6 +67,7 @@ def test_removing_again_changes_nothing(root: Path) -> None:
         1,
         1,
     )
+    assert streamvid.remove(root, source="folder-9/*").state == "nothing selected"
     assert tree_of(root) == before
 
 
@@ -282,6 +283,13 @@ def test_duplicates_are_resolved_as_asked(root: Path, tmp_path: Path, on_duplica
     streamvid.remove(root, keys=["c6"])
     streamvid.compact(root)
     assert files_with(root, clip_of("c6")) == []
+
+
+def test_a_merge_begins_with_the_version_that_is_named(root: Path, tmp_path: Path) -> None:
+    before = set(seen(root))
+    streamvid.remove(root, keys=["c7"])
+    assert streamvid.merge(tmp_path / "new", f"{root}@1").num_samples == len(before)
+    assert set(seen(tmp_path / "new")) == before
 
 
 def test_removed_samples_do_not_come_back(root: Path, tmp_path: Path) -> None:

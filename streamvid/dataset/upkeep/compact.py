@@ -43,8 +43,8 @@ _END_BYTES = 1024
 class CompactReport:
     """Result of a compaction.
 
-    state: "compacted", "expired" if only earlier versions or files were deleted, "nothing to do", or for a dry run "would
-        be compacted" or "would be expired".
+    state: "compacted", "expired" if only earlier versions or files were deleted, "nothing to do", or for a dry run
+        "would be compacted" or "would be expired".
     version: number of the new version; None if the shards did not change.
     num_shards_before, num_shards: numbers of shards before and after.
     num_rewritten: number of old shards whose samples were written to new tars.
