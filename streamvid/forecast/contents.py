@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamvid.dataset.filter.filter import count_matches, parse_filter
+from streamvid.dataset.filter.filter import count_matches, filter_of_view
 from streamvid.dataset.manifest import FORMAT_VERSION, NativeClips
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.rejections import RejectedKind, by_kind
@@ -134,9 +134,8 @@ class DatasetContents:
 def contents_of(dataset: Dataset) -> DatasetContents:
     """Return the contents of a dataset. Reads the shard table and the rejections, and for a view the samples index."""
     manifest, shards = dataset.manifest, dataset.shards
-    counts = shards.num_samples
-    if dataset.where is not None:
-        counts = count_matches(dataset, shards, parse_filter(dataset.where, dataset))
+    chosen = filter_of_view(dataset)
+    counts = shards.num_samples if chosen is None else count_matches(dataset, shards, chosen)
     places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
     rejections = tuple(RejectedRow(**row) for row in dataset.rejections_table().to_pylist())
     return DatasetContents(

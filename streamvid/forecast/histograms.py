@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.dataset.arrow import numbers_of
+from streamvid.dataset.filter.filter import count_matches, filter_of_view
 from streamvid.dataset.index import USER_PREFIX
 from streamvid.dataset.reader import Dataset
 from streamvid.forecast.dataset import MAX_SCANNED_SHARDS
@@ -133,18 +134,23 @@ def figure_labels(dataset: Dataset) -> dict[str, str]:
 
 
 def histograms_of(dataset: Dataset, max_samples: int = MAX_SCANNED_SAMPLES) -> Histograms:
-    """Read the samples index, one row group per shard, and return the histograms.
+    """Read the samples index, one row group per shard, and return the histograms of all samples, or of the view's.
 
     Reads at most about `max_samples` samples and MAX_SCANNED_SHARDS shards, spread evenly over the dataset.
     """
-    figures, shards = _figures(dataset), dataset.shards
-    num_samples = dataset.manifest.counts.samples
-    stride = max(1, -(-len(shards) // MAX_SCANNED_SHARDS), -(-num_samples // max_samples))
-    columns = sorted({column for figure in figures.values() for column in figure.columns} & {*_names(dataset)})
+    figures, shards, chosen = _figures(dataset), dataset.shards, filter_of_view(dataset)
+    counts = shards.num_samples if chosen is None else count_matches(dataset, shards, chosen)
+    rows, num_samples = np.flatnonzero(counts), int(counts.sum())
+    num_read = int(shards.num_samples[rows].sum())
+    stride = max(1, -(-len(rows) // MAX_SCANNED_SHARDS), -(-num_read // max_samples))
+    columns = {column for figure in figures.values() for column in figure.columns} & {*_names(dataset)}
+    columns |= {*(chosen.columns if chosen else ())}
     values: dict[str, list[npt.NDArray[np.float32]]] = {name: [] for name in figures}
     num_scanned, seconds = 0, 0.0
-    for number in range(0, len(shards), stride):
-        table = dataset.samples(shards[number], columns)
+    for row in rows[::stride].tolist():
+        table = dataset.samples(shards[row], sorted(columns))
+        if chosen is not None:
+            table = table.take(chosen.matching(table))
         num_scanned += len(table)
         for name, figure in figures.items():
             found = figure.measure(table)
@@ -208,12 +214,9 @@ def _edges(values: npt.NDArray[np.float32]) -> Floats:
     low, high = float(values.min()), float(values.max())
     if high - low < _NUM_BINS and not (values % 1).any():
         return np.arange(low - 0.5, high + 1)
-    if low > 0 and high / low >= _LOG_RATIO:
-        return _outside(np.geomspace(low, high, _NUM_BINS + 1), low, high)
-    return _outside(np.linspace(low, high, _NUM_BINS + 1), low, high)
-
-
-def _outside(edges: Floats, low: float, high: float) -> Floats:
-    """Widen the outer bounds so that rounding leaves no value out."""
-    edges[0], edges[-1] = np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
+    if low == high:
+        return np.array([low, high])
+    spaced = np.geomspace if low > 0 and high / low >= _LOG_RATIO else np.linspace
+    edges: Floats = spaced(low, high, _NUM_BINS + 1)
+    edges[0], edges[-1] = low, high  # rounding must not leave a value out
     return edges

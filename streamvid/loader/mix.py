@@ -20,7 +20,7 @@ from streamvid.config import check_options, option, options_of
 from streamvid.dataset.draws import OF_BUCKET, OF_BUCKET_PREFIXES
 from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.features.tables import SidecarShard
-from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
+from streamvid.dataset.filter.filter import Filter, both, count_matches, parse_filter
 from streamvid.dataset.manifest import Manifest, ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
@@ -348,7 +348,7 @@ def _open_part(
     dataset = config.url
     assert isinstance(dataset, Dataset)
     name, manifest = config.name or str(number), dataset.manifest
-    shards, counts, chosen = _select(dataset, data.split, _both(dataset.where, _both(data.where, config.where)))
+    shards, counts, chosen = _select(dataset, data.split, both(dataset.where, both(data.where, config.where)))
     drawn = _draws(dataset, shards, counts, chosen)
     own = [manifest.bucket(bucket_id) for bucket_id in shards]
     common = _common_ids(own, buckets, name)
@@ -422,10 +422,6 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
         buckets.setdefault(common[bucket.id], mine)
         taken.add(common[bucket.id])
     return common
-
-
-def _both(general: str | None, own: str | None) -> str | None:
-    return f"({general}) and ({own})" if general is not None and own is not None else general or own
 
 
 def _draws(

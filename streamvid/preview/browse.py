@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
+from streamvid.dataset.filter.filter import Filter, both, count_matches, filter_of_view, parse_filter
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import ShardRows
 from streamvid.errors import ConfigError
@@ -73,7 +73,7 @@ class _Selected:
 
 
 class Browser:
-    """Reader of pages of samples. Thread-safe. It keeps the last few sort orders."""
+    """Reader of pages of the samples of a dataset, or of its view. Thread-safe. It keeps the last few sort orders."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -109,6 +109,10 @@ class Browser:
         """Return the number of selected samples."""
         return int(self._select(query).counts.sum())
 
+    def members(self, row: int) -> npt.NDArray[np.int32]:
+        """Return the indices of a shard's samples, without those outside of the view. row: of the shard table."""
+        return self._matching(row, filter_of_view(self._dataset))
+
     def _select(self, query: RowQuery) -> _Selected:
         dataset, table = self._dataset, self._dataset.shards
         mask = np.ones(len(table), np.bool_)
@@ -119,9 +123,12 @@ class Browser:
                 raise ConfigError(f"{name} {value!r} has no samples in {dataset.url}; choose from {_list(names.names)}")
             mask &= names.codes == names.names.index(value)
         rows = np.flatnonzero(mask).astype(np.int64)
-        if query.where is None:
+        if query.where is not None:
+            parse_filter(query.where, dataset)  # on its own, an invalid condition is explained without that of the view
+        where = both(dataset.where, query.where)
+        if where is None:
             return _Selected(rows, table.num_samples[rows], None)
-        chosen = parse_filter(query.where, dataset)
+        chosen = parse_filter(where, dataset)
         counts = count_matches(dataset, ShardRows(table, rows), chosen)
         kept = counts > 0
         return _Selected(rows[kept], counts[kept], chosen)

@@ -82,7 +82,8 @@ class Deliverer:
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+        # Requests name stored samples by their places in the whole dataset, which a filter would renumber.
+        self._dataset = dataset.without_view()
         self._open: dict[str, _OpenPipeline] = {}
         self._recent: OrderedDict[tuple[object, ...], DeliveredSample] = OrderedDict()
         self._lock = threading.Lock()

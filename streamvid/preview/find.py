@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamvid.dataset.filter.filter import filter_of_view
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
@@ -42,21 +43,31 @@ def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> Sampl
 def find_keys(dataset: Dataset, keys: Sequence[str]) -> list[SamplePlace]:
     """Return the locations of samples by key, in the order of `keys`.
 
-    Reads the column of keys, one shard at a time, until all keys are found. Raises ConfigError if one does not exist.
+    Reads the column of keys, one shard at a time, until all keys are found. Raises ConfigError if one does not exist,
+    or is not in the view that was opened.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     wanted, found = pa.array(list(dict.fromkeys(keys)), pa.string()), dict[str, SamplePlace]()
+    chosen, outside = filter_of_view(dataset), set[str]()
     for row, shard in enumerate(dataset.shards):
         column = dataset.samples(shard, ["key"]).column("key")
-        for index in pc.indices_nonzero(pc.is_in(column, value_set=wanted)).to_pylist():
-            found[column[index].as_py()] = SamplePlace(shard, row, index)
+        indices = pc.indices_nonzero(pc.is_in(column, value_set=wanted)).to_pylist()
+        found |= {column[index].as_py(): SamplePlace(shard, row, index) for index in indices}
+        if indices and chosen is not None:
+            members = set(chosen.matching(dataset.samples(shard, chosen.columns)).tolist())
+            outside |= {column[index].as_py() for index in indices if index not in members}
         if len(found) == len(wanted):
             break
     missing = [key for key in keys if key not in found]
     if missing:
         raise ConfigError(
             f"key {missing[0]!r} is not in {dataset.url}; `streamvid preview` lists the keys of each bucket"
+        )
+    if outside:
+        key = next(key for key in keys if key in outside)
+        raise ConfigError(
+            f"key {key!r} is not in the view ({dataset.where}) of {dataset.url}; open the dataset without the view"
         )
     return [found[key] for key in keys]

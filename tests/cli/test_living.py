@@ -71,6 +71,17 @@ def test_a_merge_and_a_compaction(root: Path, tmp_path: Path, call: Call) -> Non
         assert call("compact", root, *words).returncode == 2
 
 
+def test_verify_refuses_versions_and_views_that_are_not_there(root: Path, call: Call) -> None:
+    call("versions", root, "--view", "hq", "--where", "score > 5")
+    call("compact", root, "--expire", "0d")
+    assert call("verify", f"{root}#hq").returncode == 0
+    for suffix, said in (("#nope", "has no view 'nope'"), ("@44", "has no version '44'"), ("@1", "no version 1 of")):
+        for verb in ("verify", "stats"):
+            refused = call(verb, f"{root}{suffix}")
+            assert refused.returncode in (1, 2) and refused.stderr.startswith("error: ") and said in refused.stderr
+            assert not refused.stdout, verb
+
+
 @pytest.mark.parametrize("make", [lambda root: root / "none", lambda root: f"{root}@9"])
 def test_a_dataset_that_is_not_there_is_named(root: Path, call: Call, make: Callable[[Path], object]) -> None:
     for verb in ("versions", "compact"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamvid.dataset.reader import Dataset
 from streamvid.dataset.versions.open import open_dataset
 from streamvid.forecast.histograms import figure_labels, histograms_of
 from tests.dataset.samples import BUCKETS, ROW, Part, seal_parts, tar_bytes
@@ -60,8 +61,21 @@ def test_each_value_is_in_one_bin(root: Path) -> None:
         else:
             assert figure.edges == () and figure.to_json()["mean"] is None
     assert figures["user.few"].counts == (1, 2, 0, 0, 1)
+    assert figures["user.same"].edges == (np.float32(0.3),) * 2
+    wide = figures["user.wide"]
+    assert (wide.edges[0], wide.edges[-1]) == (wide.minimum, wide.maximum), "labels of bins show the bounds"
     assert sum(count > 0 for count in figures["user.wide"].counts) == 4
     assert figures["caption_length"].maximum == 3 and figures["caption_length"].minimum == 0
+
+
+def test_samples_outside_of_the_view_are_not_counted(root: Path) -> None:
+    whole = open_dataset(root)
+    found = histograms_of(Dataset(whole.store, manifest=whole.manifest, where="few == 2"))
+    assert (found.num_samples, found.num_scanned) == (2, 2)
+    assert found.hours == pytest.approx(2 * ROW.clip.duration_seconds / 3600)
+    assert {one.num_values + one.num_missing for one in found.figures} == {2}
+    (few,) = (one for one in found.figures if one.name == "user.few")
+    assert (few.minimum, few.maximum) == (2, 2)
 
 
 def test_a_part_is_read_of_large_datasets(root: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import streamvid
 from tests.conftest import Sharded, run_streamvid
+from tests.dataset.frozen import FROZEN
 from tests.dataset.samples import BUCKETS, ROW, Part, seal_parts, tar_bytes
 from tests.files import tree_of
 
@@ -51,6 +53,27 @@ def test_extract_explains_wrong_views(sharded: Sharded, tmp_path: Path) -> None:
     done = run_streamvid("extract", sharded.root, key, "-o", tmp_path, "--view", "temporal=unifrm", check=False)
     assert done.returncode == 2 and "temporal" in done.stderr and "uniform" in done.stderr
     assert tree_of(tmp_path) == {}
+
+
+def test_a_view_leaves_a_bucket_empty(tmp_path: Path) -> None:
+    """A sample is delivered as without the view, and a key outside of the view is refused."""
+    root = tmp_path / "ds"
+    shutil.copytree(FROZEN / "native", root)
+    rows = streamvid.open_dataset(root).samples_table().to_pylist()
+    (inside, *_) = (row["key"] for row in rows if row["index"] == 1)
+    outside = [row["key"] for row in rows if row["key"] != inside]
+    run_streamvid("versions", root, "--view", "one", "--where", f"key == {inside!r}")
+    run_streamvid("report", f"{root}#one", "-o", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert inside in page and page.count("data:image/jpeg") == 1 and not any(key in page for key in outside)
+    for url, folder in ((f"{root}#one", "view"), (root, "whole")):
+        run_streamvid("extract", url, inside, "-o", tmp_path / folder)
+    assert tree_of(tmp_path / "view") == tree_of(tmp_path / "whole") != {}
+    for key in outside:
+        done = run_streamvid("extract", f"{root}#one", key, "-o", tmp_path / "none", check=False)
+        assert done.returncode == 2 and f"key {key!r} is not in the view" in done.stderr
+    found = run_streamvid("stats", f"{root}#one", "--histograms").stdout
+    assert "\n1 samples, " in found and "only samples of the view: key ==" in found
 
 
 def test_a_plan_is_written_as_html(sharded: Sharded, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import streamvid
 from tests.conftest import Sharded, run_streamvid
+from tests.dataset.frozen import FROZEN
 from tests.dataset.whole import seal_whole
 from tests.files import tree_of
 from tests.loader.conftest import open_loader
@@ -103,6 +104,39 @@ def test_a_step_is_that_of_the_loaders(demo: PreviewServer, sharded: Sharded, op
                 batch = next(iter(islice(loader, 1)))
                 assert keys(section) == list(batch.sample_keys) and batch.bucket.id in section
                 assert section.count(">repeat<") == int(batch.is_repeat.sum())
+
+
+def test_a_view_is_applied_to_all_pages(serve: Serve, tmp_path: Path) -> None:
+    root = tmp_path / "ds"
+    shutil.copytree(FROZEN / "native", root)
+    rows = streamvid.open_dataset(root).samples_table().to_pylist()
+    (inside, *_) = (row for row in rows if row["index"] == 1)
+    streamvid.view(root, "one", f"key == {inside['key']!r}")
+    server = serve(f"{root}#one")
+    for query in ("", "?where=fps+%3E+0", "?sort=fps"):
+        page = server.get(f"/samples{query}").text
+        assert keys(page) == [inside["key"]] and 'id="total">1<' in page, query
+    assert not keys(server.get(f"/samples?where=key+!=+%22{inside['key']}%22+or+fps+%3C+0").text)
+    leaving = server.get("/samples?where=fps+%3E+0)+or+(fps+%3E+0").text
+    assert 'class="problem"' in leaving and not keys(leaving)
+    assert ": 1</title>" in server.get("/figures").text and ": 2</title>" not in server.get("/figures").text
+    assert "Only samples of the view" in server.get("/").text
+    found = server.get(f"/key/{inside['key']}")
+    assert found.status == 302
+    sample = server.get(found.headers["location"]).text
+    assert "What the model gets" in sample and 'class="problem"' not in sample and 'rel="prev"' not in sample
+    for row in rows:
+        answer = server.get(f"/key/{row['key']}")
+        assert row is inside or (answer.status == 404 and "is not in the view" in answer.text)
+
+
+def test_what_does_not_exist_is_not_found(demo: PreviewServer) -> None:
+    for path, said in (("/run", "--run DIR"), ("/curves", "--run DIR"), ("/key/none", "key 'none' is not in")):
+        answer = demo.get(path)
+        assert answer.status == 404 and said in answer.text, path
+    assert demo.get(f"/sample/{BUCKET}/0/999").status == 404
+    titles = re.findall(r"<title>(.* to .*)</title>", demo.get("/figures").text)
+    assert titles and not [title for title in titles if "e-" in title], titles
 
 
 def test_a_clip_is_served_in_ranges(demo: PreviewServer, sharded: Sharded) -> None:

@@ -64,7 +64,7 @@ def command(
     if samples:
         _print_samples(opened, keys, as_json)
     elif histograms:
-        _print_histograms(histograms_of(opened), opened.url, as_json)
+        _print_histograms(histograms_of(opened), opened, as_json)
     elif rejections:
         _print_rejections(contents_of(opened), as_json)
     elif as_json:
@@ -135,9 +135,9 @@ def _print_rejections(contents: DatasetContents, as_json: bool) -> None:
     click.echo(f"rejected: {total} of {contents.num_records} input rows")
 
 
-def _print_histograms(found: Histograms, url: str, as_json: bool) -> None:
+def _print_histograms(found: Histograms, dataset: Dataset, as_json: bool) -> None:
     if as_json:
-        print_json({"dataset": url, "histograms": found.to_json()})
+        print_json({"dataset": dataset.url, "where": dataset.where, "histograms": found.to_json()})
         return
     rows = [
         (one.label, one.num_missing, *map(_number, (one.minimum, one.median, one.mean, one.maximum)), _bars(one.counts))
@@ -146,6 +146,8 @@ def _print_histograms(found: Histograms, url: str, as_json: bool) -> None:
     print_table(["figure", "missing", "lowest", "median", "mean", "highest", "distribution"], rows)
     read = "" if found.is_complete else f", estimated from {found.num_scanned} of them"
     click.echo(f"\n{found.num_samples} samples, {found.hours:.2f} hours{read}")
+    if dataset.where is not None:
+        click.echo(printable(f"only samples of the view: {dataset.where}"))
 
 
 def _number(value: float) -> str:

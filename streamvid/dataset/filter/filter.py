@@ -110,6 +110,16 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
     return found
 
 
+def both(general: str | None, own: str | None) -> str | None:
+    """Return the condition that holds where both conditions hold. None is the condition that always holds."""
+    return f"({general}) and ({own})" if general is not None and own is not None else general or own
+
+
+def filter_of_view(dataset: Dataset) -> Filter | None:
+    """Return the filter of the view that was opened, or None without a view."""
+    return None if dataset.where is None else parse_filter(dataset.where, dataset)
+
+
 @lru_cache(maxsize=64)
 def _compiled(text: str, kinds: tuple[tuple[str, str | None], ...]) -> Node:
     from streamvid.dataset.filter.expression import compile_condition

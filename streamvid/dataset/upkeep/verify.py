@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from streamvid.dataset.manifest import Manifest, ShardInfo, read_manifest
 from streamvid.dataset.passes import (
@@ -35,9 +35,19 @@ from streamvid.dataset.upkeep.verify_shard import (
     check_states,
 )
 from streamvid.dataset.versions.moved import deleted_shards, read_moved, tars_with_removed
-from streamvid.dataset.versions.open import DatasetRef, find_version, kept_files, version_path, without_reader_files
+from streamvid.dataset.versions.open import (
+    DatasetRef,
+    find_version,
+    kept_files,
+    resolve,
+    version_path,
+    view_of,
+    without_reader_files,
+)
 from streamvid.errors import IntegrityError, StorageError, StreamvidError
 from streamvid.storage import StorageOptions, Store, open_store
+
+T = TypeVar("T")
 
 MAX_PROBLEMS = 1000
 MAX_EXTRA = 1000
@@ -122,24 +132,21 @@ def verify_dataset(
 
     workers: number of files read at a time; each needs 16 MiB of memory.
 
-    Raises DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage does not
-    raise an error; the report lists it.
+    Raises ConfigError for an unknown version or view, DatasetError if there is no dataset or the version was deleted,
+    and StorageError if the store is unreachable. Damage does not raise an error; the report lists it.
     """
     check_workers(workers)
     ref = DatasetRef.parse(url) if isinstance(url, str | Path) else DatasetRef("")
     store = open_store(ref.url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
-    try:
-        newest = read_manifest(store)
-        dataset = Dataset(store, manifest=find_version(store, newest, ref.version))
-        if _is_publishing(store, newest):
-            dataset = Dataset(store, manifest=without_reader_files(dataset.manifest))
-    except StorageError:
-        raise
-    except StreamvidError as error:
-        if store.state(MANIFEST) is None:
-            raise
-        problem = Problem(MANIFEST, CHECKSUM, "a valid manifest", f"an error ({error})")
-        return VerifyReport(store.url, deep, num_problems=1, num_files_wrong=1, problems=(problem,))
+    newest = _intact(store, MANIFEST, lambda: read_manifest(store))
+    if isinstance(newest, Problem):
+        return _ended_by(newest, store, deep)
+    number = resolve(newest, ref.version, store.url)
+    path = MANIFEST if number == newest.version else version_path(number)
+    dataset = _intact(store, path, lambda: _open(store, newest, number))
+    if isinstance(dataset, Problem):
+        return _ended_by(dataset, store, deep)
+    view_of(dataset.manifest, newest, ref.view, store.url)  # a view changes nothing but must exist
     check = _Check(dataset, newest, deep, workers, progress or no_progress)
     if not deep:
         return check.run(None)
@@ -150,6 +157,27 @@ def verify_dataset(
         if fresh:
             done.forget()
         return check.run(done)
+
+
+def _intact(store: Store, path: str, read: Callable[[], T]) -> T | Problem:
+    """Return what `read` returns, or the problem if the manifest at `path` exists but is damaged."""
+    try:
+        return read()
+    except StorageError:
+        raise
+    except StreamvidError as error:
+        if store.state(path) is None:
+            raise
+        return Problem(path, CHECKSUM, "a valid manifest", f"an error ({error})")
+
+
+def _ended_by(problem: Problem, store: Store, deep: bool) -> VerifyReport:
+    return VerifyReport(store.url, deep, num_problems=1, num_files_wrong=1, problems=(problem,))
+
+
+def _open(store: Store, newest: Manifest, number: int) -> Dataset:
+    manifest = find_version(store, newest, number)
+    return Dataset(store, manifest=without_reader_files(manifest) if _is_publishing(store, newest) else manifest)
 
 
 def _is_publishing(store: Store, newest: Manifest) -> bool:

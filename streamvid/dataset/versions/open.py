@@ -124,10 +124,7 @@ def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, ver
     """
     newest = read_manifest(store)
     manifest = find_version(store, newest, ref.version if version is None else version)
-    # A version that has the view keeps its condition, so that a run can resume after the view was changed.
-    has_view = ref.view is not None and ref.view in manifest.views
-    where = view_of(manifest if has_view else newest, ref.view, store.url)
-    return Dataset(store, cache, manifest, where, newest)
+    return Dataset(store, cache, manifest, view_of(manifest, newest, ref.view, store.url), newest)
 
 
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:
@@ -159,15 +156,22 @@ def check_newest(url: str | Path) -> str | Path:
     return url if ref.version is None else ref.url
 
 
-def view_of(newest: Manifest, view: str | None, url: str) -> str | None:
-    """Return the condition of a view, or None without a view. Raises ConfigError for an unknown view."""
-    if view is not None and view not in newest.views:
+def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) -> str | None:
+    """Return the condition of a view, or None without a view. Raises ConfigError for an unknown view.
+
+    A version that has the view keeps its condition, so that a run can resume after the view was changed.
+    """
+    if view is None:
+        return None
+    if view in manifest.views:
+        return manifest.views[view]
+    if view not in newest.views:
         known = ", ".join(sorted(newest.views)) or "none"
         raise ConfigError(
             f"{url} has no view {view!r}; its views: {known}. To store one, run: streamvid versions {url} --view "
             f"{view} --where CONDITION"
         )
-    return None if view is None else newest.views[view]
+    return newest.views[view]
 
 
 def version_files(store: Store, newest: Manifest) -> dict[int, FileState]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import ConfigError, DatasetError, SampleError, StreamvidError
+from streamvid.errors import ConfigError, SampleError, StreamvidError
 from streamvid.forecast.contents import DatasetContents, contents_of
 from streamvid.forecast.histograms import Histograms, figure_labels, histograms_of
 from streamvid.loader.view.view import Spatial, Temporal
@@ -97,6 +97,7 @@ class Pages:
             asked.bucket or "Samples",
             "samples",
             asked=asked,
+            where=self.dataset.where,
             problem=problem,
             buckets=self.dataset.shards.bucket_id.names,
             splits=self.dataset.shards.splits,
@@ -203,10 +204,13 @@ class Pages:
         return ("text", *(name for name in own if name != "text"))
 
     def _neighbors(self, place: SamplePlace) -> tuple[str | None, str | None]:
-        """Return the paths of the previous and the next sample of the shard."""
-        at, last = (place.shard.bucket_id, place.shard.number), place.shard.num_samples - 1
-        before = path("sample", *at, place.index - 1) if place.index > 0 else None
-        return before, path("sample", *at, place.index + 1) if place.index < last else None
+        """Return the paths of the previous and the next sample of the shard, within the view."""
+        at, members = (place.shard.bucket_id, place.shard.number), self.browser.members(place.row)
+        before, after = members[members < place.index], members[members > place.index]
+        return (
+            path("sample", *at, before[-1]) if len(before) else None,
+            path("sample", *at, after[0]) if len(after) else None,
+        )
 
     def audio(self, place: SamplePlace) -> str:
         """Return the waveform of a sample's clip, as a part of its page."""
@@ -264,8 +268,7 @@ class Pages:
         """Return the run's curves and samples, as a part of the page."""
         from markupsafe import Markup
 
-        if self.run is None:
-            raise DatasetError("no run to show; start `streamvid preview DATASET --run DIR`")
+        assert self.run is not None, "the server answers without a page if there is no run"
         return Markup(render("curves.html", run=read_run(self.run), folder=self.run))  # noqa: S704 - rendered with escapes
 
     def failure(self, message: str) -> str:

@@ -6,8 +6,8 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,8 @@ class Preview:
             Route("/samples", _html(lambda request: pages.samples(_values(request)))),
             Route("/rows", _html(lambda request: pages.rows(_values(request)))),
             Route("/step", _html(lambda request: pages.step(_values(request)))),
-            Route("/run", _html(lambda _: pages.training())),
-            Route("/curves", _html(lambda _: pages.training_figures())),
+            Route("/run", self._of_run(pages.training)),
+            Route("/curves", self._of_run(pages.training_figures)),
             Route("/key/{key}", self.key),
             Route(f"/sample/{at}", _html(lambda request: pages.sample(self._place(request), _values(request)))),
             Route(f"/audio/{at}", _html(lambda request: pages.audio(self._place(request)))),
@@ -75,11 +75,21 @@ class Preview:
 
     def _place(self, request: Request) -> SamplePlace:
         given = request.path_params
-        return self._pages.place(given["bucket"], given["number"], given["index"])
+        with _missing_is_404():
+            return self._pages.place(given["bucket"], given["number"], given["index"])
+
+    def _of_run(self, page: Callable[[], str]) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            if self._pages.run is None:
+                raise HTTPException(404, "no run to show; start `streamvid preview DATASET --run DIR`")
+            return HTMLResponse(page())
+
+        return answer
 
     def key(self, request: Request) -> Response:
         """Redirect from a key to the page of its sample."""
-        return RedirectResponse(self._pages.key(request.path_params["key"]), 302)
+        with _missing_is_404():
+            return RedirectResponse(self._pages.key(request.path_params["key"]), 302)
 
     def poster(self, request: Request) -> Response:
         """Answer with one frame from the middle of the clip, as the loader crops it."""
@@ -222,6 +232,15 @@ def _html(page: Callable[[Request], str]) -> Callable[[Request], Response]:
         return HTMLResponse(page(request))
 
     return answer
+
+
+@contextmanager
+def _missing_is_404() -> Iterator[None]:
+    """Answer that a sample does not exist, in place of a wrong value."""
+    try:
+        yield
+    except ConfigError as error:
+        raise HTTPException(404, str(error)) from error
 
 
 def _values(request: Request) -> Values:
