@@ -50,9 +50,11 @@ def append(
     """Add the rows of a source, or of several sources, to a sealed dataset. Return the report.
 
     Rows that the dataset knows already are skipped without opening their files, so a source may contain old and new
-    rows. A row is known by the name of its file, its time range, its captions and its conditioning inputs. Rows of
-    files of which samples were removed become rejections of kind "removed". New samples are stored in new shards, and a
-    new version of the dataset lists them in addition; if there is nothing to add, no version is published.
+    rows. A row is known by the name of its file, its time range, its captions and its conditioning inputs. A row that
+    was rejected is tried again if the size of its file has changed. Rows of files of which samples were removed become
+    rejections of kind "removed". New samples are stored in new shards, and a new version of the dataset lists them in
+    addition. If all new rows are rejected, the new version only records the rejections, so that the rows are known. If
+    there is nothing to add or to record, no version is published.
 
     options: fields of `ShardOptions` as nested mappings, such as {"work": {"workers": 8}}. Options that determine the
         content of a dataset are those with which it was built, and cannot be changed.
@@ -62,8 +64,9 @@ def append(
     the old or the new version at any time. With `work.cluster.task`, it does one task's share of the work, as `shard`
     does. `status` and `abandon` of `streamvid.sharder.sharder` work as for `shard`.
 
-    Raises the same errors as `shard`; also ConfigError if an option or the type of a column does not fit the dataset,
-    and DatasetError if there is no dataset, or if another process changes it.
+    Raises the same errors as `shard`, except that the rejection of all rows is not an error; also ConfigError if an
+    option or the type of a column does not fit the dataset, and DatasetError if there is no dataset, or if another
+    process changes it.
     """
     do = plan_append if dry_run else append_to
     return do(source, dataset, append_options(dataset, options or {}), progress, on_input)

@@ -267,6 +267,7 @@ def plan_build(
             f"work.cluster.task={options.work.cluster.task!r}: cannot be combined with a dry run, which plans all "
             "work; omit the task (--task)"
         )
+    check_apart(source, place.store, options)
     journals = partial(SharedJournal, place.folder, store=place.store, share=WHOLE, writable=False)
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder, Path(os.devnull).open("rb") as nothing:
         records = read_input(source, options, Path(folder), extracts=True)
@@ -282,17 +283,24 @@ def plan_build(
 
 
 def check_apart(source: Sources, dest: Store, options: ShardOptions) -> None:
-    """Raise SourceError if `dest` is also a source."""
+    """Raise SourceError if a source is `dest` or inside it. A `dest` inside a source is allowed."""
     for one in [source] if isinstance(source, str | Path) else source:
         store = open_store(one, options.storage)
         if _real(store) == _real(dest):
             raise SourceError(
                 f"source {store.url} is also dest, and would be overwritten while it is read; choose another dest"
             )
+        if _real(store).startswith(_real(dest)):
+            raise SourceError(
+                f"source {store.url} is inside dest {dest.url}, whose own files are no input; choose another source, "
+                "or move it out of dest"
+            )
 
 
 def _real(store: Store) -> str:
-    return os.path.realpath(store.url) if store.is_local else store.url
+    """Return the URL of a store without symbolic links, with a slash at its end."""
+    url = os.path.realpath(store.url) if store.is_local else store.url
+    return f"{url.rstrip('/')}/"
 
 
 def _with_input(report: ShardReport, summary: InputSummary, on_input: OnInput) -> ShardReport:
@@ -328,7 +336,7 @@ def _build(
     if not staging.share.is_whole:
         return report_task(records.num_rows, options, remaining_shards(plan, staging))
     staging.lease.renew()  # the last check before the manifest
-    seal(plan, known_rows(records, plan.rejections), staging, options, progress, base)
+    seal(plan, known_rows(records, plan.rejections, plan.samples), staging, options, progress, base)
     report = replace(report_plan(plan, BUILT), probe_bytes_read=bytes_read, input=found.summary)
     if base is None:
         return report
@@ -336,8 +344,8 @@ def _build(
 
 
 def _check_accepted(plan: ShardPlan, base: Base | None) -> None:
-    """Raise SourceError if no row of the input is in the dataset."""
-    if not plan.num_samples and (base is None or not base.num_known):
+    """Raise SourceError if a new dataset would have no samples. An append records rejections."""
+    if not plan.num_samples and base is None:
         raise SourceError(_nothing_accepted(plan.rejections))
 
 
@@ -420,8 +428,8 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
     if overwrite:
         return None
     raise SealedError(
-        f"{store.url} holds another sealed dataset ({difference}); choose another dest, or set "
-        "work.overwrite=True (--overwrite) to replace it"
+        f"{store.url} holds another sealed dataset ({difference}); to add new rows to it, use `streamvid append`; "
+        "otherwise choose another dest, or set work.overwrite=True (--overwrite) to replace it"
     )
 
 

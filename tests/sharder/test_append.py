@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ from streamvid.dataset.index import named_by_content
 from streamvid.dataset.manifest import Change
 from streamvid.dataset.removed import Removals, RemovedSample, encode_removed
 from streamvid.dataset.versions.publish import writing
-from streamvid.errors import ConfigError, DatasetError, SourceError
+from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError
 from streamvid.sharder.append import append
 from streamvid.sharder.report import ShardReport
-from streamvid.sharder.sharder import abandon, shard
+from streamvid.sharder.sharder import abandon, check_apart, shard
 from streamvid.storage import open_store
 from tests.conftest import run_streamvid
 from tests.files import Tree, read_webdataset, tree_of, write_rows
@@ -137,6 +138,54 @@ def test_rows_of_one_file_are_told_apart_by_captions_and_time_ranges(growing: Gr
     assert report.num_samples == 1 and [one.kind for one in report.rejections] == ["other-file"]
 
 
+def test_a_file_that_was_incomplete_is_added_when_it_is_complete(growing: Growing, tmp_path: Path) -> None:
+    """SHARD-3: a rejected row is known only with the size of its file, unless the file has samples."""
+    paths = [growing.source / row["path"] for row in growing.rows[:3]]
+    complete = [path.read_bytes() for path in paths]
+    for path, data in zip(paths[1:], complete[1:], strict=True):
+        path.write_bytes(data[: len(data) // 2])
+    assert growing.build(growing.rows[:2]).num_rejected == 1
+    first, second = (growing.append(growing.rows[:3]) for _ in range(2))
+    assert [one.kind for one in first.rejections] == ["not-media"]
+    assert (second.num_known, second.num_rejected) == (3, 0)
+    for path, data in zip(paths, complete, strict=True):
+        path.write_bytes(data)
+    report = growing.append(growing.rows[:3])
+    assert (report.num_samples, report.num_known, report.rejections) == (2, 1, ())
+    shard(growing.source, tmp_path / "whole", shard_options(**PLAIN))
+    assert delivered(growing.dest) == keys_of(growing.dest) == keys_of(tmp_path / "whole")
+    assert growing.append(growing.rows[:3]).num_known == 3
+    paths[1].write_bytes(complete[1][:-1])
+    assert [one.kind for one in growing.append(growing.rows[:3]).rejections] == ["other-file"]
+
+
+@pytest.mark.parametrize("inner", ["shards", "linked", "."])
+def test_a_source_inside_the_dataset_is_refused(growing: Growing, inner: str) -> None:
+    growing.build(growing.rows[:2])
+    before = tree_of(growing.dest)
+    (growing.dest.parent / "linked").symlink_to(growing.dest / "shards")
+    source = growing.dest.parent / inner if inner == "linked" else growing.dest / inner
+    for dry_run in (False, True):
+        with pytest.raises(SourceError, match="source .* is (inside|also) dest"):
+            append(growing.dest, source, ONE, dry_run=dry_run)
+    with pytest.raises(SourceError, match="source .* is (inside|also) dest"):
+        shard(source, growing.dest, shard_options(**PLAIN, overwrite=True))
+    assert tree_of(growing.dest) == before
+
+
+def test_only_a_source_below_the_destination_is_inside_it() -> None:
+    dest, options = open_store("s3://videos/ds"), shard_options(**PLAIN)
+    check_apart(["s3://videos/ds2", "s3://videos", "s3://others/ds/shards"], dest, options)
+    with pytest.raises(SourceError, match="s3://videos/ds/shards is inside dest s3://videos/ds"):
+        check_apart(["s3://videos/ds2", "s3://videos/ds/shards"], dest, options)
+
+
+def test_shard_names_append_as_the_way_to_add_rows(growing: Growing) -> None:
+    growing.build(growing.rows[:2])
+    with pytest.raises(SealedError, match="2 rows stored, 3 rows now.*to add new rows to it, use `streamvid append`"):
+        growing.build(growing.rows[:3])
+
+
 def take_down(dataset: Path, source: str) -> None:
     """Publish a version without the samples of a source file."""
     with writing(open_store(dataset)) as held:
@@ -222,14 +271,22 @@ def test_a_dataset_whose_near_duplicates_were_dropped_is_refused(growing: Growin
 
 
 def test_rows_that_are_all_rejected_are_recorded_once(growing: Growing) -> None:
-    """SHARD-3: they are not probed again, and an input of nothing else is an error."""
+    """SHARD-3: they are not probed again, whether or not the input has known rows too."""
     growing.build(growing.rows[:1])
-    bad = [row for row in growing.rows if row["path"] == "bad/short.mp4"]
-    with pytest.raises(SourceError, match="all records were rejected"):
-        growing.append(bad)
-    first, second = (growing.append([growing.rows[0], *bad]) for _ in range(2))
+    bad = {row["path"]: row for row in growing.rows if row["path"].startswith("bad/")}
+    first, second = (growing.append([growing.rows[0], bad["bad/text.mp4"]]) for _ in range(2))
     assert (first.state, first.num_rejected, second.num_rejected) == ("already there", 1, 0)
-    assert streamvid.open_dataset(growing.dest).manifest.counts.rejections == 1
+    source = growing.write([bad["bad/short.mp4"]])
+    runs = [("--dry-run", 1, 2), ("--json", 1, 3), ("--json", 0, 3)]
+    for flag, num_new, version in runs:
+        said = run_streamvid("append", growing.dest, source, flag).stdout
+        if flag == "--json":
+            report = json.loads(said)
+            assert (report["num_rejected"], report["num_known"]) == (num_new, 1 - num_new)
+        dataset = streamvid.open_dataset(growing.dest)
+        assert dataset.manifest.version == version
+        assert not (growing.dest / ".staging").exists()
+    assert dataset.manifest.counts.rejections == 2 and len(delivered(growing.dest)) == 1
 
 
 def test_unfinished_work_of_one_verb_refuses_the_other(growing: Growing) -> None:

@@ -70,4 +70,9 @@ def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> 
         find_destination(dest, options).check_free()
         return submit_work("shard", dest, options, num_workers or SLURM_CPUS, as_json=as_json)
     build_or_plan = dry_run if plans else shard
-    return run_work(lambda progress, tell: build_or_plan(source, dest, options, progress, tell), dest, as_json=as_json)
+    return run_work(
+        lambda progress, tell: build_or_plan(source, dest, options, progress, tell),
+        dest,
+        as_json=as_json,
+        needs_samples=True,
+    )

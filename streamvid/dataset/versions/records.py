@@ -25,12 +25,18 @@ from streamvid.storage import Store
 BLOCK_ROWS = 256
 ROW = np.dtype([("name", "<u8"), ("row", "<u8"), ("num_bytes", "<i8")])
 """Entry of a table. name: hash of the file's name. row: hash of everything that identifies the row. num_bytes: size of
-the file."""
+the file, or -1 minus this size if the row was rejected."""
 InputRows: TypeAlias = npt.NDArray[Any]
 """Array of ROW entries."""
 
 _DIRECTORY = {"first_name": "uint64", "last_name": "uint64", "num_rows": "int32", "sha256": "sha256"}
 _READS_AT_ONCE = 16
+
+
+def rejected_rows(rows: InputRows) -> npt.NDArray[np.bool_]:
+    """Return True for each entry of a row that was rejected."""
+    is_rejected: npt.NDArray[np.bool_] = rows["num_bytes"] < 0
+    return is_rejected
 
 
 def encode_records(rows: InputRows, number: int) -> list[tuple[FileInfo, bytes]]:

@@ -2,7 +2,7 @@
 
 A row is identified before its file is opened: by the name of its file, its time range, its captions and the names of
 its conditioning inputs. A dataset knows the rows that became samples, and those that were rejected for a reason that
-does not change.
+does not change as long as the size of the file stays the same.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streamvid.dataset.removed import read_removed
 from streamvid.dataset.tabular.columns import value_as
 from streamvid.dataset.tabular.rows import Rows
 from streamvid.dataset.versions.publish import Writing
-from streamvid.dataset.versions.records import ROW, InputRows, find_records
+from streamvid.dataset.versions.records import ROW, InputRows, find_records, rejected_rows
 from streamvid.errors import ConfigError, DatasetError
-from streamvid.sharder.planning.assign import record_key, stable_hash
+from streamvid.sharder.planning.assign import PlannedSample, record_key, stable_hash
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Base:
 
     writing: the right to publish the next version; None for a task or a dry run, which publish nothing.
     num_known: number of input rows that the dataset knows already.
-    earlier: hash of a file name → number of its rows that the dataset knows, for names in the input.
+    earlier: hash of a file name → number of its rows that the dataset knows, for files in the input that have samples.
     """
 
     dataset: Dataset
@@ -111,7 +111,8 @@ class Base:
         num_new = len(np.unique(np.array(numbers, np.int64)))
         new = replace(records, records=rows, rejections=kept, user_types=types, num_rows=num_new)
         names = entries_of(rows)["name"]
-        several = np.unique(found["name"][np.isin(found["name"], names)], return_counts=True)
+        with_samples = names[np.isin(names, found["name"][~rejected_rows(found)])]
+        several = np.unique(found["name"][np.isin(found["name"], with_samples)], return_counts=True)
         earlier = dict(zip(*(values.tolist() for values in several), strict=True))
         return new, replace(self, num_known=records.num_rows - num_new, earlier=earlier)
 
@@ -155,9 +156,16 @@ def _new(
     types: Mapping[str, str],
     rejections: list[Rejection],
 ) -> Iterator[Record]:
-    """Yield the records that are not in `found`, and add rows that must not be added to `rejections`."""
-    is_known = np.isin(entries["row"], found["row"])
-    is_other = np.isin(entries["name"], found["name"]) & ~np.isin(_files(entries), _files(found))
+    """Yield the records that are not in `found`, and add rows that must not be added to `rejections`.
+
+    A rejected row is known only with the size of its file, which may have been incomplete.
+    """
+    is_rejected = rejected_rows(found)
+    accepted, rejected = found[~is_rejected], found[is_rejected].copy()
+    rejected["num_bytes"] = ~rejected["num_bytes"]
+    is_known = np.isin(entries["row"], accepted["row"]) | np.isin(_sized(entries, "row"), _sized(rejected, "row"))
+    is_other = np.isin(entries["name"], accepted["name"])
+    is_other &= ~np.isin(_sized(entries, "name"), _sized(accepted, "name"))
     for record, known, other in zip(records, is_known.tolist(), is_other.tolist(), strict=True):
         if removed and key_of(record) in removed:
             rejections.append(Rejection(record.row, record.source, _REMOVED, "removed"))
@@ -171,9 +179,9 @@ _REMOVED = "samples of this file were removed from the dataset"
 _OTHER = "the dataset has another file with this name, which has a different size"
 
 
-def _files(entries: InputRows) -> npt.NDArray[np.uint64]:
-    """Return a hash of each entry's file name and file size."""
-    hashes: npt.NDArray[np.uint64] = entries["name"] ^ (entries["num_bytes"].astype(np.uint64) * np.uint64(_ODD))
+def _sized(entries: InputRows, field_name: str) -> npt.NDArray[np.uint64]:
+    """Return a hash of one field of each entry and of the file's size."""
+    hashes: npt.NDArray[np.uint64] = entries[field_name] ^ (entries["num_bytes"].astype(np.uint64) * np.uint64(_ODD))
     return hashes
 
 
@@ -182,8 +190,11 @@ def key_of(record: Record) -> str:
     return record_key(record.source) if record.origin is None else record.origin.record_key
 
 
-def entries_of(records: Rows[Record], without: Collection[int] = ()) -> InputRows:
-    """Return the entries of records in the table of known rows. without: numbers of rows to omit."""
+def entries_of(records: Rows[Record], without: Collection[int] = (), rejected: Collection[int] = ()) -> InputRows:
+    """Return the entries of records in the table of known rows.
+
+    without: numbers of rows to omit. rejected: numbers of rows that became no sample.
+    """
 
     names = ("row", "source", "origin", "num_bytes", "time_range", "caption", "captions", "extra")
 
@@ -195,7 +206,8 @@ def entries_of(records: Rows[Record], without: Collection[int] = ()) -> InputRow
             span = ("", "") if times is None else (str(times.start), str(times.end))
             texts = [text for text, _ in captions] or [caption or ""]
             media = (f"{file.name}={file.source}" for file in extra)
-            yield stable_hash(name), stable_hash("row", name, *span, *texts, "", *media), num_bytes
+            size = ~num_bytes if row in rejected else num_bytes
+            yield stable_hash(name), stable_hash("row", name, *span, *texts, "", *media), size
 
     return np.fromiter(entries(), ROW)
 
@@ -205,10 +217,15 @@ def _entries_of_rejections(rejections: Iterable[Rejection]) -> InputRows:
     return np.fromiter(((one, one, 0) for one in hashes), ROW)
 
 
-def known_rows(records: RecordSet, rejections: Iterable[Rejection]) -> InputRows:
+def known_rows(records: RecordSet, rejections: Sequence[Rejection], samples: Rows[PlannedSample]) -> InputRows:
     """Return the entries of a build's input for the table of known rows.
 
     records: the input, with the rows that were rejected when it was read. rejections: all rejections of the build.
+    samples: all samples of the build.
     """
     retried = {rejection.row for rejection in rejections if rejection.kind in RETRIED}
-    return np.concatenate([entries_of(records.records, retried), _entries_of_rejections(records.rejections)])
+    rejected = {rejection.row for rejection in rejections}
+    if rejected:  # a row of which only some windows were rejected has samples
+        rejected.difference_update(row for (row,) in samples.tuples("record.row"))
+    entries = entries_of(records.records, retried, rejected)
+    return np.concatenate([entries, _entries_of_rejections(records.rejections)])

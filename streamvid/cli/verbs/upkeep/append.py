@@ -64,5 +64,8 @@ def command(dataset: str, source: tuple[str, ...], as_json: bool, **given: Any) 
         return submit_work("append", dataset, options, num_workers or SLURM_CPUS, as_json=as_json)
     append_or_plan = plan_append if plans else append_to
     return run_work(
-        lambda progress, tell: append_or_plan(source, dataset, options, progress, tell), dataset, as_json=as_json
+        lambda progress, tell: append_or_plan(source, dataset, options, progress, tell),
+        dataset,
+        as_json=as_json,
+        needs_samples=False,
     )
