@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
-from streamvid.dataset.manifest import read_manifest
+from streamvid.dataset.manifest import Manifest, read_manifest
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.versions.open import history
 from streamvid.errors import ConfigError, SourceError, StateError, StreamvidError
@@ -17,8 +18,9 @@ from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.requests import BatchRequest, Selection
 from streamvid.loader.mix import DataArguments, DatasetConfig
 from streamvid.loader.options import ScheduleOptions
-from streamvid.loader.setup import DeliveryArguments, PlanArguments, set_up
+from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_up
 from streamvid.loader.state import differences
+from streamvid.loader.versions import after, start_in
 from streamvid.plan import PLAN_VERSION, Cursor, PlanOptions, World
 from streamvid.plan.versions.continued import AnyPlan
 
@@ -31,6 +33,7 @@ _OTHER_DATA = (
     "the ledger belongs to other data: {}. Pass the datasets, or the versions of them, that the run used, in the order "
     "in which its loader received them"
 )
+_DIGITS = 12  # of a fingerprint in a message
 _MAX_EPOCHS = 10_000  # between the end of a log and the position of the next attempt
 
 
@@ -102,13 +105,13 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
     datasets: the datasets of the run, in the order of its loader. Memory does not grow with the ledger.
     Raises SourceError if the ledger belongs to other datasets, and the same errors as VideoLoader.
     """
-    findings, rows = _Findings(), IndexRows()
+    findings, versions = _Findings(), [_Versions(dataset) for dataset in datasets]
     total, done = sum(attempt.num_ranks for attempt in attempts), 0
     before: tuple[Attempt, Selection] | None = None
     for attempt in attempts:
-        selection = planned_selection(attempt, datasets)
+        selection, rows = _planned_selection(attempt, versions), IndexRows()  # rows of other versions differ
         if before is not None:
-            _check_start(findings, *before, attempt)
+            _check_start(findings, *before, attempt, selection)
         for rank in range(attempt.num_ranks):
             progress("ledger", done, total)
             world = World(rank, attempt.num_ranks)
@@ -131,12 +134,16 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
 # ---------------------------------------------------------------------------------------------- the plan
 
 
-def planned_selection(attempt: Attempt, datasets: Sequence[Dataset]) -> Selection:
+def _planned_selection(attempt: Attempt, versions: Sequence[_Versions]) -> Selection:
     """Return the inputs of the plan that an attempt used.
 
     Raises SourceError if the datasets are not those of the run.
     """
-    plan = attempt.plan
+    setup, earlier = _planned_setup(attempt, attempt.plan, versions), attempt.plan.get("earlier")
+    return (setup if earlier is None else after(setup, _planned_setup(attempt, earlier, versions))).selection
+
+
+def _planned_setup(attempt: Attempt, plan: Mapping[str, Any], versions: Sequence[_Versions]) -> Setup:
     if plan.get("plan_version") != PLAN_VERSION:
         raise SourceError(
             f"the ledger was written with plan version {plan.get('plan_version')!r}, but only {PLAN_VERSION} can be "
@@ -144,7 +151,7 @@ def planned_selection(attempt: Attempt, datasets: Sequence[Dataset]) -> Selectio
         )
     try:
         found = [dict(one) for one in plan["datasets"]]
-        configs = _configs(found, datasets)
+        configs = _configs(found, versions)
         arguments = _arguments(PlanOptions(**plan["options"]), plan["batch_sizes"], attempt.num_ranks)
         setup = set_up(DataArguments(configs, plan["split"]), arguments, DeliveryArguments(num_workers=0))
         costs = plan["costs"] or setup.selection.costs
@@ -152,31 +159,49 @@ def planned_selection(attempt: Attempt, datasets: Sequence[Dataset]) -> Selectio
         raise SourceError(f"session {attempt.sessions[0]} of the ledger is damaged: {error}") from error
     if differing := differences({"datasets": found}, {"datasets": setup.mix.identity()}):
         raise SourceError(_OTHER_DATA.format("; ".join(differing).replace("in the state", "in the ledger")))
-    return replace(setup.selection, costs=costs)
+    return replace(setup, selection=replace(setup.selection, costs=costs))
 
 
-def _configs(found: Sequence[Mapping[str, Any]], datasets: Sequence[Dataset]) -> list[DatasetConfig]:
-    if len(found) != len(datasets):
+def _configs(found: Sequence[Mapping[str, Any]], versions: Sequence[_Versions]) -> list[DatasetConfig]:
+    if len(found) != len(versions):
         raise SourceError(
-            f"the run used {len(found)} dataset(s), but {len(datasets)} were given; pass the datasets of the run "
+            f"the run used {len(found)} dataset(s), but {len(versions)} were given; pass the datasets of the run "
             "in the order in which its loader received them"
         )
-    versions = [_version(dataset, one["samples_fingerprint"]) for dataset, one in zip(datasets, found, strict=True)]
     return [
-        DatasetConfig(dataset, num_repeats=one["num_repeats"], where=one["where"], name=one.get("name"))
-        for dataset, one in zip(versions, found, strict=True)
+        DatasetConfig(
+            of_dataset.with_samples(one["samples_fingerprint"]),
+            num_repeats=one["num_repeats"],
+            where=one["where"],
+            name=one.get("name"),
+        )
+        for of_dataset, one in zip(versions, found, strict=True)
     ]
 
 
-def _version(dataset: Dataset, fingerprint: str) -> Dataset:
-    """Return the version of a dataset with these samples. Raises SourceError if no kept version has them."""
-    mine = dataset.manifest.fingerprints.samples
-    if mine == fingerprint:
-        return dataset
-    for manifest in history(dataset.store, read_manifest(dataset.store)):
-        if manifest.fingerprints.samples == fingerprint:
-            return Dataset(dataset.store, manifest=manifest)
-    raise SourceError(_OTHER_DATA.format(f"samples_fingerprint of {dataset.url} is {mine!r}, not {fingerprint!r}"))
+@dataclass(frozen=True)
+class _Versions:
+    """Kept versions of a dataset."""
+
+    dataset: Dataset
+
+    @cached_property
+    def _kept(self) -> Mapping[str, Manifest]:
+        """Samples fingerprint → newest version with it. Read once, because a run can have followed many versions."""
+        found: dict[str, Manifest] = {}
+        for manifest in history(self.dataset.store, read_manifest(self.dataset.store)):
+            found.setdefault(manifest.fingerprints.samples, manifest)
+        return found
+
+    def with_samples(self, fingerprint: str) -> Dataset:
+        """Return the version with these samples. Raises SourceError if no kept version has them."""
+        mine = self.dataset.manifest.fingerprints.samples
+        if mine == fingerprint:
+            return self.dataset
+        if fingerprint in self._kept:
+            return Dataset(self.dataset.store, manifest=self._kept[fingerprint])
+        shown = f"{mine[:_DIGITS]!r}, not {fingerprint[:_DIGITS]!r}"
+        raise SourceError(_OTHER_DATA.format(f"samples_fingerprint of {self.dataset.url} is {shown}"))
 
 
 def _arguments(options: PlanOptions, batch_sizes: Mapping[str, int], num_ranks: int) -> PlanArguments:
@@ -192,24 +217,38 @@ def _arguments(options: PlanOptions, batch_sizes: Mapping[str, int], num_ranks: 
     )
 
 
-def _check_start(findings: _Findings, earlier: Attempt, selection: Selection, attempt: Attempt) -> None:
-    """Verify that an attempt began at a position that the earlier one had, so that no sample is lost between them."""
+def _check_start(
+    findings: _Findings, earlier: Attempt, selection: Selection, attempt: Attempt, later: Selection
+) -> None:
+    """Verify that an attempt began at a position that the earlier one had, so that no sample is lost between them.
+
+    An attempt with another version of the datasets begins an epoch, where that version's epoch begins.
+    """
     if attempt.start < earlier.start:
         return  # everything is delivered again
     try:
         plan = _plan_of(selection, Cursor.from_json(earlier.cursor), attempt.start)
-        here = plan.cursor_after(attempt.start.step - plan.cursor.step)
-        start = selection.plan(Cursor.from_json(attempt.cursor)).cursor_after(0)
+        cursor = Cursor.from_json(attempt.cursor)
+        if attempt.start.step == 0 and _data(attempt) != _data(earlier):
+            here = start_in(later, plan)
+        else:
+            here = plan.cursor_after(attempt.start.step - plan.cursor.step)
+        start = later.plan(cursor).cursor_after(0).positions
     except StreamvidError as error:
         findings.differ(f"attempt {attempt.number}: its position does not exist: {error}")
         return
-    wrong = sorted(name for name, place in start.positions.items() if here.positions.get(name) != place)
+    pairs = ((start, here.positions), (cursor.carried, here.carried), (here.carried, cursor.carried))
+    wrong = sorted({name for found, right in pairs for name, place in found.items() if right.get(name) != place})
     if wrong:
         findings.differ(
             f"attempt {attempt.number} began at epoch {attempt.start.epoch}, step {attempt.start.step}, but not where "
             f"the attempt before it was at this step (buckets: {', '.join(wrong[:5])}); it used a state of another run "
             "or of an earlier attempt, or no state"
         )
+
+
+def _data(attempt: Attempt) -> tuple[Any, Any]:
+    return attempt.plan["datasets"], attempt.plan.get("earlier")
 
 
 def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPlan:
@@ -293,7 +332,13 @@ def _check_batch(findings: _Findings, where: str, batch: LoggedBatch, request: B
         )
         return
     for slot, (logged, sample) in enumerate(zip(batch.samples, request.samples, strict=True)):
-        wanted = (sample.part.number, rows.row(sample, request.bucket).key, sample.visit, sample.is_repeat)
+        part = sample.part
+        wanted = (
+            part.number if part.later is None else part.later,
+            rows.row(sample, request.bucket).key,
+            sample.visit,
+            sample.is_repeat,
+        )
         if _identity(logged) != wanted:
             findings.differ(
                 f"{where}: {_at(batch.position)}, slot {slot} delivered {_named(_identity(logged))} instead of "

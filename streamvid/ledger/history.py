@@ -1,6 +1,7 @@
 """History of a run from its ledger: which deliveries count after interruptions and resumes.
 
-    session    what was started together: a folder with one log per rank, and the plan and position at which it began
+    session    what was started together: a folder with one log per rank, and the plan and position at which it began.
+               A loader that continues in another version of a dataset begins another session
     attempt    consecutive sessions with the same plan and position. They deliver the same batches
     history    per attempt and rank, the deliveries before the position at which a later attempt began
 

@@ -34,21 +34,26 @@ class LedgerWriter:
     def __init__(self, folder: Path, rank: int, urls: list[str]) -> None:
         self._folder, self._rank, self._urls = folder, rank, urls
         self._log = self._tail = -1
-        self._tail_path = folder
+        self._tail_path, self._plan = folder, b""
         self._num_records = self._num_samples = 0
         self._pending: list[LoggedBatch] = []
 
     def begin(self, plan: Mapping[str, Any], cursor: Mapping[str, Any], is_again: bool) -> None:
         """Log the start of a loop. See LoopStart for the arguments.
 
-        plan: values that determine the plan, as JSON, equal on all ranks. The first loop opens or joins a session.
+        plan: values that determine the plan, as JSON, equal on all ranks. The first loop opens or joins a session, and
+            so does the first one with another plan, such as that of another version of a dataset.
         """
+        described = json.dumps(dict(plan), sort_keys=True).encode()
+        if self._log >= 0 and described != self._plan:
+            self.close()
         if self._log < 0:
             session = {"version": LEDGER_VERSION, "plan": dict(plan), "start": dict(cursor)}
             with _storage_errors(self._folder):
                 place = self._enter(json.dumps(session, sort_keys=True).encode())
                 self._tail_path = tail_file(place, self._rank)
                 self._tail = os.open(self._tail_path, _FLAGS, 0o666)
+            self._plan, self._num_records = described, 0
             self._append(self._log, frame({"rank": self._rank, "urls": self._urls}, is_compressed=False))
         self._compact()
         self._append(self._log, frame(start_record(self._num_records, cursor, is_again), is_compressed=False))

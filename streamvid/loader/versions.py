@@ -138,18 +138,21 @@ def followed(
 
     plan: plan of an epoch that has not begun, with the versions of `setup`.
     """
-    new, before = arguments.set_up(versions, setup.stores), plan.cursor
-    carried = {
-        bucket_id: position
-        for bucket_id, position in before.positions.items()
-        if setup.selection.options.tail_rule.carries and position < plan.start_of(bucket_id)
-    }
-    start = new.selection.plan(Cursor(before.epoch))
-    positions = {bucket.id: start.start_of(bucket.id) for bucket in new.buckets}
-    if carried:
+    new = arguments.set_up(versions, setup.stores)
+    start = start_in(new.selection, plan)
+    if start.carried:
         new = after(new, setup)
-    _announce(setup, new, before.epoch)
-    return new, Cursor(before.epoch, positions, carried=carried)
+    _announce(setup, new, start.epoch)
+    return new, start
+
+
+def start_in(new: Selection, plan: AnyPlan) -> Cursor:
+    """Return the position at which the epoch of `plan`, a plan of the version before, begins in a new version."""
+    epoch, places = plan.cursor.epoch, plan.cursor.positions
+    carries = plan.options.tail_rule.carries
+    carried = {name: place for name, place in places.items() if carries and place < plan.start_of(name)}
+    start = new.epoch_plan(Cursor(epoch))
+    return Cursor(epoch, {name: start.start_of(name) for name in new.mix.buckets}, carried=carried)
 
 
 def _announce(old: Setup, new: Setup, epoch: int) -> None:

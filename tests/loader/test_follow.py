@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.versions.open import open_dataset
+from streamvid.forecast.ledger import check_ledger
+from streamvid.ledger.history import read_history
 from tests.dataset.growing import grow, keys_of, remove_keys, rewrite, seal_keys
 from tests.loader.ranks import Ranks
 
@@ -102,7 +105,7 @@ class Run:
             "batch_size": self.batch_size,
             "tail": self.tail,
             "accumulate": self.accumulate,
-            "output": {"decode": False},
+            "output": {"decode": False, "ledger": str(self.ledger)},
             "schedule": {"follow": self.follow},
         }
         self.num_ranks, self.gone_at_opening = num_ranks, set(self.life.removed)
@@ -135,7 +138,16 @@ class Run:
         rows = (row for row in self.delivered if epoch in (None, row[0]))
         return Counter(key for row in rows for key, again in zip(row[4], row[5], strict=True) if not again)
 
+    @property
+    def ledger(self) -> Path:
+        return self.life.root.with_name("ledger")
+
     # What must be true.
+
+    def check_ledger(self) -> None:
+        report = check_ledger(read_history(self.ledger), [open_dataset(self.life.root)], lambda *_: None)
+        assert report.is_right, report
+        assert report.num_batches == len(self.delivered)
 
     def check(self) -> None:
         for row in self.delivered:
@@ -247,6 +259,7 @@ def live(ranks: Ranks, root: Path, example: dict[str, Any]) -> None:
     run.run(None)
     run.check()
     ranks.tell(run.num_ranks, "close")
+    run.check_ledger()
 
 
 HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -166,13 +166,36 @@ def test_a_removed_sample_is_replaced_and_not_counted_as_bad(root: Path, caplog:
         caplog.set_level(logging.WARNING)
         for _ in range(2):
             assert epoch_of(loader) == Counter(FIRST - {"a1", "b0"})
-        lines = [record.getMessage() for record in caplog.records]
-        assert len(lines) == 2 and all("2 samples of version 1 were removed until version 2" in line for line in lines)
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert "2 samples of version 1 were removed until version 2" in line
         assert {one.key for one in loader.substituted} == {"a1", "b0"}
         assert all(one.is_removed for one in loader.substituted)
         assert loader.stats().work.num_substituted == 0
     with open_loader(f"{root}@1", **NO_DECODING, limits=limits) as loader:
         assert epoch_of(loader) == Counter(FIRST - {"a1", "b0"})
+
+
+def test_only_samples_of_the_own_version_are_announced_and_each_number_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def announced() -> list[str]:
+        caplog.clear()
+        for _ in range(2):
+            with open_loader(f"{root}@1", **NO_DECODING) as loader:
+                assert set(epoch_of(loader)) == FIRST & keys_of(root)
+        return [record.getMessage() for record in caplog.records]
+
+    caplog.set_level(logging.WARNING)
+    grow(root, {A: [["a5", "a6"]]})
+    remove_keys(root, {"a5"})
+    rewrite(root, {0, 1, 2})
+    assert announced() == [], "what was removed had been added later"
+    remove_keys(root, {"a6", "b0"})
+    (line,) = announced()
+    assert "1 samples of version 1 were removed until version 5" in line, "one that had been moved to another tar"
+    remove_keys(root, {"a1"})
+    (line,) = announced()
+    assert "2 samples of version 1 were removed until version 6" in line
 
 
 def test_a_bucket_of_which_all_samples_were_removed_ends_a_run_that_stays(root: Path) -> None:

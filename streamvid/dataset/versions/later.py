@@ -10,12 +10,16 @@ import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from streamvid.dataset.manifest import Manifest, ShardInfo, read_manifest
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.removed import ShardName, places_of, read_removed
 from streamvid.dataset.versions.moved import NOWHERE, read_moved
 from streamvid.errors import StreamvidError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger("streamvid.loader")
 
@@ -43,29 +47,72 @@ class Later:
         known = {file.path for file in dataset.manifest.files}
         # Tables that the earlier version also lists contain nothing later.
         removed = read_removed(dataset.store, [file for file in newest.files.removed if file.path not in known])
-        since = [version > dataset.manifest.version for version in removed.column("version").to_pylist()]
-        keys = removed.column("key").to_pylist()
         moved: dict[ShardName, list[ShardName]] = {}
         for row in read_moved(dataset.store, [file for file in newest.files.moved if file.path not in known]):
             found = moved.setdefault((row.bucket_id, row.number, row.build_id), [])
             if row.new_number != NOWHERE:
                 found.append((row.bucket_id, row.new_number, row.new_build_id))
-        return Later(later, frozenset(key for key, is_since in zip(keys, since, strict=True) if is_since), moved)
+        gone = _by_shard(removed, dataset.manifest.version)
+        return Later(later, frozenset(_removed_from(dataset, gone, moved)), moved)
 
     def shards_of(self, shard: ShardInfo) -> list[ShardInfo] | None:
         """Return the newest version's shards that can contain the samples of an earlier shard; None if it remains."""
         name = (shard.bucket_id, shard.number, shard.build_id)
         if name not in self.moved:
             return None
-        waiting, seen = [name], set[ShardName]()
-        while waiting:
-            name = waiting.pop()
-            if name not in seen:
-                seen.add(name)
-                waiting += self.moved.get(name, ())
+        seen = _reached(name, self.moved)
         table = self.newest.shards
         places = places_of(table, sorted(seen - self.moved.keys()))
         return [table[int(place)] for place in places if place >= 0]
+
+
+def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
+    """Return the keys of the samples that were removed after a version, by the shard that contained them then."""
+    found: dict[ShardName, set[str]] = {}
+    columns = (removed.column(name).to_pylist() for name in ("version", "key", "bucket_id", "number", "build_id"))
+    for since, key, *name in zip(*columns, strict=True):
+        if since > version:
+            found.setdefault((name[0], name[1], name[2]), set()).add(key)
+    return found
+
+
+def _removed_from(
+    dataset: Dataset, gone: Mapping[ShardName, set[str]], moved: Mapping[ShardName, Sequence[ShardName]]
+) -> set[str]:
+    """Return the removed keys that a version has. Its keys are read only for shards that were replaced."""
+    found: set[str] = set()
+    before: dict[ShardName, list[ShardName]] = {}
+    for old, several in moved.items():
+        for new in several:
+            before.setdefault(new, []).append(old)
+    moved_keys: dict[ShardName, set[str]] = {}  # shard of the version → keys that may have been moved from it
+    names = list(gone)
+    for name, place in zip(names, places_of(dataset.shards, names).tolist(), strict=True):
+        if place >= 0:
+            found |= gone[name]
+            continue
+        for old in _reached(name, before):
+            moved_keys.setdefault(old, set()).update(gone[name])
+    names = list(moved_keys)
+    for name, place in zip(names, places_of(dataset.shards, names).tolist(), strict=True):
+        if place >= 0:
+            keys = dataset.samples(dataset.shards[place], ["key"]).column("key").to_pylist()
+            found.update(moved_keys[name].intersection(keys))
+    return found
+
+
+def _reached(first: ShardName, following: Mapping[ShardName, Sequence[ShardName]]) -> set[ShardName]:
+    """Return a shard, and all shards to which it leads."""
+    waiting, seen = [first], set[ShardName]()
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += following.get(name, ())
+    return seen
+
+
+_announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of removed samples that was logged last
 
 
 class LaterVersions:
@@ -85,7 +132,10 @@ class LaterVersions:
         self._is_new = is_new
 
     def begin_epoch(self) -> None:
-        """Find samples that were removed meanwhile, and log their number. If this fails, log that and keep the old."""
+        """Find samples that were removed meanwhile. If this fails, log that and keep the old.
+
+        Their number is logged once per process, and again when it changes.
+        """
         try:
             self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
@@ -93,12 +143,14 @@ class LaterVersions:
         self._is_new = False
         for number, dataset in self._datasets.items():
             later = self._later.get(number)
-            if later is not None and later.removed and number not in self._silent:
+            count, place = 0 if later is None else len(later.removed), (dataset.url, dataset.manifest.version)
+            if later is not None and count and number not in self._silent and _announced.get(place) != count:
+                _announced[place] = count
                 _log.warning(
                     "%s: %d samples of version %d were removed until version %d; other samples of their buckets take "
                     "their places, marked is_repeat",
                     dataset.url,
-                    len(later.removed),
+                    count,
                     dataset.manifest.version,
                     later.newest.manifest.version,
                 )

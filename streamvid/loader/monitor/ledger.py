@@ -32,6 +32,7 @@ def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter
 
 def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
     """Return all values that determine the plan, as JSON, from which `forecast/ledger.py` makes it again."""
+    earlier = selection.earlier
     return {
         "plan_version": PLAN_VERSION,
         "datasets": selection.mix.identity(),
@@ -40,6 +41,7 @@ def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
         "batch_sizes": dict(selection.batch_sizes),
         "costs": dict(selection.costs) if uses_costs(selection.options) else {},
         "num_ranks": selection.world.num_ranks,
+        **({} if earlier is None else {"earlier": plan_facts(earlier.selection, split)}),
     }
 
 
