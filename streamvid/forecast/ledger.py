@@ -229,7 +229,7 @@ def _check_start(
     try:
         plan = _plan_of(selection, Cursor.from_json(earlier.cursor), attempt.start)
         cursor = Cursor.from_json(attempt.cursor)
-        if attempt.start.step == 0 and _data(attempt) != _data(earlier):
+        if _begins_version(attempt, earlier):
             here = start_in(later, plan)
         else:
             here = plan.cursor_after(attempt.start.step - plan.cursor.step)
@@ -247,8 +247,11 @@ def _check_start(
         )
 
 
-def _data(attempt: Attempt) -> tuple[Any, Any]:
-    return attempt.plan["datasets"], attempt.plan.get("earlier")
+def _begins_version(attempt: Attempt, earlier: Attempt) -> bool:
+    """Return whether an attempt began an epoch in another version. Versions with other columns have equal samples."""
+    mine, theirs = attempt.plan, earlier.plan
+    is_other = mine["datasets"] != theirs["datasets"] or mine.get("earlier") not in (None, theirs.get("earlier"))
+    return attempt.start.step == 0 and is_other
 
 
 def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPlan:
