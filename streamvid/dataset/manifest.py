@@ -343,7 +343,7 @@ Verb: TypeAlias = Literal["shard", "append", "remove", "merge", "compact", "anno
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What made a version from the one before it.
+    """Change that produced a version from the previous one.
 
     num_added, num_removed: number of samples that the version has in addition, and that it no longer has.
     note: the reason that the user gave, or a short description.

@@ -22,7 +22,7 @@ _AGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*")
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What an expiry deleted, or would delete.
+    """Versions and files that an expiry deleted, or would delete.
 
     versions: numbers of the versions.
     files: paths of files that no kept version names. num_bytes: their total size.

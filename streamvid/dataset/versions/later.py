@@ -1,4 +1,4 @@
-"""What later versions did to the samples of an earlier version: which were removed, and which tars hold the others.
+"""Effects of later versions on the samples of an earlier one: which were removed, and which tars hold the others.
 
 A run that stays in an earlier version does not deliver samples that were removed later, although it plans them. The
 tars of others can have been deleted by `streamvid compact`; they are read from the tars that replaced these.
@@ -116,7 +116,7 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 
 
 class LaterVersions:
-    """What later versions did to the samples of several datasets, while a run stays in earlier versions. Thread-safe.
+    """Effects of later versions on the samples of several datasets, while a run stays in earlier versions. Thread-safe.
 
     datasets: number → dataset. Methods take these numbers, and know nothing about other datasets.
     silent: numbers of datasets whose removed samples are not logged.
