@@ -73,7 +73,7 @@ def moments(num_shards: int, rng: random.Random) -> list[tuple[str, int, float]]
     return [(phase, done, rng.choice(delays[phase])) for phase, done in at]
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_again_and_again_it_ends_with_the_same_bytes(built: Built, tmp_path: Path, count: int) -> None:
     """SHARD-1, SHARD-2: kill -9 in every phase; the next run goes on, and repeats no finished shard."""
     dest, rng = tmp_path / "dataset", random.Random(20)
