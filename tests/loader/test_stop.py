@@ -197,14 +197,14 @@ def test_what_a_scheduler_sends_to_a_whole_job_ends_no_worker(dataset: Path) -> 
 
 
 def test_a_stopped_worker_does_not_stop_the_close(dataset: Path) -> None:
-    loader = open_loader(dataset, num_workers=3, num_epochs=None)
+    loader = open_loader(dataset, num_workers=5, num_epochs=None)
     next(iter(loader))
     pids = list(loader.worker_pids)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     before = time.monotonic()
     loader.close()
-    assert time.monotonic() - before < 12  # one wait for all of them, not one each
+    assert time.monotonic() - before < 20  # one wait for all of them, not one each
     assert wait_for_end(pids) == []
 
 
