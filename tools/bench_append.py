@@ -31,32 +31,14 @@ import av
 import numpy as np
 
 from streamvid.buckets.bucket import parse_bucket
-from streamvid.dataset.index import (
-    MAX_SHARDS_PER_FILE,
-    ClipEntry,
-    RowGroup,
-    SampleRow,
-    SourceEntry,
-    encode_rejections,
-    encode_samples,
-    encode_shards,
-    named_by_content,
-)
-from streamvid.dataset.manifest import (
-    Counts,
-    FileInfo,
-    Fingerprints,
-    Manifest,
-    ManifestFiles,
-    ShardInfo,
-    manifest_to_json,
-)
+from streamvid.dataset.index import MAX_SHARDS_PER_FILE, ClipEntry, RowGroup, SampleRow, SourceEntry, encode_samples
+from streamvid.dataset.manifest import FileInfo, ShardInfo, manifest_to_json
 from streamvid.dataset.sealed_json import MANIFEST
-from streamvid.dataset.tar import energon_files
 from streamvid.dataset.versions.records import ROW, encode_records
 from streamvid.sharder.options import ShardOptions
 from streamvid.storage import Store, open_store
 from tools.fault_proxy import FaultProxy
+from tools.synthetic_dataset import put_file, put_index
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES_A_SHARD = 500
@@ -86,14 +68,9 @@ def put_dataset(store: Store, num_samples: int) -> None:
     rng = random.Random(num_samples)
     num_shards = num_samples // SAMPLES_A_SHARD
 
-    def put(stem: str, number: int, data: bytes, extension: str = "parquet") -> FileInfo:
-        file = named_by_content(stem, number, data, extension)
-        store.put(file.path, data)
-        return file
-
     parts = range(0, num_shards, MAX_SHARDS_PER_FILE)
     groups = [RowGroup(BUCKET.id, number, "train", rows_of(number)) for number in range(min(num_shards, parts.step))]
-    real = put("samples", 0, encode_samples(groups, {"score": "double"}))
+    real = put_file(store, "samples", 0, encode_samples(groups, {"score": "double"}))
     names = (f"index/samples-{number:05d}-{'0' * 12}.parquet" for number in range(1, len(parts)))
     absent = [replace(real, path=name, num_bytes=real.num_bytes + 1) for name in names]
     samples = (real, *absent)
@@ -102,24 +79,13 @@ def put_dataset(store: Store, num_samples: int) -> None:
     shards = [shard_of(number, samples, rng) for number in range(num_shards)]
     known = np.zeros(num_samples, ROW)
     known["name"], known["row"] = np.random.default_rng(0).integers(0, 2**64, (2, num_samples), np.uint64)
-    others = energon_files(shards)
-    for path, data in others.items():
-        store.put(path, data)
     records = encode_records(known, 0)
     for file, data in records:
         store.put(file.path, data)
-    files = ManifestFiles(
-        shards=(put("shards", 0, encode_shards(shards)),),
-        samples=samples,
-        rejections=(put("rejections", 0, encode_rejections([])),),
-        packets=packets,
-        records=tuple(file for file, _ in records),
-        other=tuple(FileInfo.of(path, data) for path, data in others.items()),
-    )
-    counts = Counts(num_samples, num_samples, 0, num_shards, sum(shard.num_bytes for shard in shards))
-    fingerprints = Fingerprints.of([BUCKET], shards, samples)
     build = {"options": ShardOptions(buckets={"buckets": [BUCKET.size_at_frames]}).to_json()}
-    store.put(MANIFEST, manifest_to_json(Manifest((BUCKET,), "copy", counts, files, fingerprints, build)))
+    files = [file for file, _ in records]
+    manifest = put_index(store, [BUCKET], shards, samples, packets=packets, records=files, build=build)
+    store.put(MANIFEST, manifest_to_json(manifest))
 
 
 def shard_of(number: int, samples: tuple[FileInfo, ...], rng: random.Random) -> ShardInfo:

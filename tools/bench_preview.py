@@ -24,19 +24,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset.index import (
-    ClipEntry,
-    RowGroup,
-    SampleRow,
-    SourceEntry,
-    encode_rejections,
-    encode_samples,
-    encode_shards,
-    named_by_content,
-)
-from streamvid.dataset.manifest import Counts, FileInfo, Fingerprints, Manifest, ManifestFiles, ShardInfo
-from streamvid.dataset.manifest import manifest_to_json as manifest_bytes
+from streamvid.dataset.index import ClipEntry, RowGroup, SampleRow, SourceEntry, encode_samples
+from streamvid.dataset.manifest import FileInfo, ShardInfo, manifest_to_json
+from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.storage import LocalStore
+from tools.synthetic_dataset import put_file, put_index
 
 BUCKETS = (Bucket(81, 480, 832, "480p", "16:9"), Bucket(17, 256, 256), Bucket(1, 480, 832))
 ROWS_PER_SHARD, SHARDS_PER_FILE = 500, 200
@@ -89,22 +81,10 @@ def seal(root: Path, num_rows: int) -> None:
             rows = [row_of(n, n - start) for n in range(start, min(num_rows, start + ROWS_PER_SHARD))]
             groups.append(RowGroup(BUCKETS[place].id, numbers[place], "train", rows))
             numbers[place] += 1
-        data = encode_samples(groups, types)
-        files.append(named_by_content("samples", len(files), data))
-        store.put(files[-1].path, data)
+        files.append(put_file(store, "samples", len(files), encode_samples(groups, types)))
         for place, group in enumerate(groups):
             shards.append(_shard(group, files[-1].path, place))
-    table, none = encode_shards(shards), encode_rejections([])
-    found = ManifestFiles(
-        shards=(named_by_content("shards", 0, table),),
-        samples=tuple(files),
-        rejections=(named_by_content("rejections", 0, none),),
-    )
-    store.put(found.shards[0].path, table)
-    store.put(found.rejections[0].path, none)
-    counts = Counts(num_rows, num_rows, 0, len(shards), sum(shard.num_bytes for shard in shards))
-    manifest = Manifest(BUCKETS, "copy", counts, found, Fingerprints.of(BUCKETS, shards, files))
-    store.put("manifest.json", manifest_bytes(manifest))
+    store.put(MANIFEST, manifest_to_json(put_index(store, BUCKETS, shards, files)))
 
 
 def _shard(group: RowGroup, path: str, place: int) -> ShardInfo:
@@ -188,7 +168,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         root = given.dir or Path(scratch) / "ds"
-        if not (root / "manifest.json").exists():
+        if not (root / MANIFEST).exists():
             seal(root, given.rows)
         found = measure(root, given.repeats)
     if given.json:

@@ -11,29 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset.index import (
-    ClipEntry,
-    RowGroup,
-    SampleRow,
-    SourceEntry,
-    encode_rejections,
-    encode_samples,
-    encode_shards,
-    named_by_content,
-)
-from streamvid.dataset.manifest import (
-    Counts,
-    FileInfo,
-    Fingerprints,
-    Manifest,
-    ManifestFiles,
-    ShardInfo,
-    manifest_to_json,
-    offsets_path,
-)
+from streamvid.dataset.index import ClipEntry, RowGroup, SampleRow, SourceEntry, encode_samples
+from streamvid.dataset.manifest import Manifest, ShardInfo, manifest_to_json, offsets_path
 from streamvid.dataset.sealed_json import MANIFEST, manifest_checksum
-from streamvid.dataset.tar import energon_files, scan_tar, tar_index, write_shard
+from streamvid.dataset.tar import scan_tar, tar_index, write_shard
 from streamvid.storage import LocalStore
+from tools.synthetic_dataset import put_file, put_index
 
 BUCKETS = (Bucket(9, 64, 96), Bucket(16, 192, 336, "256px", "16:9"))
 USER_TYPES = {"score": "double", "tag": "string"}
@@ -129,40 +112,17 @@ def seal_parts(
     A change of `manifest_counts`, `manifest_files` or `manifest_fingerprints` is a mapping of the fields that change.
     """
     store = LocalStore(root)
-    contents: dict[str, bytes] = {}
-
-    def named(stem: str, data: bytes) -> FileInfo:
-        file = named_by_content(stem, 0, data)
-        contents[file.path] = data
-        return file
-
     groups = [RowGroup(part.bucket.id, part.number, part.split, part.rows) for part in parts]
-    samples = named("samples", change_index(encode_samples(groups, user_types)))
+    samples = put_file(store, "samples", 0, change_index(encode_samples(groups, user_types)))
     shards = [part.info(samples.path, group) for group, part in enumerate(parts)]
     for shard, part in zip(shards, parts if has_shards else [], strict=has_shards):
-        contents |= {shard.path: part.tar, offsets_path(shard.path): part.offsets}
-    others = energon_files(shards)
-    files = ManifestFiles(
-        shards=(named("shards", encode_shards(shards)),),
-        samples=(samples,),
-        rejections=(named("rejections", encode_rejections(list(rejections))),),
-        other=tuple(FileInfo.of(path, data) for path, data in others.items()),
-    )
-    num_samples, num_bytes = sum(shard.num_samples for shard in shards), sum(shard.num_bytes for shard in shards)
-    manifest = Manifest(
-        buckets=tuple(buckets),
-        clips="copy",
-        counts=Counts(num_samples + len(rejections), num_samples, len(rejections), len(shards), num_bytes),
-        files=files,
-        fingerprints=Fingerprints.of(buckets, shards, (samples,)),
-        build={"options": {"seed": 0}},
-    )
+        store.put(shard.path, part.tar)
+        store.put(offsets_path(shard.path), part.offsets)
+    manifest = put_index(store, buckets, shards, [samples], rejections=rejections, build={"options": {"seed": 0}})
     for name in ("counts", "files", "fingerprints"):
         if (nested := changes.pop(f"manifest_{name}", None)) is not None:
             changes[name] = replace(getattr(manifest, name), **nested)
     manifest = replace(manifest, **changes)
-    for path, data in (contents | others).items():
-        store.put(path, data)
     store.put(MANIFEST, manifest_to_json(manifest))
     return manifest
 

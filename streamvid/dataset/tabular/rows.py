@@ -23,8 +23,10 @@ from streamvid.errors import StorageError
 
 BLOCK_ROWS = 1 << 14
 _MEMORY_BYTES = 1 << 22
-_PART_ROWS, _PART_MEMORY_BYTES = 1 << 14, 1 << 16
+_PART_MEMORY_BYTES = 1 << 16
 _MAX_PARTS = 512
+#: Size of the rows that are distributed to parts at once. Many small batches would be slow to write and read.
+_GATHERED_BYTES = 1 << 25
 _Row = TypeVar("_Row")
 #: Compression costs less time than writing and reading the bytes that it saves.
 _STORED = pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None, use_threads=False)
@@ -148,10 +150,10 @@ class Rows(Sequence[_Row], Generic[_Row]):
         """
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
-        part_rows = max(_PART_ROWS, -(-len(order) // _MAX_PARTS))
-        parts = [_Part(self._form.schema) for _ in range(0, len(order), part_rows)]
+        part_rows = BLOCK_ROWS * max(1, -(-len(order) // (BLOCK_ROWS * _MAX_PARTS)))
+        parts = [_Part() for _ in range(0, len(order), part_rows)]
         start = 0
-        for batch in self._blocks():
+        for batch in _gathered(self._blocks()):
             targets = places[start : start + len(batch)]
             start += len(batch)
             in_parts = np.argsort(targets // part_rows, kind="stable")
@@ -160,13 +162,11 @@ class Rows(Sequence[_Row], Generic[_Row]):
             for part, first, stop in zip(parts, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
                 if first < stop:
                     part.add(by_part.slice(first, stop - first), targets[first:stop])
-        spill, left = Spill(), None
+        spill = Spill()
         for part in parts:
-            table = part.in_order() if left is None else pa.concat_tables([left, part.in_order()])
-            whole = table.num_rows if part is parts[-1] else table.num_rows // BLOCK_ROWS * BLOCK_ROWS
-            for first in range(0, whole, BLOCK_ROWS):
-                spill.append(table.slice(first, min(BLOCK_ROWS, whole - first)).combine_chunks().to_batches()[0])
-            left = table.slice(whole)
+            rows = part.in_order()
+            for first in range(0, len(rows), BLOCK_ROWS):
+                spill.append(rows.slice(first, BLOCK_ROWS))
         return Rows(self._form.cls, spill)
 
     def _blocks(self, columns: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
@@ -177,26 +177,38 @@ class Rows(Sequence[_Row], Generic[_Row]):
             yield batch.slice(first, min(len(batch), wanted.stop - number * BLOCK_ROWS) - first)
 
 
-class _Part:
-    """Rows of one part of a new order, and their places in this order. They are one stream, which is read once."""
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join consecutive batches until they have at least _GATHERED_BYTES bytes."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(one.nbytes for one in held) >= _GATHERED_BYTES:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined(held)
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._file = tempfile.SpooledTemporaryFile(_PART_MEMORY_BYTES)  # noqa: SIM115 — closed with this object
-        self._writer = pa.ipc.new_stream(self._file, schema, options=_STORED)
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+class _Part:
+    """Rows of one part of a new order, and their places in this order."""
+
+    def __init__(self) -> None:
+        self._spill = Spill(_PART_MEMORY_BYTES)
         self._targets: list[npt.NDArray[np.int64]] = []
 
     def add(self, batch: pa.RecordBatch, targets: npt.NDArray[np.int64]) -> None:
-        with _naming("write"):
-            self._writer.write_batch(batch)
+        self._spill.append(batch)
         self._targets.append(targets.copy())
 
-    def in_order(self) -> pa.Table:
-        with self._file, _naming("read"):
-            self._writer.close()
-            self._file.seek(0)
-            with pa.ipc.open_stream(self._file) as reader:
-                table = reader.read_all()
-        return table.combine_chunks().take(array_of(np.argsort(np.concatenate(self._targets))))
+    def in_order(self) -> pa.RecordBatch:
+        """Return the rows, and remove them from the disk."""
+        spill, self._spill = self._spill, Spill()
+        rows = _joined(map(spill.read, range(len(spill))))
+        return rows.take(array_of(np.argsort(np.concatenate(self._targets))))
 
 
 # --------------------------------------------------------------------------------------------- dataclasses as columns

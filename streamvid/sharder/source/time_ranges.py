@@ -77,6 +77,8 @@ class TimeColumns:
 
     def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
         """Return the ranges of a row; see `parse_ranges`. A second column named like "duration" holds durations."""
+        if not self.names:
+            return []
         return parse_ranges(cells, has_duration=len(self.names) == 2 and _is_duration(_plain(self.names[1])))
 
 
