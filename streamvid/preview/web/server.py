@@ -7,7 +7,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,12 +169,7 @@ def app_of(
     datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions, token: str | None
 ) -> Guard:
     """Return the ASGI application. token: token that requests must present; None for none."""
-    run = None if options.run is None else Path(options.run)
-    links = [Link(f"/dataset/{number}" if number else "", _name(one.url)) for number, one in enumerate(datasets)]
-    several = [
-        Pages(dataset, run, sidecar, link.root, links)
-        for dataset, sidecar, link in zip(datasets, features, links, strict=True)
-    ]
+    several = _pages_of(datasets, features, options)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -187,7 +182,26 @@ def app_of(
 
     kinds = (StreamvidError, OSError, HTTPException, Exception)  # the last one is logged, too
     app = Starlette(routes=_routes(several), exception_handlers=dict.fromkeys(kinds, failed), lifespan=lifespan)
+    _prepare(several[0])
     return Guard(app, options.host, token)
+
+
+def _pages_of(datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions) -> list[Pages]:
+    """Return the pages of each dataset. The first one's have no prefix."""
+    run = None if options.run is None else Path(options.run)
+    links = [Link(f"/dataset/{number}" if number else "", _name(one.url)) for number, one in enumerate(datasets)]
+    return [
+        Pages(dataset, run, sidecar, link.root, links)
+        for dataset, sidecar, link in zip(datasets, features, links, strict=True)
+    ]
+
+
+def _prepare(pages: Pages) -> None:
+    """Load what the first page needs, so that it is ready when the address is printed. Requests nothing."""
+    pages.failure("")
+    if pages.dataset.store.is_local and pages.dataset.where is None:
+        with suppress(StreamvidError):  # the page will say it
+            pages.overview()
 
 
 def _routes(several: Sequence[Pages]) -> list[BaseRoute]:
