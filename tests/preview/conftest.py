@@ -100,9 +100,15 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="session")
-def demo(serve: Serve, sharded: Sharded) -> PreviewServer:
-    """The preview of the corpus' dataset."""
-    return serve(sharded.root)
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run that `demo` shows, which tests fill."""
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="session")
+def demo(serve: Serve, sharded: Sharded, run_folder: Path) -> PreviewServer:
+    """The preview of the corpus' dataset, and of a run."""
+    return serve(sharded.root, "--run", run_folder)
 
 
 @pytest.fixture(scope="session")

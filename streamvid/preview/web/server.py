@@ -45,6 +45,7 @@ MAX_RANGE = 8 * 2**20
 _STRIP_FRAMES, _STRIP_WIDTH, _POSTER_WIDTH = 8, 240, 480
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 _KEPT = {"Cache-Control": "private, max-age=86400"}
+_KEPT_A_MINUTE = {"Cache-Control": "private, max-age=60"}  # a run that starts again replaces its pictures
 
 
 class Preview:
@@ -162,7 +163,8 @@ class Preview:
         found = None if folder is None else sample_file(folder, name)
         if found is None:
             raise HTTPException(404, "the run has no such sample")
-        return FileResponse(found, media_type="image/png" if found.suffix == ".png" else "video/mp4")
+        kind = "image/png" if found.suffix == ".png" else "video/mp4"
+        return FileResponse(found, media_type=kind, headers=_KEPT_A_MINUTE)
 
 
 def app_of(
