@@ -2,29 +2,70 @@
 
     python -m tools.bench_monitor [--dataset DATASET] [--repeats 15] [--epochs 2] [--json]   (from the checkout's root)
 
-Each run is an epoch or more of a loader without workers in this process, so that all of its CPU time is counted. The
+Each run is an epoch or more of a loader without workers, so that all of its CPU time is that of this process. The
 methods take turns within a repeat, in random order. Reported are the medians of CPU seconds per sample, and of each
 repeat's ratio to the run without reports, with its 95 % interval (bootstrap). Without --dataset, the demo's corpus is
-sharded as native clips of one bucket. "stored" is the worst case: output.decode=False decodes nothing.
+sharded as native clips of one bucket. "stored" is the worst case: output.decode=False decodes nothing, and its runs
+have ten times as many epochs. Another process requests the metrics once per second, 15 times as often as usual.
+
+Such ratios vary by more than the reports cost. Therefore the reports are also measured alone: "entry" is the CPU time
+per sample of LedgerWriter in a loop, "in a loader" is all that the ledger does in a loader's thread between batches,
+where caches are cold, and "request" is that of the endpoint per request.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import streamvid
+from streamvid.ledger.records import LoggedBatch, LoggedSample, Position
+from streamvid.ledger.writer import LedgerWriter
+from streamvid.loader.delivery.pending import PendingBatch
+from streamvid.loader.monitor.monitor import Monitor
 from tools.bench_loader import interval, make_dataset
 
 PORT = 19431
 KINDS: dict[str, dict[str, Any]] = {"decoded": {}, "stored": {"decode": False}}
+STORED_EPOCHS = 10
+BATCH_SIZES = (1, 4, 16)
+NUM_ENTRIES = 16_384
+NUM_REQUESTS = 200
+CLIENT = """
+import http.client, itertools, sys, time
+port, count, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+for _ in range(count) if count else itertools.count():
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/metrics")
+        connection.getresponse().read()
+        connection.close()
+    except OSError:
+        pass  # the endpoint opens with the first loop
+    time.sleep(pause)
+"""
+
+
+@contextmanager
+def requesting(count: int, pause: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that requests the metrics `count` times, or until it is ended if `count` is 0."""
+    with subprocess.Popen([sys.executable, "-c", CLIENT, str(PORT), str(count), str(pause)]) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def methods(folder: Path) -> dict[str, dict[str, Any]]:
@@ -34,33 +75,78 @@ def methods(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def run(dataset: Path, output: dict[str, Any], epochs: int) -> tuple[float, int]:
-    """(CPU seconds, samples) of a loader; its start and its first batch are not counted.
-
-    Metrics are requested once a second, 15 times as often as usual, and the cost of the client is counted, too.
-    """
+    """(CPU seconds, samples) of a loader; its start and its first batch are not counted."""
     with streamvid.VideoLoader(dataset, batch_size=4, num_workers=0, num_epochs=epochs, output=output) as loader:
         batches = iter(loader)
         next(batches)
-        before, num_samples, asked = time.process_time(), 0, time.monotonic()
+        before, num_samples = time.process_time(), 0
         for batch in batches:
             num_samples += len(batch.sample_keys)
-            if "metrics_port" in output and time.monotonic() - asked > 1:
-                asked = time.monotonic()
-                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics") as answer:
-                    answer.read()
         return time.process_time() - before, num_samples
 
 
 def measure(dataset: Path, kind: str, repeats: int, epochs: int, folder: Path) -> dict[str, list[float]]:
     """CPU seconds per sample of each repeat, by method."""
     found: dict[str, list[float]] = {name: [] for name in methods(folder)}
-    for repeat in range(repeats + 1):
-        for name in random.Random(repeat).sample(sorted(found), len(found)):
-            place = folder / f"{kind}-{name}-{repeat}"
-            seconds, num_samples = run(dataset, methods(place)[name] | KINDS[kind], epochs)
-            if repeat:  # the first one warms up
-                found[name].append(seconds / num_samples)
+    num_epochs = epochs * (STORED_EPOCHS if kind == "stored" else 1)
+    with requesting(0, 1.0):
+        for repeat in range(repeats + 1):
+            for name in random.Random(repeat).sample(sorted(found), len(found)):
+                place = folder / f"{kind}-{name}-{repeat}"
+                seconds, num_samples = run(dataset, methods(place)[name] | KINDS[kind], num_epochs)
+                if repeat:  # the first one warms up
+                    found[name].append(seconds / num_samples)
     return found
+
+
+def entry_microseconds(folder: Path, batch_size: int, repeats: int) -> float:
+    """Median CPU time per sample of writing a ledger, with keys as the sharder makes them."""
+    names = [f"clip_{number}-{hashlib.sha256(str(number).encode()).hexdigest()[:16]}" for number in range(NUM_ENTRIES)]
+    rows = [LoggedSample(0, name, 0, place % 50, 1, "text") for place, name in enumerate(names)]
+    starts = range(0, NUM_ENTRIES, batch_size)
+    batches = [LoggedBatch(Position(0, step), tuple(rows[at : at + batch_size])) for step, at in enumerate(starts)]
+    found = []
+    for _ in range(repeats):
+        writer = LedgerWriter(folder, 0, ["dataset"])
+        writer.begin({"num_ranks": 1}, {"epoch": 0, "step": 0}, is_again=False)
+        before = time.process_time()
+        for batch in batches:
+            writer.add(batch)
+        writer.close()
+        found.append((time.process_time() - before) / NUM_ENTRIES)
+    return statistics.median(found) * 1e6
+
+
+def loader_microseconds(dataset: Path, folder: Path, batch_size: int) -> float:
+    """CPU time per sample that a loader's own thread spends on its ledger."""
+    hand_over, spent, num_samples = Monitor.hand_over, 0, 0
+
+    def timed(self: Monitor, pending: PendingBatch, planned_keys: Mapping[int, str]) -> None:
+        nonlocal spent, num_samples
+        before = time.thread_time_ns()
+        hand_over(self, pending, planned_keys)
+        spent, num_samples = spent + time.thread_time_ns() - before, num_samples + len(pending.deliveries)
+
+    output = {"ledger": folder, "decode": False}
+    with mock.patch.object(Monitor, "hand_over", timed):
+        options: dict[str, Any] = {"num_workers": 0, "num_epochs": STORED_EPOCHS, "output": output}
+        with streamvid.VideoLoader(dataset, batch_size=batch_size, **options) as loader:
+            for _ in loader:
+                pass
+    return spent / num_samples / 1e3
+
+
+def request_milliseconds(dataset: Path) -> float:
+    """CPU time of this process per request for the metrics of a loader that does nothing else."""
+    output = {"metrics_port": PORT, "decode": False}
+    with streamvid.VideoLoader(dataset, batch_size=4, num_workers=0, output=output) as loader:
+        batches = iter(loader)
+        next(batches)
+        time.sleep(1)  # reading ahead ends
+        before = time.process_time()
+        with requesting(NUM_REQUESTS, 0.0) as process:
+            process.wait()
+        return (time.process_time() - before) / NUM_REQUESTS * 1e3
 
 
 def bytes_per_sample(dataset: Path, folder: Path, epochs: int) -> dict[str, float]:
@@ -103,12 +189,23 @@ def main() -> None:
         folder = Path(name)
         dataset = options.dataset or make_dataset(folder, corpus)
         report: dict[str, Any] = bytes_per_sample(dataset, folder / "bytes", options.epochs)
+        report["entry_microseconds"] = {
+            str(size): entry_microseconds(folder / f"entry-{size}", size, options.repeats) for size in BATCH_SIZES
+        }
+        report["loader_microseconds"] = {
+            str(size): loader_microseconds(dataset, folder / f"loader-{size}", size) for size in BATCH_SIZES
+        }
+        report["request_milliseconds"] = request_milliseconds(dataset)
         for kind in KINDS:
             report[kind] = summary(measure(dataset, kind, options.repeats, options.epochs, folder))
     if options.json:
         print(json.dumps(report, indent=2))
         return
     print(f"ledger: {report['bytes_per_sample']:.1f} bytes per sample ({report['num_samples']} samples)")
+    for size, microseconds in report["entry_microseconds"].items():
+        inside = report["loader_microseconds"][size]
+        print(f"entry, batch size {size:<4}{microseconds:>6.1f} us of CPU per sample, in a loader {inside:.1f} us")
+    print(f"request {report['request_milliseconds']:.2f} ms of CPU")
     for kind in KINDS:
         for name, row in report[kind].items():
             low, high = row["interval"]

@@ -12,7 +12,7 @@ from streamvid.forecast.run import PlannedRun
 from streamvid.loader.delivery.delivery import Delivery, prepare
 from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.requests import BatchRequest
-from streamvid.loader.mix import DataArguments, SampleRequest
+from streamvid.loader.mix import DataArguments, DatasetConfig, SampleRequest
 from streamvid.loader.options import LimitOptions, ScheduleOptions
 from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_up
 from streamvid.loader.view.clip_part import clip_part
@@ -22,8 +22,10 @@ from streamvid.storage import MAX_RANGE_BYTES, near_spans
 _NUM_PLACES, _SAMPLES_PER_PLACE = 5, 64
 
 
-def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
+def set_up_run(dataset: Dataset | Sequence[DatasetConfig], run: PlannedRun, rank: int = 0) -> Setup:
     """Return the VideoLoader setup for one rank of the run, without starting the loader.
+
+    dataset: a dataset, or the datasets of a mix.
 
     Raises the same errors as VideoLoader.
     """

@@ -16,12 +16,14 @@ _HEAD = struct.Struct("<II")
 MAX_STORED_BYTES = 16 * 2**20
 MAX_JSON_BYTES = 64 * 2**20
 _RAW, _ZLIB = b"j", b"z"
+_LEVEL = 1  # of zlib: a third of the time of the default, for 5 % more bytes
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def frame(value: Any, *, is_compressed: bool) -> bytes:
     """Return the frame of a JSON value."""
-    data = json.dumps(value, separators=(",", ":")).encode()
-    stored = _ZLIB + zlib.compress(data) if is_compressed else _RAW + data
+    data = _to_json(value).encode()
+    stored = _ZLIB + zlib.compress(data, _LEVEL) if is_compressed else _RAW + data
     return _HEAD.pack(len(stored), zlib.crc32(stored)) + stored
 
 

@@ -73,22 +73,33 @@ def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict
     return {"n": number, "cursor": dict(cursor), "again": is_again, "seconds": round(time.time(), 3)}
 
 
+def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
+    """Return one batch as JSON: number, epoch, step, and a row per sample. This costs less time than a block of one."""
+    return [number, *batch.position, batch.samples]
+
+
 def block_record(number: int, batches: Sequence[LoggedBatch]) -> dict[str, Any]:
-    """Return consecutive batches as JSON columns, which compress well. number: see `start_record`."""
+    """Return consecutive batches as JSON columns, which compress well. number: see `start_record`.
+
+    A column other than the keys whose values are all equal is that value.
+    """
     samples = [sample for batch in batches for sample in batch.samples]
-    epochs = [batch.position.epoch for batch in batches]
-    steps = [batch.position.step for batch in batches]
+    columns = list(zip(*samples, strict=True)) or [()] * len(LoggedSample._fields)
+    epochs, steps = zip(*[batch.position for batch in batches], strict=True)
     block: dict[str, Any] = {
         "n": number,
         "epochs": _differences(epochs),
         "steps": _differences(steps),
         "sizes": [len(batch.samples) for batch in batches],
-        **{name: [sample[place] for sample in samples] for place, name in enumerate(_COLUMNS)},
     }
-    if repeats := [place for place, sample in enumerate(samples) if sample.is_repeat]:
-        block["repeats"] = repeats
-    if planned := {str(place): one.substituted_for for place, one in enumerate(samples) if one.substituted_for}:
-        block["substituted"] = planned
+    for name, column in zip(_COLUMNS, columns, strict=False):
+        is_equal = name != "keys" and samples and column.count(column[0]) == len(column)
+        block[name] = column[0] if is_equal else column
+    are_repeats, planned = columns[-2:]
+    if True in are_repeats:
+        block["repeats"] = [place for place, is_repeat in enumerate(are_repeats) if is_repeat]
+    if planned.count(None) < len(planned):
+        block["substituted"] = {str(place): key for place, key in enumerate(planned) if key}
     return block
 
 
@@ -105,6 +116,8 @@ def read_record(value: Any, number: int) -> LoopStart | list[LoggedBatch] | None
 
     The result is None if the value is not a record (SAFE-1), or if records are missing before it.
     """
+    if isinstance(value, list):
+        value = _block_of_rows(value)
     if not isinstance(value, dict) or not _is_count(value.get("n")) or value["n"] > number:
         return None
     if "cursor" not in value:
@@ -119,20 +132,45 @@ def read_record(value: Any, number: int) -> LoopStart | list[LoggedBatch] | None
     return LoopStart(cursor, value.get("again") is True, float(value["seconds"]))
 
 
+def _block_of_rows(record: Sequence[Any]) -> dict[str, Any] | None:
+    """Return a batch as the block that contains it alone, or None if the value is not a batch."""
+    number, epoch, step, rows = record if len(record) == 4 else (None,) * 4
+    width = len(LoggedSample._fields)
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == width for row in rows):
+        return None
+    columns = list(map(list, zip(*rows, strict=True))) or [[]] * width
+    return {
+        "n": number,
+        "epochs": [epoch],
+        "steps": [step],
+        "sizes": [len(rows)],
+        **dict(zip(_COLUMNS, columns, strict=False)),
+        "repeats": [place for place, is_repeat in enumerate(columns[-2]) if is_repeat is True],
+        "substituted": {str(place): key for place, key in enumerate(columns[-1])},
+    }
+
+
 def _batches(block: Mapping[str, Any]) -> Iterator[LoggedBatch] | None:
-    columns = [block.get(name) for name in _COLUMNS]
     heads = [block.get(name) for name in ("epochs", "steps", "sizes")]
-    if not all(_is_list(head, int) for head in heads) or not all(map(_is_list, columns, _KINDS)):
+    if not all(_is_list(head, int) for head in heads):
         return None
     epochs, steps, sizes = (list[int](head or ()) for head in heads)
     total = sum(sizes)
     if not len(epochs) == len(steps) == len(sizes) or min(sizes, default=0) < 0 or total > _MAX_SAMPLES:
         return None
-    if any(len(column or ()) != total for column in columns):
+    columns = [_column(block.get(name), kind) for name, kind in zip(_COLUMNS, _KINDS, strict=True)]
+    keys = columns[_COLUMNS.index("keys")]
+    if not isinstance(keys, list) or len(keys) != total:
+        return None  # every key is in the file, which limits how often other values are repeated (SAFE-1)
+    rows = [[column] * total if isinstance(column, int | str) else column for column in columns]
+    if any(row is None or len(row) != total for row in rows):
         return None
-    return _unpacked(
-        epochs, steps, sizes, [LoggedSample(*row) for row in zip(*map(_items, columns), strict=True)], block
-    )
+    return _unpacked(epochs, steps, sizes, list(map(LoggedSample, *rows)), block)
+
+
+def _column(value: Any, kind: type) -> Any:
+    """Return a column of a block: a list, or one value for all samples; None for anything else."""
+    return value if _is_list(value if isinstance(value, list) else [value], kind) else None
 
 
 def _unpacked(
@@ -149,10 +187,6 @@ def _unpacked(
         epoch, step = epoch + more_epochs, step + more_steps
         yield LoggedBatch(Position(epoch, step), tuple(samples[first : first + size]))
         first += size
-
-
-def _items(column: Any) -> list[Any]:
-    return list(column or ())
 
 
 def _places(value: Any, samples: Sequence[LoggedSample]) -> list[int]:

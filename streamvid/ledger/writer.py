@@ -14,7 +14,7 @@ from typing import Any
 
 from streamvid.errors import StorageError
 from streamvid.ledger.frames import frame
-from streamvid.ledger.records import LEDGER_VERSION, LoggedBatch, block_record, start_record
+from streamvid.ledger.records import LEDGER_VERSION, LoggedBatch, batch_record, block_record, start_record
 from streamvid.ledger.sessions import SESSION_FILE, newest_session, rank_file, session_folder, tail_file
 
 _BLOCK_SAMPLES = 1024
@@ -62,7 +62,7 @@ class LedgerWriter:
     def add(self, batch: LoggedBatch) -> None:
         """Log a batch that is being handed out."""
         number = self._num_records
-        self._append(self._tail, frame(block_record(number, [batch]), is_compressed=False))
+        self._append(self._tail, frame(batch_record(number, batch), is_compressed=False))
         self._pending.append(batch)
         self._num_records = number + 1
         self._num_samples += len(batch.samples)
@@ -90,11 +90,13 @@ class LedgerWriter:
             os.ftruncate(self._tail, 0)
 
     def _append(self, file: int, data: bytes) -> None:
-        with _storage_errors(self._folder):
+        try:
             written = os.write(file, data)
             if written < len(data):
                 os.ftruncate(file, os.fstat(file).st_size - written)  # so that a caller who frees space can continue
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise _storage_error(self._folder, error) from error
 
     def _enter(self, session: bytes) -> Path:
         """Create this rank's file in the newest session if that has the same plan and start, else in a new session."""
@@ -130,7 +132,11 @@ def _storage_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            f"output.ledger: cannot write to {folder}: {error.strerror or error}; free space there, or choose a "
-            "writable folder"
-        ) from error
+        raise _storage_error(folder, error) from error
+
+
+def _storage_error(folder: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"output.ledger: cannot write to {folder}: {error.strerror or error}; free space there, or choose a writable "
+        "folder"
+    )

@@ -12,7 +12,7 @@ from streamvid.video.frame_format import FrameFormat
 from streamvid.video.transform import Crop, Transform
 
 BAR_WIDTH, BAR_HEIGHT = 240.0, 72.0
-AREA_WIDTH, AREA_HEIGHT = 1000.0, 200.0
+_LABEL_PERCENT = 0.62  # of the width, per character
 _FULL_SCALE = 1 << 16
 
 
@@ -44,7 +44,7 @@ def bars(histogram: Histogram) -> tuple[Box, ...]:
 
 
 def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
-    """Return one box per bucket: the width is its share of samples, and the area its share of delivered pixels."""
+    """Return one box per bucket, in percent. The width is its share of samples, the area its share of pixels."""
     of_bucket: dict[str, list[BucketContents]] = {}
     for one in buckets:
         of_bucket.setdefault(one.bucket_id, []).append(one)
@@ -53,11 +53,11 @@ def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
     found, x = [], 0.0
     for bucket_id, parts in of_bucket.items():
         count, pixels = sum(one.num_samples for one in parts), parts[0].pixels_per_sample
-        width, height = AREA_WIDTH * count / (total or 1), max(2.0, AREA_HEIGHT * pixels / most)
+        width, height = 100 * count / (total or 1), max(1.0, 100 * pixels / most)
         frames, high, wide = parts[0].shape
         title = f"{bucket_id}: {number(count)} samples of {frames} x {high} x {wide}, {number(count * pixels / 1e6)} MP"
-        label = bucket_id if width > 7.2 * len(bucket_id) else ""
-        found.append(Box(x, AREA_HEIGHT - height, width, height, title, label, bucket_id))
+        label = bucket_id if width > _LABEL_PERCENT * len(bucket_id) and height > 15 else ""
+        found.append(Box(x, 100 - height, width, height, title, label, bucket_id))
         x += width
     return tuple(found)
 

@@ -11,7 +11,7 @@ from streamvid.config import check_options, option
 
 @dataclass(frozen=True, slots=True)
 class PreviewOptions:
-    """Address of the preview server, and the run that it shows."""
+    """Address of the preview server, and what it shows besides datasets."""
 
     host: str = option(
         "127.0.0.1", help="Address to listen on. Other addresses than loopback require the link's token."
@@ -20,6 +20,9 @@ class PreviewOptions:
     token: bool = option(False, help="Require the link's token on loopback too, on machines with several users.")
     run: str | Path | None = option(
         None, metavar="DIR", help="Output folder of `streamvid train`, to show its metrics."
+    )
+    features: str | tuple[str, ...] | None = option(
+        None, metavar="FOLDER", help="Precomputed features of the dataset; repeat it for several datasets."
     )
 
     def __post_init__(self) -> None:

@@ -55,7 +55,8 @@ def number(value: object, digits: int = 4) -> str:
         return "–" if value is None else str(value)
     if not math.isfinite(value):
         return "–"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.{digits}g}"
+    is_long = float(value).is_integer() or abs(value) >= 10 ** (digits - 1)
+    return f"{value:,.0f}" if is_long else f"{value:,.{digits}g}"
 
 
 def size(num_bytes: float) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from streamvid.errors import DatasetError
@@ -15,6 +16,7 @@ from streamvid.trainer.metrics import METRICS_FILE
 MAX_POINTS = 400
 """Maximum number of points of a curve; longer runs are averaged over stretches of steps."""
 
+_MIN_SMOOTHED = 40
 _MAX_BYTES = 64 * 2**20
 _SAMPLE = re.compile(r"step-(\d{1,12})\.(png|mp4)")
 _CURVES = (
@@ -46,11 +48,28 @@ class Curve:
         steps, values = zip(*self.points, strict=True)
         return min(steps), max(steps), min(values), max(values)
 
-    def path(self, width: float, height: float) -> str:
-        """Return the curve as the `d` of an SVG path in a box of this size."""
+    @property
+    def is_noisy(self) -> bool:
+        """True for a curve of many points that changes its direction at more than a third of them."""
+        changes = [after - before for (_, before), (_, after) in pairwise(self.points)]
+        turns = sum(one * other < 0 for one, other in pairwise(changes))
+        return len(self.points) >= _MIN_SMOOTHED and 3 * turns > len(self.points)
+
+    @property
+    def smoothed(self) -> tuple[tuple[float, float], ...]:
+        """Mean of each point and of its neighbors, a twentieth of the curve on either side."""
+        reach, values = max(1, len(self.points) // 20), [value for _, value in self.points]
+        sums = [0.0, *accumulate(values)]
+        ends = [(max(0, at - reach), min(len(values), at + reach + 1)) for at in range(len(values))]
+        means = [(sums[end] - sums[first]) / (end - first) for first, end in ends]
+        return tuple((step, mean) for (step, _), mean in zip(self.points, means, strict=True))
+
+    def path(self, width: float, height: float, *, is_smooth: bool = False) -> str:
+        """Return the curve, or its smoothed form, as the `d` of an SVG path in a box of this size."""
         first, last, low, high = self.bounds
         across, up = width / ((last - first) or 1), height / ((high - low) or 1)
-        places = [f"{(step - first) * across:.1f},{height - (value - low) * up:.1f}" for step, value in self.points]
+        points = self.smoothed if is_smooth else self.points
+        places = [f"{(step - first) * across:.1f},{height - (value - low) * up:.1f}" for step, value in points]
         return "M" + "L".join(places)
 
 

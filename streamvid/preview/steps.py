@@ -1,14 +1,16 @@
-"""Batches of one step on all ranks, by the plan that a loader follows."""
+"""Batches of one step on all ranks, by the plan that a loader of one or several datasets follows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.forecast.batches import set_up_run
 from streamvid.forecast.run import PlannedRun
-from streamvid.loader.mix import MixPart, SampleRequest
+from streamvid.loader.delivery.requests import Selection
+from streamvid.loader.mix import DatasetConfig, SampleRequest
 from streamvid.plan import Cursor, PlanOptions, Step
 from streamvid.plan.options import Shuffle, Sync
 from streamvid.plan.tail import Tail
@@ -20,7 +22,10 @@ MAX_SHOWN = 96
 
 @dataclass(frozen=True)
 class StepQuery:
-    """Step `step` of epoch `epoch`, for an uninterrupted run."""
+    """Step `step` of epoch `epoch`, for an uninterrupted run.
+
+    repeats: deliveries per sample and epoch of each dataset, as in DatasetConfig; 1 for those that are missing.
+    """
 
     epoch: int = 0
     step: int = 0
@@ -32,16 +37,25 @@ class StepQuery:
     sync: Sync = "bucket"
     split: str = "train"
     where: str | None = None
+    accumulate: int = 1
+    repeats: tuple[str, ...] = ()
     first_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """One slot of a batch. visit is negative for a repeat that the tail policy adds."""
+    """One slot of a batch.
 
+    dataset: index of its dataset.
+    visit: negative for a repeat that the tail policy adds.
+    seed: seed of its random choices, which several datasets derive from that of the loader.
+    """
+
+    dataset: int
     place: SamplePlace
     visit: int
     is_repeat: bool
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +77,18 @@ class StepView:
     next_rank: int | None = None
 
 
-def step_of(dataset: Dataset, query: StepQuery) -> StepView:
+def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
     """Return the batches of a step, for ranks from `first_rank` on, up to about MAX_SHOWN samples.
 
     Raises the same errors as VideoLoader, and ConfigError for a step that the epoch does not have.
     """
-    options = PlanOptions(seed=query.seed, shuffle=query.shuffle, tail=query.tail, sync=query.sync)
+    options = PlanOptions(
+        seed=query.seed, shuffle=query.shuffle, tail=query.tail, sync=query.sync, accumulate=query.accumulate
+    )
     run = PlannedRun(
         num_ranks=query.num_ranks, batch_size=query.batch_size, options=options, split=query.split, where=query.where
     )
-    selection = set_up_run(dataset, run).selection
+    selection = set_up_run(_configs(datasets, query), run).selection
     plan = selection.plan(Cursor(query.epoch))
     plan.check(query.epoch + 1)
     if not 0 <= query.step < plan.num_steps:
@@ -87,25 +103,33 @@ def step_of(dataset: Dataset, query: StepQuery) -> StepView:
     batches: list[RankBatch] = []
     shown, rank = 0, query.first_rank
     while rank < query.num_ranks and (not batches or shown + query.batch_size <= MAX_SHOWN):
-        batches.append(_batch(dataset, selection.mix.parts[0], step.for_rank(rank), rank))
+        batches.append(_batch(selection, step.for_rank(rank), rank))
         shown, rank = shown + len(batches[-1].samples), rank + 1
         if rank - query.first_rank >= MAX_SHOWN:
             break
     return StepView(query, plan.num_steps, tuple(batches), rank if rank < query.num_ranks else None)
 
 
-def _batch(dataset: Dataset, part: MixPart, step: Step, rank: int) -> RankBatch:
+def _configs(datasets: Sequence[Dataset], query: StepQuery) -> list[DatasetConfig]:
+    if len(query.repeats) > len(datasets):
+        raise ConfigError(
+            f"repeats={','.join(query.repeats)}: has {len(query.repeats)} values for {len(datasets)} dataset(s)"
+        )
+    repeats = [*query.repeats, *["1"] * (len(datasets) - len(query.repeats))]
+    return [DatasetConfig(one, num_repeats=count) for one, count in zip(datasets, repeats, strict=True)]
+
+
+def _batch(selection: Selection, step: Step, rank: int) -> RankBatch:
     if not len(step.shards):
         return RankBatch(rank, None)
-    slots = zip(step.shards.tolist(), step.indices.tolist(), step.visits.tolist(), step.is_repeat.tolist(), strict=True)
-    requests = (SampleRequest(part, step.bucket_id, *slot) for slot in slots)
-    samples = (StepSample(_place(dataset, one), one.visit, one.is_repeat) for one in requests)
+    requests = selection.samples(step)
+    samples = (StepSample(one.part.number, _place(one), one.visit, one.is_repeat, one.part.seed) for one in requests)
     return RankBatch(rank, step.bucket_id, tuple(samples))
 
 
-def _place(dataset: Dataset, sample: SampleRequest) -> SamplePlace:
+def _place(sample: SampleRequest) -> SamplePlace:
     """Return the location of a requested sample."""
-    shard, chosen = sample.shard_info, sample.part.subset.filter
+    dataset, shard, chosen = sample.part.dataset, sample.shard_info, sample.part.subset.filter
     index = sample.place
     if chosen is not None:  # places count the samples that pass the filter
         index = int(chosen.matching(dataset.samples(shard, chosen.columns))[sample.place])

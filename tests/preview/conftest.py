@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from tests.conftest import Sharded
 from tests.files import write_rows
 from tests.media_clips import MEDIA, make_rows
 from tests.processes import wait_for_end
-from tests.servers import end_server, spawn
+from tests.servers import spawn
 from tests.shard_options import shard_options
 
 NUM_CLIPS = 3
@@ -76,13 +78,13 @@ Serve = Callable[..., PreviewServer]
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """serve(dataset, *flags) ─► a server that ends with the session."""
-    processes = []
+    running: list[tuple[subprocess.Popen[bytes], Path]] = []
 
     def start(dataset: object, *flags: object) -> PreviewServer:
         log = tmp_path_factory.mktemp("preview") / "log"
         words = [sys.executable, "-m", "streamvid", "--quiet", "preview", dataset, "--port", 0, *flags]
         process = spawn(list(map(str, words)), log)
-        processes.append(process)
+        running.append((process, log))
         until = time.monotonic() + 60
         while not (found := re.match(r"(http://\S+)\n", log.read_text())):
             assert process.poll() is None and time.monotonic() < until, log.read_text()
@@ -90,16 +92,23 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         return PreviewServer(found[1], process.pid)
 
     yield start
-    for process in processes:
+    for process, log in running:
         children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        end_server(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130 and "Traceback" not in log.read_text(), "STOP-1: Ctrl-C is the usual end"
         assert wait_for_end(children) == [], "STOP-1: a decode process outlives the server"
 
 
 @pytest.fixture(scope="session")
-def demo(serve: Serve, sharded: Sharded) -> PreviewServer:
-    """The preview of the corpus' dataset."""
-    return serve(sharded.root)
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run that `demo` shows, which tests fill."""
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="session")
+def demo(serve: Serve, sharded: Sharded, run_folder: Path) -> PreviewServer:
+    """The preview of the corpus' dataset, and of a run."""
+    return serve(sharded.root, "--run", run_folder)
 
 
 @pytest.fixture(scope="session")

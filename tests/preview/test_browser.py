@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -77,6 +78,27 @@ def test_every_page_fits_and_is_quiet(
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, back[4:-1].split(","))) < 128) == (scheme == "dark")
         assert page.evaluate("[...document.images].filter(one => one.complete && !one.naturalWidth).length") == 0, path
+    watch.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_the_page_of_a_run_is_refreshed_while_it_trains(
+    browser: Browser, demo: PreviewServer, run_folder: Path, width: int, scheme: Any
+) -> None:
+    metrics = run_folder / "metrics.jsonl"
+    values = [{"step": step, "loss": 2 / step + step % 3 / 50, "samples_per_second": 9.5} for step in range(1, 61)]
+    metrics.write_text("".join(json.dumps(value) + "\n" for value in values))
+    watch = Watch(browser, demo.base, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = watch.open("/run")
+    assert page.locator("figcaption").all_inner_texts() == ["Loss 0.03333", "Samples per second 9.5"]
+    before = page.locator(".curve path").first.get_attribute("d")
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": 61, "loss": 0.5, "eval_loss": 0.25}) + "\n")
+    page.get_by_text("Held-out loss 0.25").wait_for()
+    assert "step 61" in page.locator("main").inner_text()
+    assert page.locator(".curve path").first.get_attribute("d") not in (before, None)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(UNNAMED) == [] and page.evaluate(SHIFTS) < 0.02
     watch.close()
 
 

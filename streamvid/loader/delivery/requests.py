@@ -140,7 +140,8 @@ class Selection:
         if group:
             yield group
 
-    def _request(self, step: Step, position: Any, weight: float, epoch: int) -> BatchRequest:
+    def samples(self, step: Step) -> tuple[SampleRequest, ...]:
+        """Return the samples of one rank's part of a step."""
         slots = zip(
             step.sources.tolist(),
             step.shards.tolist(),
@@ -150,11 +151,13 @@ class Selection:
             strict=True,
         )
         parts = self.parts
-        samples = tuple(
+        return tuple(
             SampleRequest(parts[source], step.bucket_id, shard, place, visit, is_repeat)
             for source, shard, place, visit, is_repeat in slots
         )
+
+    def _request(self, step: Step, position: Any, weight: float, epoch: int) -> BatchRequest:
         # All samples of a step are from the same version.
         is_earlier = self.earlier is not None and int(step.sources[0]) >= len(self.mix.parts)
         mix = self.earlier.selection.mix if self.earlier is not None and is_earlier else self.mix
-        return BatchRequest(mix.buckets[step.bucket_id], samples, position, weight, epoch)
+        return BatchRequest(mix.buckets[step.bucket_id], self.samples(step), position, weight, epoch)

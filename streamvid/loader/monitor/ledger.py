@@ -49,21 +49,20 @@ def logged_batch(pending: PendingBatch, planned_keys: Mapping[int, str]) -> Logg
     """Return the ledger's entry for a batch. planned_keys: slot → key of the bad sample that was replaced."""
     plan, num_done = pending.request.position
     position = Position(plan.cursor.epoch, plan.cursor.step + num_done - 1)
-    pairs = zip(pending.request.samples, pending.deliveries, strict=True)
-    samples = (_logged(*pair, planned_keys.get(slot)) for slot, pair in enumerate(pairs))
-    return LoggedBatch(position, tuple(samples))
+    pairs = enumerate(zip(pending.request.samples, pending.deliveries, strict=True))
+    return LoggedBatch(position, tuple([_logged(*pair, planned_keys.get(slot)) for slot, pair in pairs]))
 
 
 def _logged(planned: SampleRequest, delivery: Delivery, planned_key: str | None) -> LoggedSample:
-    pick, is_text = delivery.view.pick, not delivery.part.num_bytes
-    part = planned.part
+    part, is_text = planned.part, not delivery.part.num_bytes
+    pick, row = delivery.view.pick, delivery.row
     return LoggedSample(
-        dataset=part.number if part.later is None else part.later,
-        key=delivery.key,
-        visit=planned.visit,
-        start=0 if is_text else pick.start,
-        stride=0 if is_text else pick.stride,
-        caption=caption_variant(delivery),
-        is_repeat=planned.is_repeat,
-        substituted_for=planned_key,
+        part.number if part.later is None else part.later,
+        row.key,
+        planned.visit,
+        0 if is_text else pick.start,
+        0 if is_text else pick.stride,
+        caption_variant(delivery),
+        planned.is_repeat,
+        planned_key,
     )

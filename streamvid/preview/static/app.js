@@ -8,7 +8,10 @@ async function load(part) {
   try {
     const answer = await fetch(part.dataset.src);
     if (!answer.ok) return;
-    part.innerHTML = await answer.text(); // rendered by this server, with every value escaped
+    const text = await answer.text();
+    if (part.shown === text) return;
+    part.shown = text;
+    part.innerHTML = text; // rendered by this server, with every value escaped
     const found = part.querySelector("[data-found-duration]");
     const place = document.querySelector("[data-duration]");
     if (found && place) place.replaceWith(found.dataset.foundDuration);

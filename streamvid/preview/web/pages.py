@@ -1,30 +1,30 @@
-"""Pages of the preview: each method reads what a page needs and renders its template."""
+"""Pages of one dataset: each method reads what a page needs and renders its template. Steps are in `steps.py`."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, SampleError, StreamvidError
 from streamvid.forecast.contents import DatasetContents, contents_of
 from streamvid.forecast.histograms import Histograms, figure_labels, histograms_of
-from streamvid.loader.view.view import Spatial, Temporal
-from streamvid.plan.options import Shuffle, Sync
-from streamvid.plan.tail import Tail
+from streamvid.loader.view.view import RandomChoices, Spatial, Temporal
 from streamvid.preview import charts
 from streamvid.preview.audio import waveform_of
 from streamvid.preview.browse import Browser, RowPage, RowQuery
 from streamvid.preview.deliver import DeliveredSample, Deliverer
+from streamvid.preview.features import VisitFeatures, features_of, settings_of
 from streamvid.preview.find import SamplePlace, find_keys, place_of
 from streamvid.preview.render import path, query, render
 from streamvid.preview.runs import read_run
 from streamvid.preview.sample import SampleFacts, checksum_of, clip_range, read_clip, sample_facts, timeline_of
-from streamvid.preview.steps import step_of
-from streamvid.preview.web.settings import Values, ViewQuery, row_query, step_query, view_query, whole
+from streamvid.preview.web.settings import MAX_VISIT, Values, ViewQuery, row_query, view_query, whole
 
 ROWS_PER_PAGE = 24
 _MAX_CHECKED = 64 * 2**20
@@ -44,14 +44,50 @@ class Card:
     is_repeat: bool = False
 
 
-class Pages:
-    """Pages of one dataset. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """Visit that the page of a sample shows, or the reason why it cannot."""
 
-    def __init__(self, dataset: Dataset, run: Path | None = None) -> None:
-        self.dataset, self.run = dataset, run
+    asked: ViewQuery
+    problem: str | None
+    features: VisitFeatures | None = None
+    shown: DeliveredSample | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Link in the header to the pages of a dataset of the server."""
+
+    root: str
+    name: str
+
+
+class Pages:
+    """Pages of one dataset. Thread-safe.
+
+    features: features that a loader delivers in place of the clips, or None.
+    root: beginning of the paths of all pages.
+    datasets: links to the pages of all datasets of the server.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        run: Path | None = None,
+        features: Sidecar | None = None,
+        root: str = "",
+        datasets: Sequence[Link] = (),
+    ) -> None:
+        self.dataset, self.run, self.features, self.root = dataset, run, features, root
         self.browser, self.deliverer = Browser(dataset), Deliverer(dataset)
+        self._datasets = tuple(datasets)
         self._lock = threading.Lock()
         self._version = dataset.manifest.fingerprints.content[:12]
+
+    @property
+    def name(self) -> str:
+        """Short name of the dataset among those of the server."""
+        return next((link.name for link in self._datasets if link.root == self.root), self.dataset.url)
 
     @cached_property
     def contents(self) -> DatasetContents:
@@ -72,7 +108,7 @@ class Pages:
     def overview(self) -> str:
         """Return the page that shows the whole dataset."""
         contents = self.contents
-        return self._page(
+        return self.page(
             "overview.html",
             "Overview",
             "overview",
@@ -92,7 +128,7 @@ class Pages:
             page = self._rows(values)
         except ConfigError as error:
             problem = str(error)
-        return self._page(
+        return self.page(
             "samples.html",
             asked.bucket or "Samples",
             "samples",
@@ -130,58 +166,90 @@ class Pages:
         is_text = self.dataset.manifest.bucket(place.shard.bucket_id).is_text
         version = query({"v": self._version})
         plays = facts.values.get("codec") in _PLAYABLE.get(extension, set())
-        poster = path("poster", *at) + version
+        poster = self.path("poster", *at) + version
         if visit is not None:
-            poster = path("frame", *at, 0) + query({**shown, "visit": visit, "width": 320, "v": self._version})
+            poster = self.path("frame", *at, 0) + query({**shown, "visit": visit, "width": 320, "v": self._version})
         return Card(
             facts,
-            path("sample", *at) + query({**shown, "visit": visit or None}),
+            self.path("sample", *at) + query({**shown, "visit": visit or None}),
             "" if is_text else poster,
-            path("clip", *at) + version if plays else None,
-            None if plays or is_text or facts.values.get("fps") in (0.0, None) else path("strip", *at) + version,
+            self.path("clip", *at) + version if plays else None,
+            None if plays or is_text or facts.values.get("fps") in (0.0, None) else self.path("strip", *at) + version,
         )
 
     def sample(self, place: SamplePlace, values: Values) -> str:
         """Return the page of one sample."""
-        dataset, facts, problem, shown = self.dataset, sample_facts(self.dataset, place), None, None
-        try:
-            asked = view_query(values)
-        except ConfigError as error:
-            asked, problem = view_query({}), str(error)
-        if problem is None:
-            try:
-                shown = self.deliverer.deliver(place, asked.visit, asked.settings)
-            except StreamvidError as error:
-                problem = str(error)
+        dataset, facts, found = self.dataset, sample_facts(self.dataset, place), self._visit(place, values)
+        asked, shown, part = found.asked, found.shown, clip_range(facts)
         bucket = dataset.manifest.bucket(place.shard.bucket_id)
         at = (place.shard.bucket_id, place.shard.number, place.index)
-        part = clip_range(facts)
-        is_small = part.num_bytes <= _MAX_CHECKED
-        return self._page(
+        is_checked = part.num_bytes <= _MAX_CHECKED or values.get("verify")
+        has_audio = dataset.manifest.clips == "copy" and facts.number("window_num_frames") > 1
+        settings = {"visit": asked.visit or None} if self.features else asked.to_query()
+        return self.page(
             "sample.html",
             facts.key,
             "samples",
             facts=facts,
             asked=asked,
-            problem=problem,
+            problem=found.problem,
             shown=shown,
+            features=found.features,
+            made_with=self.features,
+            noise_seed=RandomChoices.of(asked.settings.seed, facts.key, asked.visit).sample_seed(),
             bucket=bucket,
             part=part,
-            checksum=checksum_of(dataset, part) if is_small or values.get("verify") else None,
+            checksum=checksum_of(dataset, part) if is_checked else None,
             timeline=None if bucket.is_text else timeline_of(dataset, facts),
             geometry=None if shown is None or shown.frames is None else self._geometry(facts, shown, asked),
             card=self.card(facts),
-            frame=path("frame", *at),
-            audio=path("audio", *at)
-            if dataset.manifest.clips == "copy" and facts.number("window_num_frames") > 1
-            else None,
-            values=asked.to_query(v=self._version),
+            frame=self.path("frame", *at),
+            audio=self.path("audio", *at) if has_audio else None,
+            settings=settings,
+            values=settings | {"v": self._version},
             temporals=get_args(Temporal),
             spatials=get_args(Spatial),
             neighbors=self._neighbors(place),
             caption_columns=self._caption_columns(),
             is_native=dataset.manifest.clips == "native",
         )
+
+    def _visit(self, place: SamplePlace, values: Values) -> _Visit:
+        try:
+            asked = self.asked(values)
+        except ConfigError as error:
+            return _Visit(view_query({}), str(error))
+        features = None
+        try:
+            features = self._features(place, asked.visit)
+            return _Visit(asked, None, features, self.deliver(place, asked))
+        except StreamvidError as error:
+            return _Visit(asked, str(error), features)
+
+    def asked(self, values: Values) -> ViewQuery:
+        """Return the visit and settings that an address names. Features fix all settings but the visit.
+
+        Raises ConfigError for values that a loader refuses.
+        """
+        if self.features is None:
+            return view_query(values)
+        visit = whole(values, "visit", 0, -MAX_VISIT, MAX_VISIT)
+        return replace(view_query(settings_of(self.features.manifest.made_with)), visit=visit)
+
+    def deliver(self, place: SamplePlace, asked: ViewQuery) -> DeliveredSample:
+        """Return a visit of a sample, or the clip's frames from which its features were made.
+
+        Raises SampleError if the sample is bad, and ConfigError for a wrong view.
+        """
+        return self.deliverer.deliver(place, self.shown_visit(asked.visit), asked.settings)
+
+    def shown_visit(self, visit: int) -> int:
+        """Return the visit whose frames are delivered; with features, it is one of the stored visits."""
+        return visit if self.features is None else visit % self.features.manifest.num_visits
+
+    def _features(self, place: SamplePlace, visit: int) -> VisitFeatures | None:
+        is_text = self.dataset.manifest.bucket(place.shard.bucket_id).is_text
+        return None if self.features is None or is_text else features_of(self.features, place, visit)
 
     def _geometry(self, facts: SampleFacts, shown: DeliveredSample, asked: ViewQuery) -> dict[str, Any]:
         """Return the size of the source's frames, the crop, and the part that every visit keeps."""
@@ -208,8 +276,8 @@ class Pages:
         at, members = (place.shard.bucket_id, place.shard.number), self.browser.members(place.row)
         before, after = members[members < place.index], members[members > place.index]
         return (
-            path("sample", *at, before[-1]) if len(before) else None,
-            path("sample", *at, after[0]) if len(after) else None,
+            self.path("sample", *at, before[-1]) if len(before) else None,
+            self.path("sample", *at, after[0]) if len(after) else None,
         )
 
     def audio(self, place: SamplePlace) -> str:
@@ -226,43 +294,11 @@ class Pages:
     def key(self, key: str) -> str:
         """Return the path of the page of the sample with this key."""
         (place,) = find_keys(self.dataset, [key])
-        return path("sample", place.shard.bucket_id, place.shard.number, place.index)
-
-    def step(self, values: Values) -> str:
-        """Return the page of one step."""
-        asked, problem, view = step_query({}), None, None
-        cards: list[tuple[Any, list[Card]]] = []
-        try:
-            asked = step_query(values)
-            view = step_of(self.dataset, asked)
-            of_seed = view_query({"seed": str(asked.seed)})
-            cards = [
-                (batch, [self._step_card(one.place, one.visit, of_seed) for one in batch.samples])
-                for batch in view.batches
-            ]
-        except ConfigError as error:
-            problem = str(error)
-        return self._page(
-            "step.html",
-            "Step",
-            "step",
-            asked=asked,
-            problem=problem,
-            view=view,
-            batches=cards,
-            shuffles=get_args(Shuffle),
-            tails=get_args(Tail),
-            syncs=get_args(Sync),
-            splits=self.dataset.shards.splits,
-            values=step_values(values),
-        )
-
-    def _step_card(self, place: SamplePlace, visit: int, asked: ViewQuery) -> Card:
-        return self.card(sample_facts(self.dataset, place), visit, asked)
+        return self.path("sample", place.shard.bucket_id, place.shard.number, place.index)
 
     def training(self) -> str:
         """Return the page of the run."""
-        return self._page("run.html", "Run", "run", body=self.training_figures())
+        return self.page("run.html", "Run", "run", body=self.training_figures())
 
     def training_figures(self) -> Any:
         """Return the run's curves and samples, as a part of the page."""
@@ -273,29 +309,41 @@ class Pages:
 
     def failure(self, message: str) -> str:
         """Return a page that shows an error."""
-        return self._page("error.html", "Error", "", message=message)
+        return self.page("error.html", "Error", "", message=message)
 
     def place(self, bucket_id: str, number: int, index: int) -> SamplePlace:
-        """Return the location of a sample."""
-        return place_of(self.dataset, bucket_id, number, index)
+        """Return the location of a sample. Raises ConfigError if it does not exist, or is outside of the view."""
+        dataset = self.dataset
+        place = place_of(dataset, bucket_id, number, index)
+        if dataset.where is not None and index not in self.browser.members(place.row):
+            raise ConfigError(
+                f"sample {index} of {place.shard.path} is not in the view ({dataset.where}) of {dataset.url}; open the "
+                "dataset without the view"
+            )
+        return place
 
-    def _page(self, template: str, title: str, active: str, **values: Any) -> str:
+    def path(self, *parts: object) -> str:
+        """Return the path of a page or picture of this dataset."""
+        return self.root + path(*parts)
+
+    def page(self, template: str, title: str, active: str, **values: Any) -> str:
+        """Render a whole page. active: page that the navigation marks."""
         return render(template, title=title, active=active, **values, **self._common())
 
     def _common(self) -> dict[str, Any]:
-        return {"url": self.dataset.url, "has_run": self.run is not None, "version": self._version}
+        return {
+            "url": self.dataset.url,
+            "has_run": self.run is not None,
+            "version": self._version,
+            "root": self.root,
+            "datasets": self._datasets,
+        }
 
 
 def row_values(asked: RowQuery) -> dict[str, object]:
     """Return the values of an address that name this selection."""
     named = asdict(asked)
     return {**{name: named[name] for name in ("bucket", "split", "where", "sort")}, "desc": asked.descending}
-
-
-def step_values(values: Values) -> dict[str, object]:
-    """Return the values of an address that name a step, without those that are not known."""
-    names = ("epoch", "step", "ranks", "batch", "seed", "shuffle", "tail", "sync", "split", "where")
-    return {name: values[name] for name in names if values.get(name)}
 
 
 def media_type(extension: str) -> str | None:

@@ -6,8 +6,8 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from streamvid.credentials import hide_all_credentials
+from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, DatasetError, SampleError, StorageError, StreamvidError
 from streamvid.preview.deliver import Frames
@@ -27,9 +28,10 @@ from streamvid.preview.options import PreviewOptions
 from streamvid.preview.render import STATIC, static_file
 from streamvid.preview.runs import sample_file
 from streamvid.preview.sample import clip_range, read_clip, sample_facts
-from streamvid.preview.web.pages import Pages, media_type
+from streamvid.preview.web.pages import Link, Pages, media_type
 from streamvid.preview.web.security import Guard
-from streamvid.preview.web.settings import Values, view_query, whole
+from streamvid.preview.web.settings import Values, whole
+from streamvid.preview.web.steps import step_page
 from streamvid.video.encode.showing import jpeg, png, strip
 
 if TYPE_CHECKING:
@@ -43,10 +45,11 @@ MAX_RANGE = 8 * 2**20
 _STRIP_FRAMES, _STRIP_WIDTH, _POSTER_WIDTH = 8, 240, 480
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 _KEPT = {"Cache-Control": "private, max-age=86400"}
+_KEPT_A_MINUTE = {"Cache-Control": "private, max-age=60"}  # a run that starts again replaces its pictures
 
 
 class Preview:
-    """Routes of the preview. Each method answers one kind of request, in a thread of its own."""
+    """Routes of the pages of one dataset. Each method answers one kind of request, in a thread of its own."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -59,7 +62,6 @@ class Preview:
             Route("/figures", _html(lambda _: pages.figures())),
             Route("/samples", _html(lambda request: pages.samples(_values(request)))),
             Route("/rows", _html(lambda request: pages.rows(_values(request)))),
-            Route("/step", _html(lambda request: pages.step(_values(request)))),
             Route("/run", self._of_run(pages.training)),
             Route("/curves", self._of_run(pages.training_figures)),
             Route("/key/{key}", self.key),
@@ -70,7 +72,6 @@ class Preview:
             Route(f"/frame/{at}/{{frame:int}}", self.frame),
             Route(f"/clip/{at}", self.clip),
             Route("/run/{name}", self.run_sample),
-            Route("/static/{name}", static),
         ]
 
     def _place(self, request: Request) -> SamplePlace:
@@ -93,7 +94,7 @@ class Preview:
 
     def poster(self, request: Request) -> Response:
         """Answer with one frame from the middle of the clip, as the loader crops it."""
-        settings = view_query({}).settings
+        settings = self._pages.asked({}).settings
         try:
             (picture,) = self._pages.deliverer.poster(self._place(request), settings)
         except SampleError as error:
@@ -103,7 +104,7 @@ class Preview:
     def strip(self, request: Request) -> Response:
         """Answer with several frames of the first visit side by side, for clips that browsers cannot play."""
         try:
-            found = self._pages.deliverer.deliver(self._place(request), 0, view_query({}).settings).frames
+            found = self._pages.deliver(self._place(request), self._pages.asked({})).frames
         except SampleError as error:
             return _bad(error)
         data, _ = strip(_pictures(found), _STRIP_FRAMES, _STRIP_WIDTH)
@@ -126,12 +127,12 @@ class Preview:
         return Response(png(frames[number]), media_type="image/png", headers=_KEPT)
 
     def _frames(self, place: SamplePlace, values: Values) -> Frames:
-        pages, asked, kind = self._pages, view_query(values), values.get("of", "model")
+        pages, asked, kind = self._pages, self._pages.asked(values), values.get("of", "model")
         if kind == "source":
             facts = sample_facts(pages.dataset, place)
             size = facts.number("clip_width"), facts.number("clip_height")
-            return pages.deliverer.uncropped(place, asked.visit, asked.settings, *size)
-        found = pages.deliverer.deliver(place, asked.visit, asked.settings)
+            return pages.deliverer.uncropped(place, pages.shown_visit(asked.visit), asked.settings, *size)
+        found = pages.deliver(place, asked)
         if kind == "model":
             return _pictures(found.frames)
         items = found.media.get(kind, ())
@@ -162,35 +163,81 @@ class Preview:
         found = None if folder is None else sample_file(folder, name)
         if found is None:
             raise HTTPException(404, "the run has no such sample")
-        return FileResponse(found, media_type="image/png" if found.suffix == ".png" else "video/mp4")
+        kind = "image/png" if found.suffix == ".png" else "video/mp4"
+        return FileResponse(found, media_type=kind, headers=_KEPT_A_MINUTE)
 
 
-def app_of(dataset: Dataset, options: PreviewOptions, token: str | None) -> Guard:
+def app_of(
+    datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions, token: str | None
+) -> Guard:
     """Return the ASGI application. token: token that requests must present; None for none."""
-    pages = Pages(dataset, None if options.run is None else Path(options.run))
+    several = _pages_of(datasets, features, options)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        pages.deliverer.close()
+        for pages in several:
+            pages.deliverer.close()
 
     def failed(request: Request, error: Exception) -> Response:
-        return _failure(pages, error)
+        return _failure(several[0], error)
 
     kinds = (StreamvidError, OSError, HTTPException, Exception)  # the last one is logged, too
-    app = Starlette(routes=Preview(pages).routes(), exception_handlers=dict.fromkeys(kinds, failed), lifespan=lifespan)
+    app = Starlette(routes=_routes(several), exception_handlers=dict.fromkeys(kinds, failed), lifespan=lifespan)
+    _prepare(several[0])
     return Guard(app, options.host, token)
 
 
-def serve(dataset: Dataset, options: PreviewOptions, started: Callable[[str], None]) -> None:
+def _pages_of(datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions) -> list[Pages]:
+    """Return the pages of each dataset. The first one's have no prefix."""
+    run = None if options.run is None else Path(options.run)
+    links = [Link(f"/dataset/{number}" if number else "", _name(one.url)) for number, one in enumerate(datasets)]
+    return [
+        Pages(dataset, run, sidecar, link.root, links)
+        for dataset, sidecar, link in zip(datasets, features, links, strict=True)
+    ]
+
+
+def _prepare(pages: Pages) -> None:
+    """Load what the first page needs, so that it is ready when the address is printed. Requests nothing."""
+    pages.failure("")
+    if pages.dataset.store.is_local and pages.dataset.where is None:
+        with suppress(StreamvidError):  # the page will say it
+            pages.overview()
+
+
+def _routes(several: Sequence[Pages]) -> list[BaseRoute]:
+    """Return the routes of all datasets. The pages of the first one have no prefix."""
+    first, *others = several
+    return [
+        Route("/step", _html(lambda request: step_page(several, _values(request)))),
+        Route("/static/{name}", static),
+        *(Mount(pages.root, routes=Preview(pages).routes()) for pages in others),
+        *Preview(first).routes(),
+    ]
+
+
+def _name(url: str) -> str:
+    """Return the last part of a dataset's location."""
+    return url.rstrip("/").rpartition("/")[2] or url
+
+
+def serve(
+    datasets: Sequence[Dataset],
+    features: Sequence[Sidecar | None],
+    options: PreviewOptions,
+    started: Callable[[str], None],
+) -> None:
     """Serve the preview until the process is interrupted.
+
+    features: features that a loader delivers in place of each dataset's clips, or None.
 
     started: function that receives the address once the port is open. Raises ConfigError if the port is not available.
     """
     import uvicorn
 
     token = None if options.is_loopback and not options.token else secrets.token_urlsafe(24)
-    app = app_of(dataset, options, token)
+    app = app_of(datasets, features, options, token)
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         listening = socket.create_server((options.host, options.port), family=family)

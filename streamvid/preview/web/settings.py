@@ -19,7 +19,7 @@ MAX_TEXT = 2000
 """Maximum number of characters of a value."""
 
 MAX_RANKS, MAX_BATCH, MAX_GLOBAL_BATCH = 1 << 16, 1 << 12, 1 << 20
-_MAX = (1 << 62) - 1
+MAX_VISIT = _MAX = (1 << 62) - 1
 
 Values = Mapping[str, str]
 
@@ -125,6 +125,8 @@ def step_query(values: Values) -> StepQuery:
         sync=_choice(values, "sync", Sync, "bucket"),
         split=_text(values, "split") or "train",
         where=_text(values, "where"),
+        accumulate=whole(values, "accumulate", 1, 1, 1 << 10),
+        repeats=tuple(one.strip() or "1" for one in text.split(",")) if (text := _text(values, "repeats")) else (),
     )
     if query.num_ranks * query.batch_size > MAX_GLOBAL_BATCH:
         raise ConfigError(
