@@ -22,7 +22,6 @@ from streamvid.storage import LocalStore
 from tests.dataset.living import Seen, check_right, clip_of, expected, files_with, seal_drawn, seal_living, seen
 from tests.dataset.samples import BUCKETS
 from tests.files import read_webdataset, tree_of, write_rows
-from tests.processes import run_python
 from tests.servers import Rgw, S3Env, S3Server
 
 KEYS = [f"c{clip}" for clip in range(8)]
@@ -480,128 +479,7 @@ def test_many_sequences_of_changes_keep_the_samples(steps: list[tuple[str, set[i
     run_steps(steps)
 
 
-# Killed and disturbed writers.
-
-KILL = """
-import json, os, random, shutil, signal, sys
-from pathlib import Path
-import streamvid
-from streamvid.storage import LocalStore
-from tests.dataset.living import seen
-
-base, verb, other, work, share = Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]), float(sys.argv[5])
-
-def change(root):
-    if verb == "remove":
-        streamvid.remove(root, keys=["c0", "c2", "c3"])
-    elif verb == "compact":
-        streamvid.compact(root, workers=1)
-    elif verb == "expire":
-        streamvid.compact(root, workers=1, expire=0)
-    else:
-        streamvid.merge(root, other, on_duplicate="last", workers=1)
-
-def counted(name, moment, state):
-    real = getattr(LocalStore, name)
-    def call(self, *args):
-        for after in (False, True):
-            state[0] += 1
-            if state[0] == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if not after:
-                result = real(self, *args)
-        return result
-    setattr(LocalStore, name, call)
-
-def in_child(job):
-    pid = os.fork()
-    if pid:
-        return os.waitpid(pid, 0)[1]
-    try:
-        job()
-        sys.stdout.flush()
-        os._exit(0)
-    except BaseException as error:
-        print(json.dumps({"error": repr(error)}), flush=True)
-        os._exit(1)
-
-def killed(moment):
-    state = [0]
-    for name in ("put", "create", "remove"):
-        counted(name, moment, state)
-    change(work)
-
-def completed():
-    report = streamvid.verify_dataset(work, deep=True, fresh=True)
-    print(json.dumps({"keys": sorted(seen(work)), "is_right": report.is_right, "problems": list(map(str, report.problems))}))
-    change(work)
-
-def checked():
-    report = streamvid.verify_dataset(work, deep=True, fresh=True)
-    # The thread that renews the lease may be killed within a write, whose temporary file expires later.
-    files = [p for p in work.rglob("*") if p.is_file() and not p.name.endswith(".tmp")]
-    tree = sorted((p.relative_to(work).as_posix(), hash(p.read_bytes())) for p in files)
-    extra = [path for path in report.extra if not path.endswith(".tmp")]
-    text = json.dumps({"end": hash(tuple(tree)), "is_right": report.is_right, "extra": extra})
-    print(text)
-
-choose, moment, left = random.Random(verb), 0, 2 if share < 0.3 else 20
-while True:
-    moment += 1
-    if moment < 200 and choose.random() >= share:
-        continue
-    if not left:
-        break
-    left -= 1
-    shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(base, work)
-    status = in_child(lambda: killed(moment))
-    if not os.WIFSIGNALED(status):
-        break
-    assert in_child(completed) == 0 and in_child(checked) == 0
-print(json.dumps({"moments": moment}))
-"""
-
-
-def check_killed(tmp_path: Path, verb: str, share: float) -> None:
-    base, other = tmp_path / "base", tmp_path / "other"
-    seal_living(base, range(8))
-    seal_living(other, range(6, 10))
-    if verb != "merge":
-        streamvid.annotate(base, write_rows(tmp_path / "a.csv", [{"key": "c1", "motion": 1}]))
-    if verb in ("compact", "expire"):
-        streamvid.remove(base, keys=["c0", "c4", "c5"])
-    before = set(seen(base))
-    change: dict[str, Callable[[Path], object]] = {
-        "remove": lambda root: streamvid.remove(root, keys=["c0", "c2", "c3"]),
-        "compact": lambda root: streamvid.compact(root),
-        "expire": lambda root: streamvid.compact(root, expire=0),
-        "merge": lambda root: streamvid.merge(root, other, on_duplicate="last"),
-    }
-    shutil.copytree(base, tmp_path / "whole")
-    change[verb](tmp_path / "whole")
-    after = set(seen(tmp_path / "whole"))
-    done = run_python(KILL, base, verb, other, tmp_path / "work", share)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert not [line for line in lines if "error" in line], lines
-    states = [line for line in lines if "keys" in line]
-    assert len(states) >= 2 and all(line["is_right"] for line in states), states
-    assert {frozenset(line["keys"]) for line in states} <= {frozenset(before), frozenset(after)}
-    ends = [line for line in lines if "end" in line]
-    assert all(line["is_right"] and not line["extra"] for line in ends), ends
-    assert len({line["end"] for line in ends}) == 1
-
-
-@pytest.mark.parametrize("verb", ["remove", "compact", "merge"])
-def test_killed_at_some_writes_it_is_the_old_version_or_the_new_one(tmp_path: Path, verb: str) -> None:
-    """SHARD-2: kill -9 before and after writes; the same command ends the same, and leaves nothing behind."""
-    check_killed(tmp_path, verb, 0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", ["remove", "compact", "expire", "merge"])
-def test_killed_at_20_writes_it_is_the_old_version_or_the_new_one(tmp_path: Path, verb: str) -> None:
-    check_killed(tmp_path, verb, 0.4)
+# Two writers.
 
 
 def race(url: str | Path, rounds: int) -> None:
