@@ -40,6 +40,7 @@ class Life:
     counter: Iterator[int] = field(default_factory=itertools.count)
     versions: dict[int, set[str]] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
+    is_rewritten: bool = False  # since the last time that runs read nothing of earlier versions
 
     def new_keys(self, bucket: Bucket, sizes: list[int]) -> list[list[str]]:
         name = "m" if bucket is MANY else "f"
@@ -79,6 +80,7 @@ class Life:
             self.removed |= gone
 
     def rewrite(self, seed: int) -> None:
+        self.is_rewritten = True
         self.publish(rewrite(self.root, {number for number in range(8) if seed >> number & 1}).version)
 
 
@@ -251,6 +253,10 @@ def live(ranks: Ranks, root: Path, example: dict[str, Any]) -> None:
         elif name == "rewrite":
             life.rewrite(*arguments)
         elif example["follow"]:  # nothing is left of the bucket that the run has carried samples of
+            if life.is_rewritten:  # what is not fetched yet of deleted tars is looked for in the newest version
+                run.run(None)
+                run.run(None)  # the samples that were carried into this epoch are delivered
+                life.is_rewritten = False
             run.run(1)  # within an epoch: a loop that begins without the bucket's samples fails
             life.drop_few()
             kept = {key for key in kept if key.startswith("m")}
