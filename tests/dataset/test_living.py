@@ -265,6 +265,9 @@ def test_a_new_dataset_is_merged_from_others(root: Path, tmp_path: Path) -> None
     check_right(tmp_path / "all")
     tar = next(path for path in (tmp_path / "all").rglob("*.tar") if clip_of("c8") in path.read_bytes())
     assert tar.stat().st_nlink == 2  # not copied
+    # What was merged is known after the versions that it made were deleted.
+    assert streamvid.compact(tmp_path / "all", expire=0).expired.versions == (1, 2)
+    assert streamvid.merge(tmp_path / "all", root, tmp_path / "other").state == "already merged"
 
 
 @pytest.mark.parametrize("on_duplicate", ["first", "last"])
