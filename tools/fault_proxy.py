@@ -23,7 +23,7 @@ Faults, each at one request; which one, a hash of the seed and of the request's 
     flipped       one bit of the body is another, not the same one twice (GET)
     wrong_etag    the ETag header is another
 
-With no_conditions, it is a store that does not know If-None-Match: each such request is answered with 501.
+With unknown_header, it is a store that lacks a feature: each request with this header is answered with 501.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tools.faults import ANSWERS, BODY_FAULTS, NO_CONDITIONS, Counts, Settings, decide
+from tools.faults import ANSWERS, BODY_FAULTS, UNKNOWN_HEADER, Counts, Settings, decide
 from tools.http_stream import CHUNK, Gone, Head, Link, Stream, pieces
 
 DRIPS = 20
@@ -122,9 +122,9 @@ class Proxy:
         method, target = request.first[:2]
         self.counts.requests[f"{method} {target.partition('?')[0]}"] += 1
         now = self.settings
-        if now.no_conditions and "if-none-match" in request.fields:
-            self._note(NO_CONDITIONS)
-            return NO_CONDITIONS
+        if now.unknown_header and now.unknown_header in request.fields:
+            self._note(UNKNOWN_HEADER)
+            return UNKNOWN_HEADER
         if (now.methods and method not in now.methods) or not re.search(now.path, target):
             return None
         number, self._number = self._number, self._number + 1

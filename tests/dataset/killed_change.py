@@ -24,7 +24,7 @@ import streamvid
 from streamvid.storage import LocalStore, open_store
 from tests.dataset.living import seen
 
-WRITES = ("put", "create", "remove")
+WRITES = ("put", "create", "remove", "copy")
 
 
 @dataclass(frozen=True)

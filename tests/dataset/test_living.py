@@ -22,7 +22,7 @@ from streamvid.storage import LocalStore
 from tests.dataset.living import Seen, check_right, clip_of, expected, files_with, seal_drawn, seal_living, seen
 from tests.dataset.samples import BUCKETS
 from tests.files import read_webdataset, tree_of, write_rows
-from tests.servers import Rgw, S3Env, S3Server
+from tests.servers import ProxyFactory, Rgw, S3Env, S3Server
 
 KEYS = [f"c{clip}" for clip in range(8)]
 
@@ -518,6 +518,34 @@ def test_of_two_writers_on_ceph_none_loses_its_change(root: Path, rgw: Rgw, s3_e
     bucket = rgw.new_bucket()
     rgw.upload_folder(root, bucket, "ds/")
     race(f"s3://{bucket}/ds", 50)
+    check_right(f"s3://{bucket}/ds")
+
+
+@pytest.mark.parametrize("kind", ["moto_server", "rgw"])
+@pytest.mark.parametrize("refused", ["", "x-amz-copy-source"])
+def test_a_merge_within_a_store_does_not_download_tars(
+    kind: str,
+    refused: str,
+    root: Path,
+    tmp_path: Path,
+    s3_env: S3Env,
+    fault_proxy: ProxyFactory,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A store that cannot copy is read and written, with the same result."""
+    server: S3Server = request.getfixturevalue(kind)
+    proxy = fault_proxy(server, unknown_header=refused)
+    s3_env(server.behind(proxy))
+    bucket, other = server.new_bucket(), tmp_path / "other"
+    seal_living(other, range(20, 140), size=40)
+    server.upload_folder(root, bucket, "ds/")
+    server.upload_folder(other, bucket, "other/")
+    report = streamvid.merge(f"s3://{bucket}/ds", f"s3://{bucket}/other")
+    counts = proxy.counts()
+    is_copied = max(counts.bytes_up, counts.bytes_down) < report.num_bytes // 2
+    assert (is_copied, "unknown_header" in counts.faults) == (not refused, bool(refused))
+    streamvid.merge(root, other)
+    assert server.tree(bucket, "ds") == tree_of(root)
     check_right(f"s3://{bucket}/ds")
 
 

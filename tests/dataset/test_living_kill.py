@@ -92,7 +92,7 @@ def test_killed_at_20_moments_on_a_store_without_conditional_writes(
     tmp_path: Path, verb: str, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory
 ) -> None:
     """The store answers 501 to a write that must not replace an object, so the lease protects from other writers."""
-    proxy = fault_proxy(moto_server, no_conditions=True)
+    proxy = fault_proxy(moto_server, unknown_header="if-none-match")
     s3_env(moto_server.behind(proxy))
     check_in_bucket(tmp_path, verb, moto_server, NUM_MOMENTS)
-    assert proxy.counts().faults["no_conditions"] >= NUM_MOMENTS
+    assert proxy.counts().faults["unknown_header"] >= NUM_MOMENTS

@@ -92,7 +92,8 @@ def merge(
     If there is no dataset at `dataset`, it begins as a copy of the first source. The sources do not change. All
     datasets must have the same kind of clips, frame rate, model, conditioning inputs and encoding, and buckets with
     equal ids must have equal shapes. Columns that a dataset lacks are null for its samples. Tars are linked on one
-    local file system and copied elsewhere; those that contain duplicates or removed samples are written without them.
+    local file system and copied by an S3 store within it, unverified in both cases; elsewhere they are read, verified
+    and written. Those that contain duplicates or removed samples are written without them.
     Merging is idempotent: if it is interrupted, run it again.
 
     on_duplicate: "error" refuses to merge datasets that have samples of the same source file (`record_key`); "first"
