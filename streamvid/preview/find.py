@@ -23,7 +23,10 @@ class SamplePlace:
 
 
 def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> SamplePlace:
-    """Return the location of sample `index` of a bucket's shard `number`. Raises ConfigError if it does not exist."""
+    """Return the location of sample `index` of a bucket's shard `number`.
+
+    Raises ConfigError if it does not exist, or is not in the view that was opened.
+    """
     table = dataset.shards
     names = table.bucket_id.names
     code = names.index(bucket_id) if bucket_id in names else -1
@@ -37,7 +40,16 @@ def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> Sampl
             f"sample {index} of {shard.path}: the shard has {shard.num_samples} samples; use 0 to "
             f"{shard.num_samples - 1}"
         )
+    chosen = filter_of_view(dataset)
+    if chosen is not None and index not in chosen.matching(dataset.samples(shard, chosen.columns)):
+        raise _outside(f"sample {index} of {shard.path}", dataset)
     return SamplePlace(shard, row, index)
+
+
+def _outside(name: str, dataset: Dataset) -> ConfigError:
+    return ConfigError(
+        f"{name} is not in the view ({dataset.where}) of {dataset.url}; open the dataset without the view"
+    )
 
 
 def find_keys(dataset: Dataset, keys: Sequence[str]) -> list[SamplePlace]:
@@ -66,8 +78,5 @@ def find_keys(dataset: Dataset, keys: Sequence[str]) -> list[SamplePlace]:
             f"key {missing[0]!r} is not in {dataset.url}; `streamvid preview` lists the keys of each bucket"
         )
     if outside:
-        key = next(key for key in keys if key in outside)
-        raise ConfigError(
-            f"key {key!r} is not in the view ({dataset.where}) of {dataset.url}; open the dataset without the view"
-        )
+        raise _outside(f"key {next(key for key in keys if key in outside)!r}", dataset)
     return [found[key] for key in keys]

@@ -27,7 +27,7 @@ from streamvid.storage.request_pool import shared_pool
 from streamvid.storage.request_stats import RequestStats
 from streamvid.storage.requests import Call, Engine, RangeRead
 from streamvid.storage.reread import UNPROVEN, WrongReads
-from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
+from streamvid.storage.store import DeniedError, FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
 from streamvid.storage.transport import RequestError, Transport
 
 _Answer = TypeVar("_Answer")
@@ -376,7 +376,7 @@ class RemoteStore(Store):
             text += f" ({tries} in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
         elif num_tries and seconds >= self.options.deadline_seconds:
             text += f" (deadline_seconds={self.options.deadline_seconds:g})"
-        kinds = {"short": ShortFileError, "conflict": _ConflictError, "absent": _AbsentError}
+        kinds = {"short": ShortFileError, "conflict": _ConflictError, "absent": _AbsentError, "denied": DeniedError}
         return kinds.get(error.kind, StorageError)(f"{text}. {error.hint}" if error.hint else text)
 
 

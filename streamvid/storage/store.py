@@ -17,6 +17,10 @@ class ShortFileError(StorageError):
     """A file in an object store ends before the end of the requested bytes."""
 
 
+class DeniedError(StorageError):
+    """This process may not do to a file what it tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """Current size and version of a file.

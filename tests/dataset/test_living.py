@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import streamvid
 from streamvid.dataset.removed import read_removed
 from streamvid.dataset.versions.moved import read_moved
-from streamvid.errors import ConfigError, DatasetError, SourceError
+from streamvid.errors import ConfigError, DatasetError, SourceError, StorageError
 from streamvid.storage import LocalStore
 from tests.dataset.living import Seen, check_right, clip_of, expected, files_with, seal_drawn, seal_living, seen
 from tests.dataset.samples import BUCKETS
@@ -339,6 +340,10 @@ def test_versions_are_listed_named_and_opened(root: Path) -> None:
     assert [info.num_samples for info in report.versions] == [7, 7, 7, 8]
     assert all(info.modified > 1.6e9 for info in report.versions)
     assert seen(f"{root}@v1") == expected(KEYS) and seen(f"{root}@latest") == expected(KEYS[1:])
+    with pytest.raises(ConfigError, match=r"tag 'v1' names version 1 .*--move.*version 4"):
+        streamvid.tag(root, "v1")
+    assert streamvid.tag(root, "v1", move=True).versions[1].tags == ("v1",)
+    assert number(f"{root}") == 5
     streamvid.tag(root, "v1", None)
     with pytest.raises(ConfigError, match="has no version 'v1'"):
         streamvid.open_dataset(f"{root}@v1")
@@ -347,6 +352,48 @@ def test_versions_are_listed_named_and_opened(root: Path) -> None:
     for name in ("7", "latest", "a b", ""):
         with pytest.raises(ConfigError, match="tag"):
             streamvid.tag(root, name)
+
+
+def test_a_folder_whose_name_is_that_of_a_version_is_ambiguous(root: Path) -> None:
+    """Neither dataset is opened in the place of the other."""
+    streamvid.remove(root, keys=["c0"])
+    folder = Path(shutil.copytree(root, f"{root}@1"))
+    streamvid.remove(f"{folder}/", keys=["c1"])
+    for url in (folder, str(folder)):
+        with pytest.raises(ConfigError, match=r"dataset@1' is ambiguous.*dataset@1/' for the folder"):
+            streamvid.open_dataset(url)
+    assert seen(f"{folder}/") == expected(KEYS[2:]) and seen(root) == expected(KEYS[1:])
+
+
+def test_a_dataset_that_cannot_be_written_is_read_only(root: Path) -> None:
+    """The error says so."""
+    with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to other users
+        copy = shutil.copytree(root, Path(name) / "ds")
+        Path(name).chmod(0o755)
+        for path in (copy, *copy.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        user = os.geteuid()
+        os.seteuid(user or 65534)
+        try:
+            with pytest.raises(StorageError, match="ds is read-only for this process"):
+                streamvid.remove(copy, keys=["c0"])
+            assert streamvid.remove(copy, keys=["c0"], dry_run=True).state == "would be removed"
+        finally:
+            os.seteuid(user)
+            for path in (copy, *copy.rglob("*")):
+                path.chmod(0o755)
+
+
+def test_a_bucket_that_may_only_be_read_is_read_only(root: Path, rgw: Rgw, s3_env: S3Env) -> None:
+    bucket = rgw.new_bucket()
+    rgw.upload_folder(root, bucket, "ds/")
+    policy = {"Principal": "*", "Effect": "Allow", "Action": ["s3:GetObject", "s3:ListBucket"]}
+    policy["Resource"] = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    rgw.client.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [policy]}))
+    s3_env(rgw.other)
+    assert seen(f"s3://{bucket}/ds") == expected(KEYS)
+    with pytest.raises(StorageError, match=f"s3://{bucket}/ds is read-only for this process"):
+        streamvid.remove(f"s3://{bucket}/ds", keys=["c0"])
 
 
 def test_views_are_conditions_that_fit_the_dataset(root: Path) -> None:

@@ -65,8 +65,7 @@ def test_killed_at_some_writes_it_is_the_old_version_or_the_new_one(tmp_path: Pa
     check_killed(tmp_path, verb, str(tmp_path / "work"), str(other), 3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [pytest.param(verb, marks=SLOW) for verb in VERBS])
 def test_killed_at_20_moments_in_a_folder(tmp_path: Path, verb: str) -> None:
     _, other = prepare(tmp_path, verb)
     check_killed(tmp_path, verb, str(tmp_path / "work"), str(other), NUM_MOMENTS)

@@ -128,6 +128,10 @@ def test_a_view_is_applied_to_all_pages(serve: Serve, tmp_path: Path) -> None:
     for row in rows:
         answer = server.get(f"/key/{row['key']}")
         assert row is inside or (answer.status == 404 and "is not in the view" in answer.text)
+        for kind in ("sample", "clip", "poster"):
+            answer = server.get(f"/{kind}/{row['bucket_id']}/{row['shard']}/{row['index']}")
+            assert answer.status == (200 if row is inside else 404), kind
+            assert row is inside or "is not in the view" in answer.text
 
 
 def test_what_does_not_exist_is_not_found(demo: PreviewServer) -> None:
