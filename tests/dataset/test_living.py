@@ -523,6 +523,7 @@ def test_any_sequence_of_changes_keeps_the_samples(steps: list[tuple[str, set[in
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_many_sequences_of_changes_keep_the_samples(steps: list[tuple[str, set[int]]]) -> None:

@@ -286,6 +286,7 @@ def test_exactly_once_per_epoch_and_version(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @settings(max_examples=2000, suppress_health_check=HEALTH)
 @given(LIVES)
 def test_exactly_once_in_many_lives(
