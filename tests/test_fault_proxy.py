@@ -177,6 +177,14 @@ def test_a_write_that_is_reset_did_not_happen(plain: Plain) -> None:
     assert plain.kept == {}
 
 
+def test_a_request_with_an_unknown_header_is_refused(plain: Plain) -> None:
+    with FaultProxy(plain.url, unknown_header="content-length") as proxy:
+        assert ask(proxy, "/a", "PUT", BODY)[0] == 501
+        assert ask(proxy)[0] == 200
+        assert proxy.counts().faults == {"unknown_header": 1}
+    assert plain.kept == {}
+
+
 @pytest.mark.parametrize("path", ["/plain", "/chunked", "/until-close"])
 def test_one_bit_is_another_and_all_else_as_it_was(plain: Plain, path: str) -> None:
     with FaultProxy(plain.url, faults=("flipped",), fault_rate=1) as proxy:

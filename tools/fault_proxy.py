@@ -22,6 +22,8 @@ Faults, each at one request; which one, a hash of the seed and of the request's 
     slow          the body drips, 20 drips in slow_s; each 256 KiB of it where its length is not told (GET)
     flipped       one bit of the body is another, not the same one twice (GET)
     wrong_etag    the ETag header is another
+
+With unknown_header, it is a store that lacks a feature: each request with this header is answered with 501.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tools.faults import BODY_FAULTS, OWN_ANSWERS, Counts, Settings, decide
+from tools.faults import ANSWERS, BODY_FAULTS, UNKNOWN_HEADER, Counts, Settings, decide
 from tools.http_stream import CHUNK, Gone, Head, Link, Stream, pieces
 
 DRIPS = 20
@@ -84,7 +86,7 @@ class Proxy:
             while not self.settings.dead:
                 request = Head(await client.until(b"\r\n\r\n"))
                 fault = self._fault(request)
-                if fault in OWN_ANSWERS:
+                if fault in ANSWERS:
                     if not await self._own_answer(client, request, fault):
                         break
                     continue
@@ -120,11 +122,14 @@ class Proxy:
         method, target = request.first[:2]
         self.counts.requests[f"{method} {target.partition('?')[0]}"] += 1
         now = self.settings
+        if now.unknown_header and now.unknown_header in request.fields:
+            self._note(UNKNOWN_HEADER)
+            return UNKNOWN_HEADER
         if (now.methods and method not in now.methods) or not re.search(now.path, target):
             return None
         number, self._number = self._number, self._number + 1
         fault = decide(now, number, method)
-        if fault in OWN_ANSWERS or fault == "refused":
+        if fault in ANSWERS or fault == "refused":
             self._note(fault)
         return fault
 
@@ -138,7 +143,7 @@ class Proxy:
             async for data, _ in pieces(client, request, CHUNK):
                 self.counts.bytes_up += len(data)
         await asyncio.sleep(self.settings.latency_ms / 1000)
-        status, code = OWN_ANSWERS[fault]
+        status, code = ANSWERS[fault]
         text = f"<Message>{fault} by the fault proxy</Message><RequestId>0</RequestId>"
         body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>{text}</Error>'
         if request.first[0] == "HEAD":

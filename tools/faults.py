@@ -13,6 +13,8 @@ OWN_ANSWERS = {
     "too_many": ("429 Too Many Requests", "TooManyRequests"),
     "expired": ("403 Forbidden", "ExpiredToken"),
 }
+UNKNOWN_HEADER = "unknown_header"
+ANSWERS = {**OWN_ANSWERS, UNKNOWN_HEADER: ("501 Not Implemented", "NotImplemented")}
 BODY_FAULTS = ("truncated", "slow", "flipped")
 FAULTS = (*OWN_ANSWERS, "refused", "lost_answer", "reset", "stalled", "wrong_etag", *BODY_FAULTS)
 
@@ -31,6 +33,7 @@ class Settings:
     slow_s: float = 2.0
     latency_ms: float = 0.0  # added before the first byte of each answer
     megabytes_per_second: float = 0.0  # of all connections together, each way
+    unknown_header: str = ""  # in lower case: each request with it is answered with 501, whatever its number
     dead: bool = False  # every connection is reset, those that are open too
 
     def __post_init__(self) -> None:

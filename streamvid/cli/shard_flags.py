@@ -37,6 +37,16 @@ SHARD_FLAGS = sorted([*OPTION_FLAGS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GR
 """All flags; `take_tree` reads their values."""
 
 
+def work_flags(dest: str, built: str) -> list[Flag]:
+    """Return the flags that are not options of a build. dest: argument that names the dataset. built: what is done."""
+    return [
+        Flag(["--dry-run"], is_flag=True, help=f"Show what would be {built}, without writing anything."),
+        Flag(["--abandon"], is_flag=True, help=f"Remove unfinished work at {dest}, and do nothing else."),
+        Flag(["--status", "shows_status"], is_flag=True, help=f"Show the progress of the work at {dest}."),
+        Flag(["--json", "as_json"], is_flag=True, help="Print the report as JSON."),
+    ]
+
+
 def take_tree(given: Values) -> Values:
     """Remove the values of SHARD_FLAGS from `given`. Return the given fields of ShardOptions as nested mappings."""
     keys = given.pop(str(_KEYS.name))

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from streamvid.errors import DatasetError, StorageError
-from streamvid.storage import LocalStore, Store
+from streamvid.storage import DeniedError, LocalStore, Store
 
 RENEW_SECONDS, EXPIRE_SECONDS = 10.0, 120.0
 _WATCH_SECONDS = 1.5 * RENEW_SECONDS
@@ -159,8 +159,14 @@ def acquire(
         earlier = watch.wait(lambda lease: lease.name == name)
         number = 1 + max((lease.number for lease in earlier if lease.name == name), default=0)
         path = f"{folder}/{name}-{number:06d}.json"
-        if _create(store, path, admits_tasks):
-            break
+        try:
+            if _create(store, path, admits_tasks):
+                break
+        except DeniedError as error:
+            raise DeniedError(
+                f"{store.url} is read-only for this process: use keys or a user that may write there, or work on a "
+                f"copy of it. {error}"
+            ) from error
     lease = Lease(store, path, admits_tasks)
     try:
         for old in earlier:

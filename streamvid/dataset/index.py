@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -213,14 +213,19 @@ def sample_schema(user_types: Mapping[str, str], media: Sequence[str] = ()) -> p
 def encode_samples(shards: Sequence[RowGroup], user_types: Mapping[str, str], media: Sequence[str] = ()) -> bytes:
     """Return the Parquet bytes of one samples file, with one row group per shard."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     target = sample_schema(user_types, media)
+    return encode_row_groups((pa.table(_columns(one, user_types, media), schema=target) for one in shards), target)
+
+
+def encode_row_groups(tables: Iterable[pa.Table], target: pa.Schema) -> bytes:
+    """Return the Parquet bytes of tables with the schema `target`, each of which becomes one row group."""
+    import pyarrow.parquet as pq
+
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, target, **WRITING) as writer:
-        for shard in shards:
-            columns = _columns(shard, user_types, media)
-            writer.write_table(pa.table(columns, schema=target), row_group_size=max(1, len(shard.rows)))
+        for table in tables:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
     return sink.getvalue()
 
 

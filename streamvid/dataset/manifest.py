@@ -379,6 +379,7 @@ class Manifest:
     change: what made this version.
     tags: names of versions, and their numbers.
     views: names of conditions on samples.
+    merged: content fingerprints of the datasets that were merged into this one.
     """
 
     buckets: tuple[Bucket, ...]
@@ -398,6 +399,7 @@ class Manifest:
     change: Change = Change()
     tags: Mapping[str, int] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)
+    merged: tuple[str, ...] = ()
 
     def bucket(self, bucket_id: str) -> Bucket:
         """Return the bucket with this id. Raises DatasetError if the manifest does not list it."""
@@ -416,13 +418,9 @@ class Manifest:
         """Return the manifest of the same dataset with one more group of columns."""
         columns, known = (*self.columns, group), {file.path for file in self.files.other}
         new_files = (file for file in group.known_files if file.path not in known)
-        content = content_digest(self.fingerprints.base, columns)
-        return replace(
-            self,
-            columns=columns,
-            files=replace(self.files, other=(*self.files.other, *new_files)),
-            fingerprints=replace(self.fingerprints, content=content),
-        )
+        files = replace(self.files, other=(*self.files.other, *new_files))
+        digests = replace(self.fingerprints, content=content_digest(self.fingerprints.base, columns))
+        return replace(self, columns=columns, files=files, fingerprints=digests)
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
@@ -449,6 +447,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
             "change": asdict(manifest.change),
             "tags": dict(manifest.tags),
             "views": dict(manifest.views),
+            "merged": list(manifest.merged),
         }
     )
 
@@ -491,6 +490,7 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             change=Change.from_json(value["change"]),
             tags={str(name): int(number) for name, number in value["tags"].items()},
             views={str(name): str(condition) for name, condition in value["views"].items()},
+            merged=tuple(map(str, value["merged"])),
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamvid.dataset.filter.filter import count_matches, filter_of_view
 from streamvid.dataset.manifest import FORMAT_VERSION, NativeClips
 from streamvid.dataset.reader import Dataset
-from streamvid.sharder.rejections import RejectedKind, by_kind
+from streamvid.sharder.rejections import OF_CLIP, OF_FILE, RejectedKind, by_kind
 
 _WITH_CAPTIONS = ("text_sha256", "captions")
 """Columns that are added along with `text` when captions are annotated."""
@@ -61,12 +62,17 @@ class RejectedRow:
     kind: str
 
 
+_SPLITTING = ("max_clip_seconds", "time_columns", "curation", "cut")
+"""Options of a build with which one file can have several clips."""
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetContents:
     """Contents of a dataset.
 
     where: condition of the view, or None. Only samples that meet it are counted.
     num_records: number of input rows.
+    rejections: rejected input rows, without those whose files became samples in a later version.
     stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
     columns: the user's own columns.
     """
@@ -132,12 +138,16 @@ class DatasetContents:
 
 
 def contents_of(dataset: Dataset) -> DatasetContents:
-    """Return the contents of a dataset. Reads the shard table and the rejections, and for a view the samples index."""
+    """Return the contents of a dataset.
+
+    Reads the shard table and the rejections, and the samples index for a view, or if later versions may have samples of
+    rejected files.
+    """
     manifest, shards = dataset.manifest, dataset.shards
     chosen = filter_of_view(dataset)
     counts = shards.num_samples if chosen is None else count_matches(dataset, shards, chosen)
     places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
-    rejections = tuple(RejectedRow(**row) for row in dataset.rejections_table().to_pylist())
+    rejections = tuple(_rejections(dataset))
     return DatasetContents(
         url=dataset.url,
         version=manifest.version,
@@ -170,3 +180,22 @@ def contents_of(dataset: Dataset) -> DatasetContents:
         rejections=rejections,
         rejected_by_kind=by_kind((one.kind, one.row, one.source, one.reason) for one in rejections),
     )
+
+
+def _rejections(dataset: Dataset) -> Iterator[RejectedRow]:
+    """Yield the rejections, except for files that had no samples when they were rejected, but have samples now."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = [RejectedRow(**row) for row in dataset.rejections_table().to_pylist()]
+    options = dataset.manifest.build.get("options", {})
+    is_split = not options.keys().isdisjoint(_SPLITTING)
+    kinds = OF_FILE if is_split else OF_FILE | OF_CLIP
+    asked = {row.source for row in rows if row.kind in kinds} if dataset.manifest.version > 1 else set()
+    added: set[str] = set()
+    if asked:
+        names = pa.array(sorted(asked), pa.string())
+        for shard in dataset.shards:
+            sources = dataset.samples(shard, ["source"]).column("source")
+            added.update(sources.filter(pc.is_in(sources, value_set=names)).to_pylist())
+    yield from (row for row in rows if row.kind not in kinds or row.source not in added)

@@ -20,7 +20,7 @@ from streamvid.loader.mix import DataArguments, DatasetConfig
 from streamvid.loader.options import ScheduleOptions
 from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_up
 from streamvid.loader.state import differences
-from streamvid.loader.versions import after, start_in
+from streamvid.loader.versions import after, start_in, with_earlier
 from streamvid.plan import PLAN_VERSION, Cursor, PlanOptions, World
 from streamvid.plan.versions.continued import AnyPlan
 
@@ -230,14 +230,14 @@ def _check_start(
         plan = _plan_of(selection, Cursor.from_json(earlier.cursor), attempt.start)
         cursor = Cursor.from_json(attempt.cursor)
         if _begins_version(attempt, earlier):
-            here = start_in(later, plan)
+            here = _start_in(later, selection, plan)
         else:
             here = plan.cursor_after(attempt.start.step - plan.cursor.step)
-        start = later.plan(cursor).cursor_after(0).positions
+        start = later.plan(cursor).cursor_after(0)
     except StreamvidError as error:
         findings.differ(f"attempt {attempt.number}: its position does not exist: {error}")
         return
-    pairs = ((start, here.positions), (cursor.carried, here.carried), (here.carried, cursor.carried))
+    pairs = ((start.positions, here.positions), (start.carried, here.carried), (here.carried, start.carried))
     wrong = sorted({name for found, right in pairs for name, place in found.items() if right.get(name) != place})
     if wrong:
         findings.differ(
@@ -245,6 +245,13 @@ def _check_start(
             f"the attempt before it was at this step (buckets: {', '.join(wrong[:5])}); it used a state of another run "
             "or of an earlier attempt, or no state"
         )
+
+
+def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
+    """Return the position at which the epoch of `plan` begins in a later version, without samples that it removed."""
+    if later.earlier is None:  # no carried sample was left in the state from which the attempt resumed
+        later = with_earlier(later, before)
+    return later.plan(start_in(later, plan)).cursor_after(0)
 
 
 def _begins_version(attempt: Attempt, earlier: Attempt) -> bool:

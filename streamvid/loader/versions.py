@@ -172,16 +172,10 @@ def _announce(old: Setup, new: Setup, epoch: int) -> None:
 
 def after(new: Setup, old: Setup) -> Setup:
     """Return the new setup, which also delivers the samples that the old one has carried over."""
-    numbers = range(len(new.mix.parts), 2 * len(new.mix.parts))
-    parts = tuple(
-        replace(part, number=number, later=part.number) for part, number in zip(old.mix.parts, numbers, strict=True)
-    )
-    selection = replace(old.selection, mix=replace(old.mix, parts=parts), earlier=None)
-    earlier = EarlierVersion(selection, _is_kept(selection, new.mix))
     mine, theirs = new.pipeline, old.pipeline
     return replace(
         new,
-        selection=replace(new.selection, earlier=earlier),
+        selection=with_earlier(new.selection, old.selection),
         pipeline=replace(
             mine,
             num_workers=max(mine.num_workers, theirs.num_workers),
@@ -189,6 +183,16 @@ def after(new: Setup, old: Setup) -> Setup:
             frame_bytes=max(mine.frame_bytes, theirs.frame_bytes),
         ),
     )
+
+
+def with_earlier(new: Selection, old: Selection) -> Selection:
+    """Return the new selection, whose plans begin with the samples that the old one has carried over."""
+    numbers = range(len(new.mix.parts), 2 * len(new.mix.parts))
+    parts = tuple(
+        replace(part, number=number, later=part.number) for part, number in zip(old.mix.parts, numbers, strict=True)
+    )
+    earlier = replace(old, mix=replace(old.mix, parts=parts), earlier=None)
+    return replace(new, earlier=EarlierVersion(earlier, _is_kept(earlier, new.mix)))
 
 
 def _is_kept(old: Selection, new: Mix) -> IsKept:

@@ -84,7 +84,9 @@ def append_options(dataset: str | Path, given: Mapping[str, Any]) -> ShardOption
     if options.curation.dedup is not None:
         raise ConfigError(
             f"curation.dedup={options.curation.dedup!r}: the dataset at {store.url} was built with it, and near-"
-            "duplicates can be found only among all rows at once; build the dataset again with all sources"
+            "duplicates are found only among all rows at once. Either build a new dataset from the old and new sources "
+            f"together: streamvid shard OLD NEW DEST --dedup {options.curation.dedup}; or, to accept near-duplicates "
+            f"of old rows, build one from the new source alone and add it: streamvid merge {store.url} DEST"
         )
     return options
 

@@ -15,6 +15,14 @@ NO_BUCKET = frozenset(
 ) | {"max-upscale", "max-crop", "probability"}
 """Rejection kinds of clips that no bucket accepts."""
 
+OF_FILE = frozenset(("missing-file", "unreadable-file", "empty-file", "max-clip-bytes", "not-media"))
+"""Rejection kinds of files without any samples."""
+
+OF_CLIP = frozenset(
+    ("codec", "damaged", "timestamps", "picture", "changes-size", "timeout", "memory", "crash", "fault")
+)
+"""Rejection kinds of clips, each of which may be a part of a file."""
+
 REMEDIES: Mapping[str, str] = {
     "bad-row": "fix the metadata row as the reason describes",
     "bad-path": "fix the path in the metadata; use a relative or absolute path, or a URL such as s3://bucket/key",

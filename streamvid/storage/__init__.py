@@ -13,7 +13,7 @@ from streamvid.storage.local import LocalStore
 from streamvid.storage.options import MAX_RANGE_BYTES, StorageOptions
 from streamvid.storage.ranges import near_spans
 from streamvid.storage.reread import MAX_READS, UNPROVEN, WrongReads
-from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
+from streamvid.storage.store import DeniedError, FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
 from streamvid.storage.url import OBJECT_SCHEMES, open_store, redact
 from streamvid.storage.wanted import is_wanted, wait_while_wanted, while_wanted
 
@@ -26,6 +26,7 @@ __all__ = [
     "CacheStats",
     "CachedStore",
     "Content",
+    "DeniedError",
     "FileState",
     "LocalStore",
     "Ranges",

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamvid.errors import StorageError
-from streamvid.storage.store import FileState, Ranges, Store, check_relative
+from streamvid.storage.store import DeniedError, FileState, Ranges, Store, check_relative
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 """Errors of file systems without hard links, such as exFAT and some network file systems."""
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ class LocalStore(Store):
         try:
             yield
         except OSError as error:
-            raise StorageError(f"{self.url}: cannot {verb} {path}: {write_reason(error)}") from error
+            kind = DeniedError if error.errno in _DENIED else StorageError
+            raise kind(f"{self.url}: cannot {verb} {path}: {write_reason(error)}") from error
 
 
 def _create_exclusively(target: Path, data: bytes) -> bool:

@@ -27,10 +27,11 @@ from streamvid.storage.request_pool import shared_pool
 from streamvid.storage.request_stats import RequestStats
 from streamvid.storage.requests import Call, Engine, RangeRead
 from streamvid.storage.reread import UNPROVEN, WrongReads
-from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
+from streamvid.storage.store import DeniedError, FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
 from streamvid.storage.transport import RequestError, Transport
 
 _Answer = TypeVar("_Answer")
+_Part = TypeVar("_Part")
 _stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
@@ -201,6 +202,43 @@ class RemoteStore(Store):
         self._engine().stats.count(num_bytes_written=len(data))
         return True
 
+    def copy(self, source: Store, path: str, name: str, num_bytes: int) -> bool:
+        if not isinstance(source, RemoteStore):
+            return False
+        theirs, source_key = source._engine().transport, source._key(path)
+        # Ceph decodes the name of a copied part's source twice, so another object could be meant.
+        if "%" in source_key or not self._engine().transport.copies_from(theirs):
+            return False
+        try:
+            state = source.state(path)
+            if state is None or state.num_bytes != num_bytes:
+                return False
+            self._copy(theirs, source_key, state, name)
+            return self.size(name) == num_bytes
+        except StorageError as error:
+            _log.info("%s: %s is read and written, because the store does not copy it: %s", self.url, name, error)
+            return False
+        finally:
+            self._forget_version(name)
+
+    def _copy(self, source: Transport, source_key: str, state: FileState, name: str) -> None:
+        key, size, version = self._key(name), self._engine().transport.part_bytes, state.version
+        if state.num_bytes <= size:
+            self._retry(
+                "write", name, lambda transport: transport.copy(source, source_key, version, key), state.num_bytes
+            )
+            return
+
+        def copied(upload: str, number: int) -> str:
+            start, end = (number - 1) * size, min(number * size, state.num_bytes)
+            place = (source, source_key, version, key, upload, number, start, end)
+            return self._retry("write", name, lambda transport: transport.copy_part(*place), size)
+
+        def end(upload: str, tags: list[str]) -> None:
+            self._retry("write", name, lambda transport: transport.end_parts(key, upload, tags))
+
+        self._in_parts(name, key, -(-state.num_bytes // size), copied, end)
+
     def remove(self, path: str) -> None:
         key = self._key(path)
         self._retry("remove", path, lambda transport: transport.remove(key))
@@ -222,22 +260,36 @@ class RemoteStore(Store):
 
     def _put_parts(self, path: str, key: str, file: Path, num_bytes: int) -> None:
         size = self._engine().transport.part_bytes
-        upload = self._begin_parts(path, key)
 
-        def put(number: int) -> tuple[str, bytes]:
+        def put(upload: str, number: int) -> tuple[str, bytes]:
             with file.open("rb") as source:
                 source.seek((number - 1) * size)
                 data = source.read(size)
             tag = self._retry("write", path, lambda transport: transport.put_part(key, upload, number, data), len(data))
             return tag, hashlib.md5(data, usedforsecurity=False).digest()
 
+        def end(upload: str, sent: list[tuple[str, bytes]]) -> None:
+            self._end_parts(path, key, upload, sent, file)
+
+        self._in_parts(path, key, -(-num_bytes // size), put, end)
+
+    def _in_parts(
+        self,
+        path: str,
+        key: str,
+        num_parts: int,
+        make: Callable[[str, int], _Part],
+        end: Callable[[str, list[_Part]], None],
+    ) -> None:
+        """Write an object in parts. make: function of (upload id, number of the part). end: of (upload id, parts)."""
+        upload = self._begin_parts(path, key)
         try:
             try:
                 with ThreadPoolExecutor(_PARTS_AT_ONCE, "streamvid-put") as threads:
-                    sent = list(threads.map(put, range(1, -(-num_bytes // size) + 1)))
+                    made = list(threads.map(partial(make, upload), range(1, num_parts + 1)))
             except _AbsentError:
                 raise self._given_up(path) from None
-            self._end_parts(path, key, upload, sent, file)
+            end(upload, made)
         except BaseException:
             self._try_abort(path, lambda: [(key, upload)])
             raise
@@ -324,7 +376,7 @@ class RemoteStore(Store):
             text += f" ({tries} in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
         elif num_tries and seconds >= self.options.deadline_seconds:
             text += f" (deadline_seconds={self.options.deadline_seconds:g})"
-        kinds = {"short": ShortFileError, "conflict": _ConflictError, "absent": _AbsentError}
+        kinds = {"short": ShortFileError, "conflict": _ConflictError, "absent": _AbsentError, "denied": DeniedError}
         return kinds.get(error.kind, StorageError)(f"{text}. {error.hint}" if error.hint else text)
 
 

@@ -17,6 +17,10 @@ class ShortFileError(StorageError):
     """A file in an object store ends before the end of the requested bytes."""
 
 
+class DeniedError(StorageError):
+    """This process may not do to a file what it tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """Current size and version of a file.
@@ -111,6 +115,14 @@ class Store(Protocol):
     def create(self, path: str, data: bytes) -> bool:
         """Write a new file atomically and return True; return False if the file already exists."""
         ...
+
+    def copy(self, source: Store, path: str, name: str, num_bytes: int) -> bool:
+        """Copy a file of another store to `name` without reading its bytes, which nobody verifies then.
+
+        Return False, and let the caller read and write the file, if the two stores cannot do that, or if the file does
+        not have `num_bytes` bytes.
+        """
+        return False
 
     def remove(self, path: str) -> None:
         """Delete a file if it exists."""

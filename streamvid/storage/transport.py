@@ -72,6 +72,14 @@ class Transport:
         """Write an object. With `if_absent`, raise RequestError if the object already exists."""
         raise NotImplementedError
 
+    def copies_from(self, source: Transport) -> bool:
+        """Return True if this store can copy objects of `source` by itself."""
+        return False
+
+    def copy(self, source: Transport, source_key: str, version: str, key: str) -> None:
+        """Copy an object of `source`. Raises RequestError if the object has another version than `version`."""
+        raise NotImplementedError
+
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         """Return a page of the objects whose keys begin with `prefix`, in key order, with whole keys as paths.
 
@@ -98,6 +106,12 @@ class Transport:
 
     def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
         """Upload a part, numbered from 1, and return its tag."""
+        raise NotImplementedError
+
+    def copy_part(
+        self, source: Transport, source_key: str, version: str, key: str, upload: str, number: int, start: int, end: int
+    ) -> str:
+        """Make a part of bytes [start, end) of an object of `source`, as `copy` does, and return its tag."""
         raise NotImplementedError
 
     def end_parts(self, key: str, upload: str, tags: list[str]) -> None:

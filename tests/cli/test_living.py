@@ -49,9 +49,18 @@ def test_versions_tags_and_views(root: Path, call: Call) -> None:
     ]
     assert json.loads(call("stats", f"{root}#hq", "--json").stdout)["samples"] == 2
     assert json.loads(call("stats", f"{root}@v1", "--json").stdout)["version"] == 1
+    assert "--move" in call("versions", root, "--tag", "v1").stderr
+    call("versions", root, "--tag", "v1", "--move")
+    assert json.loads(call("stats", f"{root}@v1", "--json").stdout)["version"] == 3
     call("versions", root, "--untag", "v1")
     assert "view hq" not in call("versions", root, "--drop-view", "hq").stdout
-    for words in (("--view", "a"), ("--where", "score > 1"), ("--tag", "a", "--untag", "b"), ("--tag", "1")):
+    for words in (
+        ("--view", "a"),
+        ("--where", "score > 1"),
+        ("--tag", "a", "--untag", "b"),
+        ("--tag", "1"),
+        ("--move",),
+    ):
         refused = call("versions", root, *words)
         assert refused.returncode == 2 and "Traceback" not in refused.stderr
     assert call("annotate", f"{root}@1", "x.csv").returncode == 2

@@ -63,8 +63,8 @@ def test_a_view_leaves_a_bucket_empty(tmp_path: Path) -> None:
     (inside, *_) = (row["key"] for row in rows if row["index"] == 1)
     outside = [row["key"] for row in rows if row["key"] != inside]
     run_streamvid("versions", root, "--view", "one", "--where", f"key == {inside!r}")
-    run_streamvid("report", f"{root}#one", "-o", tmp_path / "r.html")
-    page = (tmp_path / "r.html").read_text()
+    run_streamvid("report", f"{root}#one", "-o", tmp_path / "new" / "folder" / "r.html")
+    page = (tmp_path / "new" / "folder" / "r.html").read_text()
     assert inside in page and page.count("data:image/jpeg") == 1 and not any(key in page for key in outside)
     for url, folder in ((f"{root}#one", "view"), (root, "whole")):
         run_streamvid("extract", url, inside, "-o", tmp_path / folder)

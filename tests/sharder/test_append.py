@@ -151,6 +151,8 @@ def test_a_file_that_was_incomplete_is_added_when_it_is_complete(growing: Growin
     for path, data in zip(paths, complete, strict=True):
         path.write_bytes(data)
     report = growing.append(growing.rows[:3])
+    assert json.loads(run_streamvid("stats", growing.dest, "--json").stdout)["rejections"] == []
+    assert len(json.loads(run_streamvid("stats", f"{growing.dest}@2", "--json").stdout)["rejections"]) == 2
     assert (report.num_samples, report.num_known, report.rejections) == (2, 1, ())
     shard(growing.source, tmp_path / "whole", shard_options(**PLAIN))
     assert delivered(growing.dest) == keys_of(growing.dest) == keys_of(tmp_path / "whole")
@@ -264,10 +266,13 @@ def test_other_options_than_the_datasets_are_refused(growing: Growing) -> None:
     assert f"already there: {len(growing.rows)} rows" in said and "no new samples" in said
 
 
-def test_a_dataset_whose_near_duplicates_were_dropped_is_refused(growing: Growing) -> None:
+def test_a_dataset_whose_near_duplicates_were_dropped_is_refused(growing: Growing, tmp_path: Path) -> None:
+    """The error names what helps, and it does."""
     growing.build(growing.rows[:2], dedup="mark")
-    with pytest.raises(ConfigError, match="near-duplicates can be found only among all rows at once"):
+    with pytest.raises(ConfigError, match=f"only among all rows at once.*streamvid merge {growing.dest} DEST"):
         growing.append(growing.rows[:3])
+    shard(growing.write(growing.rows[2:4]), tmp_path / "new", shard_options(**PLAIN, dedup="mark"))
+    assert streamvid.merge(growing.dest, tmp_path / "new").num_samples == 4
 
 
 def test_rows_that_are_all_rejected_are_recorded_once(growing: Growing) -> None:

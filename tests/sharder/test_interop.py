@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
+import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import streamvid
 from streamvid.dataset.versions.open import open_dataset
 from tests.files import read_webdataset
+from tests.foreign import Members, read_energon, read_wids
 from tests.sharder.conftest import Built
+from tests.sharder.test_append import Growing
 
 Sample = dict[str, bytes]
 
@@ -90,3 +96,42 @@ def test_a_shard_is_of_one_bucket_split_and_extension(built: Built) -> None:
         kinds.setdefault((row["bucket_id"], row["shard"]), set()).add((row["split"], row["clip_extension"]))
     assert all(len(kind) == 1 for kind in kinds.values())
     assert {split for kind in kinds.values() for split, _ in kind} == {"train", "val"}
+
+
+def members_of(root: Path) -> Members:
+    """What readers should get, from the index."""
+    found: Members = {}
+    for row in open_dataset(root).samples_table().to_pylist():
+        text = hashlib.sha256((row["text"] or "").encode()).hexdigest()
+        found[row["key"]] = {row["clip_extension"]: row["clip_sha256"].hex(), "txt": text}
+    return found
+
+
+def test_each_version_is_read_by_others(source: Path, tmp_path: Path) -> None:
+    """After an append, a removal with a compaction, and a merge. wids is no longer part of webdataset 1.0."""
+    growing, more = Growing(source, tmp_path / "a"), Growing(source, tmp_path / "b")
+    growing.build(growing.rows[:5])
+    more.build(more.rows[8:])
+
+    def remove() -> None:
+        streamvid.remove(growing.dest, keys=sorted(members_of(growing.dest))[:3])
+        streamvid.compact(growing.dest)
+
+    changes: list[Callable[[], object]] = [
+        lambda: growing.append(growing.rows[:8]),
+        remove,
+        lambda: streamvid.merge(growing.dest, more.dest),
+    ]
+    versions, expected = [], []
+    for number, change in enumerate(changes):
+        change()
+        versions.append(Path(shutil.copytree(growing.dest, tmp_path / f"v{number}")))
+        expected.append(members_of(versions[-1]))
+        for shard in open_dataset(versions[-1]).shards:
+            keys = open_dataset(versions[-1]).samples(shard, ["key"]).column("key").to_pylist()
+            assert [sample["__key__"] for sample in read_webdataset(versions[-1] / shard.path)] == keys
+    assert [len(one) for one in expected] == [8, 5, 11]
+    read = (read_energon if importlib.util.find_spec("wids") is None else read_wids)(*versions)
+    for samples in read:
+        assert all(members.pop("json") for members in samples.values())
+    assert read == expected

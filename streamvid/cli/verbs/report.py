@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     "  streamvid report s3://bucket/ds -o report.html --samples-per-bucket 24",
 )
 @click.argument("dataset", type=LOCATION)
-@click.option("-o", "--output", type=Location(dir_okay=False), required=True, help="HTML file to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=Location(dir_okay=False),
+    required=True,
+    help="HTML file to write. Missing folders are created.",
+)
 @option_flags(ReportOptions, "options")
 @storage_flags
 def command(dataset: str, output: str, options: ReportOptions, storage: StorageOptions) -> None:

@@ -16,6 +16,7 @@ from streamvid.cli.shard_flags import (
     show_status,
     submit_work,
     take_tree,
+    work_flags,
 )
 from streamvid.sharder.options import ShardOptions
 
@@ -47,11 +48,7 @@ If the command is stopped, run it again to resume."""
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("source", type=LOCATION, nargs=-1, metavar="SOURCE...")
 @click.argument("dest", type=LOCATION)
-@add_flags(SHARD_FLAGS)
-@click.option("--dry-run", is_flag=True, help="Show what would be built, without writing anything.")
-@click.option("--abandon", is_flag=True, help="Remove unfinished work at DEST, without building anything.")
-@click.option("--status", "shows_status", is_flag=True, help="Show the progress of the build at DEST.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@add_flags([*SHARD_FLAGS, *work_flags("DEST", "built")])
 def command(source: tuple[str, ...], dest: str, as_json: bool, **given: Any) -> int:
     """Turn SOURCE, such as a folder of videos, into a sealed dataset at DEST. Both may be s3:// URLs."""
     from streamvid.sharder.sharder import dry_run, shard

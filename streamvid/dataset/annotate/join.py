@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from streamvid.dataset.annotate.file import Annotation
 from streamvid.dataset.arrow import array_of
-from streamvid.dataset.index import USER_PREFIX, WRITING, schema
+from streamvid.dataset.index import USER_PREFIX, encode_row_groups, schema
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.passes import Progress
 from streamvid.dataset.reader import Dataset
@@ -128,25 +127,22 @@ class Join:
 
     def files(self, progress: Progress) -> Iterator[bytes]:
         """Yield the Parquet bytes of the new column files. Their order and row groups match the samples files."""
-        import pyarrow.parquet as pq
+        files, target = self._dataset.manifest.files.samples, schema({"key": "string", **self.types})
+        for done, file in enumerate(files):
+            progress("annotate", done, len(files))
+            yield encode_row_groups(self._tables(file.path, target), target)
+        progress("annotate", len(files), len(files))
 
-        manifest, shards = self._dataset.manifest, self._dataset.shards
-        target = schema({"key": "string", **self.types})
-        for done, file in enumerate(manifest.files.samples):
-            progress("annotate", done, len(manifest.files.samples))
-            sink = io.BytesIO()
-            numbers = self._shards_of(file.path)
-            with pq.ParquetWriter(sink, target, **WRITING) as writer:
-                for row_group, keys in enumerate(self._dataset.stored_rows(file.path, ["key"])):
-                    table, number = keys.slice(0, 0), numbers.get(row_group)
-                    kept: npt.NDArray[np.int32] | None = np.empty(0, np.int32)
-                    if number is not None:
-                        kept = self._dataset.kept_rows(shards[number])
-                        table = self._table(shards[number], self._rows[number], target)
-                    table = table if kept is None else _spread(table, kept, keys, target)
-                    writer.write_table(table, row_group_size=max(1, table.num_rows))
-            yield sink.getvalue()
-        progress("annotate", len(manifest.files.samples), len(manifest.files.samples))
+    def _tables(self, path: str, target: pa.Schema) -> Iterator[pa.Table]:
+        """Yield the new columns for each row group of a samples file."""
+        shards, numbers = self._dataset.shards, self._shards_of(path)
+        for row_group, keys in enumerate(self._dataset.stored_rows(path, ["key"])):
+            table, number = keys.slice(0, 0), numbers.get(row_group)
+            kept: npt.NDArray[np.int32] | None = np.empty(0, np.int32)
+            if number is not None:
+                kept = self._dataset.kept_rows(shards[number])
+                table = self._table(shards[number], self._rows[number], target)
+            yield table if kept is None else _spread(table, kept, keys, target)
 
     def _shards_of(self, path: str) -> dict[int, int]:
         """Return row group → row of the shard table for a samples file. All samples of other shards were removed."""

@@ -67,14 +67,16 @@ def tag(
     name: str,
     version: int | str | None = LATEST,
     *,
+    move: bool = False,
     storage: StorageOptions | Mapping[str, Any] | None = None,
 ) -> VersionsReport:
     """Name a version, so that `URL@NAME` opens it and `compact --expire` keeps it. Return the versions.
 
-    version: number, another tag, or "latest"; None removes the tag. An existing tag is moved.
+    version: number, another tag, or "latest"; None removes the tag.
+    move: True to let an existing tag name another version.
 
-    Raises ConfigError for an invalid name or an unknown version or tag, DatasetError if the version was deleted or
-    another process changes the dataset, and StorageError if the store fails.
+    Raises ConfigError for an invalid name, an unknown version or tag, or a tag of another version, DatasetError if the
+    version was deleted or another process changes the dataset, and StorageError if the store fails.
     """
     with writing(open_store(check_newest(dataset), StorageOptions.of(storage))) as held:
         tags = dict(held.newest.tags)
@@ -83,6 +85,11 @@ def tag(
         else:
             number = resolve(held.newest, version, held.store.url)
             find_version(held.store, held.newest, number)
+            if not move and tags.get(name, number) != number:
+                raise ConfigError(
+                    f"tag {name!r} names version {tags[name]} of {held.store.url}; choose another name, or set "
+                    f"move=True (--move) so that it names version {number}"
+                )
             tags[_named(name, "tag")] = number
         note = f"removed {name}" if version is None else f"{name}={tags[name]}"
         _publish(held, replace(held.newest, tags=tags), Change("tag", note=note))

@@ -92,7 +92,8 @@ def merge(
     If there is no dataset at `dataset`, it begins as a copy of the first source. The sources do not change. All
     datasets must have the same kind of clips, frame rate, model, conditioning inputs and encoding, and buckets with
     equal ids must have equal shapes. Columns that a dataset lacks are null for its samples. Tars are linked on one
-    local file system and copied elsewhere; those that contain duplicates or removed samples are written without them.
+    local file system and copied by an S3 store within it, unverified in both cases; elsewhere they are read, verified
+    and written. Those that contain duplicates or removed samples are written without them.
     Merging is idempotent: if it is interrupted, run it again.
 
     on_duplicate: "error" refuses to merge datasets that have samples of the same source file (`record_key`); "first"
@@ -125,11 +126,11 @@ def merge(
         )
     with writing(store) as held:
         done = _merged_before(held)
-        new = [source for source in opened if _name(source.manifest) not in done]
+        new = [source for source in opened if source.manifest.fingerprints.content not in done]
         if not new:
             samples = held.newest.counts.samples
             return MergeReport(store.url, "already merged", None, 0, 0, 0, 0, samples, 0)
-        return _Merge(held, new, on_duplicate).run(temp_dir, workers, progress or no_progress)
+        return _Merge(held, new, opened, on_duplicate).run(temp_dir, workers, progress or no_progress)
 
 
 def _open_source(url: str | Path, options: StorageOptions) -> Dataset:
@@ -139,26 +140,22 @@ def _open_source(url: str | Path, options: StorageOptions) -> Dataset:
     return source
 
 
-def _name(manifest: Manifest) -> str:
-    """Return the name of a merged dataset in `Change.note`."""
-    return manifest.fingerprints.content[:_DIGITS]
-
-
 def _merged_before(held: Writing) -> set[str]:
-    """Return the names of all datasets of which the newest version already contains the samples."""
-    found: set[str] = set()
-    for manifest in history(held.store, held.newest):
-        found.add(_name(manifest))
-        if manifest.change.verb == "merge":
-            found.update(manifest.change.note.split(", "))
-    return found
+    """Return the content fingerprints of all datasets of which the newest version already contains the samples."""
+    kept = (manifest.fingerprints.content for manifest in history(held.store, held.newest))
+    return {*held.newest.merged, *kept}
 
 
 class _Merge:
     """Merge in progress. The constructor decides which samples stay; `run` writes the new version."""
 
-    def __init__(self, held: Writing, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> None:
+    def __init__(
+        self, held: Writing, sources: Sequence[Dataset], named: Sequence[Dataset], on_duplicate: OnDuplicate
+    ) -> None:
+        """named: `sources`, and the datasets of which the samples are there already."""
         self.held, self.dest, self.sources = held, held.dataset, sources
+        contents = (source.manifest.fingerprints.content for source in named)
+        self.merged = tuple(dict.fromkeys((*held.newest.merged, *contents)))
         check_alike(self.dest, sources)
         self.dead = dead_shards(self.dest)
         self.left_out = left_out(self.dest, sources, on_duplicate)
@@ -186,8 +183,8 @@ class _Merge:
         index = NewIndex(self.dest, affected, merged_buckets(everything), rows, groups, has_packets)
         draft, table = index.write(shards, facts)
         num_added = sum(shard.num_samples for shard in added)
-        note = ", ".join(_name(source.manifest) for source in self.sources)
-        draft = replace(self._with_files(draft), draws=tuple(draws))
+        note = ", ".join(source.manifest.fingerprints.content[:_DIGITS] for source in self.sources)
+        draft = replace(self._with_files(draft), draws=tuple(draws), merged=self.merged)
         new = self.held.publish(draft, Change("merge", num_added, self.left_out.num_replaced, note), table)
         return MergeReport(
             dataset=store.url,

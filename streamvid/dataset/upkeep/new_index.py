@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,8 @@ from streamvid.dataset.column_groups import typed
 from streamvid.dataset.index import (
     MAX_SHARDS_PER_FILE,
     MEDIA_PREFIX,
-    WRITING,
     TablePlace,
+    encode_row_groups,
     encode_shards,
     named_by_content,
     schema,
@@ -159,7 +158,7 @@ class NewIndex:
         tables = [_packets(shard) if self.has_packets else b"" for shard, _ in pairs]
         packets = self._put("packets", number, b"".join(tables), "arrows") if self.has_packets else None
         rows = [self._rows(*pair, place) for pair, place in zip(pairs, _places(tables), strict=True)]
-        samples = self._put("samples", number, _encoded(rows, self.rows))
+        samples = self._put("samples", number, encode_row_groups(rows, self.rows))
         has = [[group.has(part) for shard, _ in pairs for part in shard.parts] for group in self.groups]
         columns = [
             self._put("columns", number, self._columns(group, pairs)) if any(mine) else None
@@ -209,7 +208,7 @@ class NewIndex:
             found = part.dataset.samples(part.shard, there).take(array_of(part.rows))
             return typed(found, target.names, target)
 
-        return _encoded([pa.concat_tables(map(values, shard.parts)) for shard, _ in pairs], target)
+        return encode_row_groups([pa.concat_tables(map(values, shard.parts)) for shard, _ in pairs], target)
 
 
 def _moved_members(table: pa.Table, offsets: Mapping[str, int]) -> dict[str, Sequence[Any]]:
@@ -224,17 +223,6 @@ def _moved_members(table: pa.Table, offsets: Mapping[str, int]) -> dict[str, Seq
                 for key, items in zip(keys, table.column(name).to_pylist(), strict=True)
             ]
     return new
-
-
-def _encoded(tables: Sequence[pa.Table], target: pa.Schema) -> bytes:
-    """Return the Parquet bytes of tables, each of which is one row group."""
-    import pyarrow.parquet as pq
-
-    sink = io.BytesIO()
-    with pq.ParquetWriter(sink, target, **WRITING) as writer:
-        for table in tables:
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
-    return sink.getvalue()
 
 
 def _info(shard: NewShard, tar: TarFacts, table: pa.Table, index_path: str, row_group: int) -> ShardInfo:

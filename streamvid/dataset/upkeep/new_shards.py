@@ -23,7 +23,7 @@ from streamvid.dataset.tar import Member, scan_tar, tar_index, write_shard
 from streamvid.dataset.upkeep.copy_file import FileCopier
 from streamvid.dataset.versions.moved import read_moved
 from streamvid.errors import IntegrityError, StorageError
-from streamvid.storage import LocalStore, Store
+from streamvid.storage import CachedStore, LocalStore, Store
 
 Int64s = npt.NDArray[np.int64]
 ShardChange = Literal["kept", "copied", "written"]
@@ -172,6 +172,9 @@ class _Storing:
                     local.unlink(missing_ok=True)  # a rename leaves it if both are links to the same file
                     return
                 local.unlink()
+        origin = source.origin if isinstance(source, CachedStore) else source
+        if self.dest.copy(origin, file.path, name, file.num_bytes):
+            return
         FileCopier(source, self.dest, self.folder).copy(file, stop, name)
 
     def _write(self, shard: NewShard, stop: threading.Event) -> TarFacts:

@@ -45,6 +45,7 @@ class DatasetRef:
         """Parse `URL[@VERSION][#VIEW]`.
 
         A local path whose own name has this form is taken as it is, unless only the folder without the suffix exists.
+        Raises ConfigError if both are datasets. A slash at the end of the path means the folder.
         """
         refuse_credentials("dataset", url)
         text = str(url)
@@ -54,6 +55,11 @@ class DatasetRef:
         if match is None or is_host:
             return DatasetRef(text)
         if "://" not in text and (_exists(text) or not _exists(match["url"])):
+            if text != match["url"] and all(_exists(f"{path}/{MANIFEST}") for path in (text, match["url"])):
+                raise ConfigError(
+                    f"dataset {text!r} is ambiguous: it is a folder with a dataset, and can also mean a version or a "
+                    f"view of the dataset {match['url']!r}; write {text + '/'!r} for the folder, or rename the folder"
+                )
             return DatasetRef(text)
         return DatasetRef(match["url"], match["version"], match["view"])
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from streamvid.dataset.index import MAX_SHARDS_PER_FILE, USER_PREFIX, WRITING, schema
+from streamvid.dataset.index import MAX_SHARDS_PER_FILE, USER_PREFIX, encode_row_groups, schema
 from streamvid.dataset.integrity import read_shards
 from streamvid.dataset.manifest import Change, ColumnGroup, Manifest, ManifestFiles, MediaInfo
 from streamvid.dataset.passes import in_parallel
@@ -82,18 +81,16 @@ def _merged(old: MediaInfo, new: MediaInfo) -> MediaInfo:
 def _column_files(shards: Sequence[PlannedShard], types: Mapping[str, str]) -> Iterator[bytes]:
     """Yield the Parquet bytes of the columns that the samples files lack, with the same row groups and rows."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     target = schema({"key": "string", **{USER_PREFIX + name: kind for name, kind in types.items()}})
+
+    def table(shard: PlannedShard) -> pa.Table:
+        rows = [(sample.key, sample.record.columns) for sample in shard.samples]
+        columns = {USER_PREFIX + name: [values.get(name) for _, values in rows] for name in types}
+        return pa.table({"key": [key for key, _ in rows], **columns}, schema=target)
+
     for start in range(0, len(shards), MAX_SHARDS_PER_FILE):
-        sink = io.BytesIO()
-        with pq.ParquetWriter(sink, target, **WRITING) as writer:
-            for shard in shards[start : start + MAX_SHARDS_PER_FILE]:
-                rows = [(sample.key, sample.record.columns) for sample in shard.samples]
-                columns = {USER_PREFIX + name: [values.get(name) for _, values in rows] for name in types}
-                table = pa.table({"key": [key for key, _ in rows], **columns}, schema=target)
-                writer.write_table(table, row_group_size=max(1, len(rows)))
-        yield sink.getvalue()
+        yield encode_row_groups(map(table, shards[start : start + MAX_SHARDS_PER_FILE]), target)
 
 
 def _clips(dataset: Dataset) -> Iterator[tuple[str, float | None]]:

@@ -201,6 +201,25 @@ class S3Transport(Transport):
             else:
                 raise RequestError("the object already exists", "conflict") from None
 
+    def copies_from(self, source: Transport) -> bool:
+        return isinstance(source, S3Transport) and _place(source._options) == _place(self._options)
+
+    def copy(self, source: Transport, source_key: str, version: str, key: str) -> None:
+        self._call("copy_object", Key=key, **_copied(source, source_key, version))
+
+    def copy_part(
+        self, source: Transport, source_key: str, version: str, key: str, upload: str, number: int, start: int, end: int
+    ) -> str:
+        answer = self._call(
+            "upload_part_copy",
+            Key=key,
+            UploadId=upload,
+            PartNumber=number,
+            CopySourceRange=f"bytes={start}-{end - 1}",
+            **_copied(source, source_key, version),
+        )
+        return str(answer["CopyPartResult"]["ETag"])
+
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         token = {"ContinuationToken": following} if following else {}
         page = self._call("list_objects_v2", Prefix=prefix, **token)
@@ -257,6 +276,18 @@ class S3Transport(Transport):
             if not page.get("IsTruncated"):
                 return found
             following = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+def _place(options: StorageOptions) -> tuple[object, ...]:
+    """Return what decides at which server, and with whose keys, requests are made."""
+    return options.endpoint_url, options.region, options.profile, options.anon
+
+
+def _copied(source: Transport, key: str, version: str) -> dict[str, object]:
+    """Return the arguments that name the source of a copy."""
+    assert isinstance(source, S3Transport)
+    condition = {"CopySourceIfMatch": f'"{version}"'} if version else {}
+    return {"CopySource": {"Bucket": source._bucket, "Key": key}, **condition}
 
 
 class _Signer:

@@ -16,6 +16,7 @@ from streamvid.cli.shard_flags import (
     show_status,
     submit_work,
     take_tree,
+    work_flags,
 )
 from streamvid.sharder.options import ShardOptions
 
@@ -34,15 +35,13 @@ conditioning inputs. Shards that exist do not change. The options that determine
 such as its buckets, are those with which it was built; all other options are those of `streamvid shard`.
 If the command is stopped, run it again to resume."""
 
+_FLAGS = [flag for flag in SHARD_FLAGS if flag.path != ("work", "overwrite")]
+
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset", type=LOCATION)
 @click.argument("source", type=LOCATION, nargs=-1, metavar="SOURCE...")
-@add_flags([flag for flag in SHARD_FLAGS if flag.path != ("work", "overwrite")])
-@click.option("--dry-run", is_flag=True, help="Show what would be added, without writing anything.")
-@click.option("--abandon", is_flag=True, help="Remove unfinished work at DATASET, without adding anything.")
-@click.option("--status", "shows_status", is_flag=True, help="Show the progress of the append to DATASET.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@add_flags([*_FLAGS, *work_flags("DATASET", "added")])
 def command(dataset: str, source: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Add the videos of SOURCE to the sealed dataset DATASET, as its next version. Both may be s3:// URLs."""
     from streamvid.sharder.append import append_options, append_to, plan_append

@@ -31,6 +31,7 @@ A dataset can be opened as DATASET@VERSION, where VERSION is a number, a tag or 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset", type=LOCATION)
 @click.option("--tag", "tagged", metavar="NAME[=VERSION]", help="Name a version.  [default version: the newest]")
+@click.option("--move", is_flag=True, help="Let --tag move a tag that names another version.")
 @click.option("--untag", metavar="NAME", help="Remove a tag.")
 @click.option("--view", "viewed", metavar="NAME", help="Store the condition of --where under this name.")
 @click.option("--where", metavar="CONDITION", help="Condition of the view.")
@@ -40,6 +41,7 @@ A dataset can be opened as DATASET@VERSION, where VERSION is a number, a tag or 
 def command(
     dataset: str,
     tagged: str | None,
+    move: bool,
     untag: str | None,
     viewed: str | None,
     where: str | None,
@@ -56,9 +58,11 @@ def command(
         )
     if (viewed is None) != (where is None):
         raise click.UsageError("--view and --where must be given together")
+    if move and tagged is None:
+        raise click.UsageError("--move requires --tag")
     if tagged is not None:
         name, _, version = tagged.partition("=")
-        report = tag(dataset, name, version or "latest", storage=storage)
+        report = tag(dataset, name, version or "latest", move=move, storage=storage)
     elif untag is not None:
         report = tag(dataset, untag, None, storage=storage)
     elif viewed is not None or drop_view is not None:
