@@ -86,8 +86,8 @@ def _with_following(frames: Iterable[DecodedFrame]) -> Iterator[tuple[DecodedFra
 class _Positions:
     """Positions of one stream's frames.
 
-    Times are compared in units of a fraction of a sample in which ticks and samples are whole: a tick has `_tick` units,
-    a sample `_sample` units.
+    Times are compared in units of a fraction of a sample in which ticks and samples are whole: a tick has `_tick`
+    units, a sample `_sample` units.
     """
 
     def __init__(self, time_base: Fraction, codec: str) -> None:
