@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ProbeError
 from streamvid.video.audio.codecs import EXACT_CODECS, OPENED_BY_FIRST_PACKET
@@ -15,7 +15,7 @@ from streamvid.video.audio.frames import Float32s, samples_of
 from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE, round_half_up
 from streamvid.video.audio.position import DecodedFrame, place_frames
 from streamvid.video.audio.stream import stream_decoder
-from streamvid.video.container import VideoFile, ffmpeg_errors
+from streamvid.video.container import VideoFile, ffmpeg_errors, read_stream
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
@@ -56,7 +56,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
     stream.discard = Discard.default
     with (
         ffmpeg_errors("the file ends early or is damaged: not all of its audio can be read"),
-        closing(cast("Generator[Packet[AudioStream], None, None]", video.container.demux(stream))) as packets,
+        closing(read_stream(video.container, stream)) as packets,
     ):
         for number, packet in enumerate(packet for packet in packets if packet.size):
             if packet.is_corrupt:
