@@ -1,0 +1,49 @@
+"""Mixing of channels by libswresample's matrices (ITU-R BS.775).
+
+They are normalized as for integers, so that a mix of full-scale channels is not above full scale. A mono track fills
+both channels of stereo unchanged.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.video.audio.frames import AudioChain, Float32s, samples_of
+from streamvid.video.audio.grid import LAYOUTS
+
+_ANY_RATE = 48000
+
+
+def mix(samples: Float32s, layout: str, num_channels: int) -> Float32s:
+    """Return `samples` (channels of `layout`, n) mixed to (num_channels, n)."""
+    matrix = mixing_matrix(layout, len(samples), num_channels)
+    if matrix is None:
+        return samples
+    # Explicit sums: a matrix product may round differently depending on a sample's place in the array.
+    out = np.zeros((num_channels, samples.shape[1]), np.float32)
+    for target, row in enumerate(matrix):
+        for source, weight in enumerate(row):
+            if weight == 1:
+                out[target] += samples[source]
+            elif weight:
+                out[target] += samples[source] * weight
+    return out
+
+
+@lru_cache(64)
+def mixing_matrix(layout: str, num_sources: int, num_channels: int) -> npt.NDArray[np.float32] | None:
+    """Return the matrix (num_channels, num_sources), or None if no mixing is needed.
+
+    Its columns are what libswresample makes of 1 in a single channel.
+    """
+    target = LAYOUTS[num_channels]
+    if layout == target:
+        return None
+    if (layout, target) == ("mono", "stereo"):
+        return np.ones((2, 1), np.float32)  # libswresample lowers it by 3 dB, and stereo to mono does not undo that
+    chain = AudioChain("aresample", "rematrix_maxval=1", layout, _ANY_RATE, target)
+    frames = [*chain.run(np.eye(num_sources, dtype=np.float32)), *chain.run(None)]
+    return np.concatenate([samples_of(frame) for frame in frames], axis=1)

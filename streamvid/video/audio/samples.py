@@ -1,0 +1,156 @@
+"""Decoding of audio packets to samples with positions. Priming and padding are cut as the container declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
+
+from streamvid.errors import ProbeError
+from streamvid.video.audio.codecs import EXACT_CODECS, OPENED_BY_FIRST_PACKET
+from streamvid.video.audio.frames import Float32s, samples_of
+from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE, round_half_up
+from streamvid.video.audio.position import DecodedFrame, place_frames
+from streamvid.video.audio.stream import stream_decoder
+from streamvid.video.container import VideoFile, ffmpeg_errors, read_stream
+
+if TYPE_CHECKING:
+    from av.audio.codeccontext import AudioCodecContext
+    from av.audio.frame import AudioFrame
+    from av.audio.stream import AudioStream
+    from av.packet import Packet
+
+_MAX_FRAME_SAMPLES = 1 << 22
+_MAX_PACKETS = 20_000_000
+_MAX_INCOMPLETE = 16
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Piece:
+    """Decoded samples of one frame, without priming and padding.
+
+    - position: of the first sample, in samples at `sample_rate` from the timeline's zero.
+    - samples: (channels, n) float32 array; integers are divided by 2^(bits - 1).
+    - layout: FFmpeg's name of the channels.
+    - packet: ordinal of the packet that returned the frame.
+    - head, num_decoded: number of samples cut from the frame's start, and number of samples of the whole frame.
+    """
+
+    position: int
+    samples: Float32s
+    sample_rate: int
+    layout: str
+    packet: int
+    head: int
+    num_decoded: int
+
+
+def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
+    """Yield the audio packets of a file that was just opened, except empty ones. The video is skipped."""
+    from av.stream import Discard
+
+    video.stream.discard = Discard.all
+    stream.discard = Discard.default
+    with (
+        ffmpeg_errors("the file ends early or is damaged: not all of its audio can be read"),
+        closing(read_stream(video.container, stream)) as packets,
+    ):
+        for number, packet in enumerate(packet for packet in packets if packet.size):
+            if packet.is_corrupt:
+                raise ProbeError(
+                    f"the file ends early or is damaged: packet {number} of the audio is incomplete; copy or download "
+                    "it again",
+                    kind="damaged",
+                )
+            if number >= _MAX_PACKETS:
+                raise ProbeError(f"the audio has more than {_MAX_PACKETS} packets", kind="limit")
+            yield packet
+
+
+def decode_pieces(stream: AudioStream, packets: Iterable[Packet[AudioStream]], is_exact: bool) -> Iterator[Piece]:
+    """Decode the packets of a stream from its start on.
+
+    is_exact: True if the container stores where the audio ends (MP4), so that padding after it can be cut.
+    Raises ProbeError if a packet does not decode, except at the start, where a stream may have been cut.
+    """
+    assert stream.time_base is not None
+    codec = stream.codec_context.codec.canonical_name
+    frames = _decoded_frames(stream, packets, is_exact)
+    for position, decoded in place_frames(frames, stream.time_base, codec):
+        if decoded.head < decoded.stop:
+            frame = decoded.frame
+            samples = samples_of(frame)[:, decoded.head : decoded.stop]
+            start, count = position + decoded.head, frame.samples
+            yield Piece(start, samples, frame.sample_rate, frame.layout.name, decoded.packet, decoded.head, count)
+
+
+def _decoded_frames(
+    stream: AudioStream, packets: Iterable[Packet[AudioStream]], is_exact: bool
+) -> Iterator[DecodedFrame]:
+    decoder = stream_decoder(stream)
+    codec, cuts = decoder.codec.canonical_name, decoder is not stream.codec_context
+    left, has_begun, number = 0, False, -1
+    for number, (packet, following) in enumerate(pairwise(chain(packets, [None]))):
+        assert packet is not None
+        cut, tail = _declared_cut(packet) if cuts else None, 0
+        if cut is not None:
+            left, tail = cut
+        frames = decode_packet(decoder, packet) if has_begun else _first_frames(decoder, packet, number)
+        for frame in frames:
+            count = frame.samples
+            is_silent = packet.is_discard if has_begun else packet.is_discard or codec in OPENED_BY_FIRST_PACKET
+            head = count if is_silent and cuts else min(left, count)
+            left, has_begun = max(0, left - count), True
+            stop = count - tail if tail <= count - head else count
+            if following is None and is_exact:
+                stop = min(stop, _num_declared(stream, packet, frame.sample_rate))
+            yield DecodedFrame(frame, number, frame.pts, head, stop)
+    for frame in decode_packet(decoder, None) if has_begun else []:
+        yield DecodedFrame(frame, number + 1, frame.pts, min(left, frame.samples), frame.samples)
+
+
+def _num_declared(stream: AudioStream, last: Packet[AudioStream], rate: int) -> int:
+    """Return the number of samples of an MP4's last packet before its padding."""
+    ticks = last.duration or 1 << 40
+    # The duration of an edit list has ticks of its own, which must not cut samples that are exact.
+    is_padded = stream.codec_context.codec.canonical_name not in EXACT_CODECS
+    if is_padded and stream.start_time is not None and stream.duration and last.pts is not None:
+        left = stream.start_time + stream.duration - last.pts
+        ticks = min(ticks, left) if left > 0 else ticks
+    return round_half_up(ticks * (stream.time_base or Fraction(1)) * rate)
+
+
+def _first_frames(decoder: AudioCodecContext, packet: Packet[AudioStream], number: int) -> list[AudioFrame]:
+    """Decode one of the first packets. The first ones of a stream that was cut may be incomplete, and give no frame."""
+    try:
+        return decode_packet(decoder, packet)
+    except ProbeError as error:
+        if number >= _MAX_INCOMPLETE or error.kind != "damaged":
+            raise
+        return []
+
+
+def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> list[AudioFrame]:
+    """Decode one packet, or None at the end. Raises ProbeError if it does not decode or exceeds a limit."""
+    with ffmpeg_errors(f"the audio does not decode near timestamp {packet.pts if packet else 'of its end'}"):
+        frames = decoder.decode(packet)
+    for frame in frames:
+        rate, channels = frame.sample_rate, frame.layout.nb_channels
+        if not (MIN_RATE <= rate <= MAX_RATE and 1 <= channels <= MAX_CHANNELS and frame.samples <= _MAX_FRAME_SAMPLES):
+            raise ProbeError(
+                f"the audio has {channels} channels, {rate} Hz and {frame.samples} samples per frame; allowed are "
+                f"{MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_SAMPLES} samples",
+                kind="limit",
+            )
+    return frames
+
+
+def _declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
+    """Return the numbers of samples to cut from the start and end of what a packet decodes to, or None."""
+    if not packet.has_sidedata("skip_samples"):
+        return None
+    data = bytes(packet.get_sidedata("skip_samples"))
+    return int.from_bytes(data[:4], "little"), int.from_bytes(data[4:8], "little")
