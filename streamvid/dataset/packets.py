@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.arrow import chunk_of, numbers_of
 from streamvid.errors import DecodeError, IntegrityError, StreamvidError
-from streamvid.video.clip_index import CHECKSUM_BYTES, ClipIndex, facts_of
+from streamvid.video.clip_index import CHECKSUM_BYTES, ClipIndex, Int64s, facts_of
 from streamvid.video.stream_info import StreamInfo
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
     from streamvid.video.audio.index import AudioIndex
@@ -49,10 +47,11 @@ def _schema() -> pa.Schema:
             ("checksums", pa.binary()),
             ("time_base", pa.string()),
             ("audio_stream", pa.string()),
-            ("audio_time_step", pa.list_(pa.int64())),
+            ("audio_position_step", pa.list_(pa.int64())),
             ("audio_gap", pa.list_(pa.int64())),
             ("audio_size", pa.list_(pa.int32())),
-            ("audio_duration", pa.list_(pa.int32())),
+            ("audio_head", pa.list_(pa.int32())),
+            ("audio_count", pa.list_(pa.int32())),
             ("audio_checksums", pa.binary()),
         ]
     )
@@ -90,32 +89,33 @@ def _video_row(clip: ClipIndex) -> dict[str, Any]:
         "size": clip.sizes,
         "flags": clip.flags,
         "checksums": clip.checksums.tobytes(),
+        "time_base": None if clip.time_base is None else str(clip.time_base),
     }
 
 
 def _audio_row(audio: AudioIndex) -> dict[str, Any]:
     return {
-        "time_base": str(audio.video_time_base),
         "audio_stream": audio.info.to_json(),
-        "audio_time_step": _steps(audio.times),
+        "audio_position_step": _steps(audio.positions),
         "audio_gap": _gaps(audio.offsets, audio.sizes),
         "audio_size": audio.sizes,
-        "audio_duration": audio.durations,
+        "audio_head": audio.heads,
+        "audio_count": audio.counts,
         "audio_checksums": audio.checksums.tobytes(),
     }
 
 
-def _steps(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _steps(times: Int64s) -> Int64s:
     import numpy as np
 
     return np.diff(times, prepend=0)
 
 
-def _gaps(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _gaps(offsets: Int64s, sizes: Int64s) -> Int64s:
     import numpy as np
 
     ends = offsets + sizes
-    gaps: npt.NDArray[np.int64] = offsets - np.concatenate(([0], ends[:-1]))
+    gaps: Int64s = offsets - np.concatenate(([0], ends[:-1]))
     return gaps
 
 
@@ -181,7 +181,8 @@ class PacketTables:
             mine = slice(self._edges[row], self._edges[row + 1])
             checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
-            return ClipIndex(info, *packets, checksums, facts)
+            base = self._columns["time_base"][row].as_py()
+            return ClipIndex(info, *packets, checksums, facts, None if base is None else _fraction(base))
         except (StreamvidError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise IntegrityError(f"{self._where}, row {row}: {error}; rebuild the dataset") from error
 
@@ -189,35 +190,37 @@ class PacketTables:
         """Return the index of the audio packets of the clip in `row`, or None if the table has none for it."""
         import numpy as np
 
-        from streamvid.video.audio.index import AudioIndex, AudioStreamInfo
+        from streamvid.video.audio.index import AudioIndex
+        from streamvid.video.audio.stream import AudioStreamInfo
 
         text = self._columns["audio_stream"][row].as_py()
         if text is None:
             return None
         try:
-            lists, times, offsets, durations = self._audio
+            lists, positions, offsets, heads, counts = self._audio
             mine = slice(lists.edges[row], lists.edges[row + 1])
             checksums = self._columns["audio_checksums"][row].as_buffer()
             return AudioIndex(
-                info=AudioStreamInfo.from_json(text),
-                times=times[mine],
-                offsets=offsets[mine],
-                sizes=lists.sizes[mine],
-                durations=durations[mine],
-                checksums=np.frombuffer(checksums, np.uint8).reshape(-1, CHECKSUM_BYTES),
-                video_time_base=_fraction(self._columns["time_base"][row].as_py()),
+                AudioStreamInfo.from_json(text),
+                positions[mine],
+                offsets[mine],
+                lists.sizes[mine],
+                heads[mine],
+                counts[mine],
+                np.frombuffer(checksums, np.uint8).reshape(-1, CHECKSUM_BYTES),
             )
         except (StreamvidError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise IntegrityError(f"{self._where}, row {row}: its audio: {error}; rebuild the dataset") from error
 
     @cached_property
-    def _audio(self) -> tuple[_Lists, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Lists, times, offsets and durations of the audio packets of all clips, computed on first use."""
+    def _audio(self) -> tuple[_Lists, Int64s, Int64s, Int64s, Int64s]:
+        """Lists, positions, offsets, heads and counts of the audio packets of all clips, computed on first use."""
         import numpy as np
 
-        lists = _Lists(self._columns, "audio_size", ("audio_time_step", "audio_gap", "audio_duration"))
-        times = lists.summed(lists.numbers("audio_time_step"))
-        return lists, times, lists.offsets("audio_gap"), lists.numbers("audio_duration").astype(np.int64)
+        lists = _Lists(self._columns, "audio_size", ("audio_position_step", "audio_gap", "audio_head", "audio_count"))
+        positions = lists.summed(lists.numbers("audio_position_step"))
+        heads, counts = (lists.numbers(name).astype(np.int64) for name in ("audio_head", "audio_count"))
+        return lists, positions, lists.offsets("audio_gap"), heads, counts
 
 
 @lru_cache(256)
@@ -242,23 +245,23 @@ class _Lists:
             if not np.array_equal(numbers_of(columns[name].offsets), edges):
                 raise ValueError(f"{name} and {sizes} have different lengths")
         self._columns, self._span = columns, slice(int(edges[0]), int(edges[-1]))
-        self.edges: npt.NDArray[np.int64] = edges - edges[0]
-        self.sizes: npt.NDArray[np.int64] = self.numbers(sizes).astype(np.int64)
+        self.edges: Int64s = edges - edges[0]
+        self.sizes: Int64s = self.numbers(sizes).astype(np.int64)
 
     def numbers(self, name: str) -> Any:
         """Return the values of all lists of a column, end to end."""
         return numbers_of(self._columns[name].values)[self._span]
 
-    def summed(self, steps: Any) -> npt.NDArray[np.int64]:
+    def summed(self, steps: Any) -> Int64s:
         """Return the cumulative sums within each list."""
         import numpy as np
 
         sums = np.cumsum(steps)
         before = np.concatenate(([0], sums))[self.edges[:-1]]
-        found: npt.NDArray[np.int64] = sums - np.repeat(before, np.diff(self.edges))
+        found: Int64s = sums - np.repeat(before, np.diff(self.edges))
         return found
 
-    def offsets(self, gaps: str) -> npt.NDArray[np.int64]:
+    def offsets(self, gaps: str) -> Int64s:
         """Return the offset of each packet, from the gaps between packets."""
         return self.summed(self.numbers(gaps) + self.sizes) - self.sizes
 
