@@ -23,6 +23,7 @@ from streamvid.loader.workers.messages import (
     GENERATION,
     MAX_MESSAGE_BYTES,
     Answer,
+    AudioTask,
     DecodedAudio,
     DecodeTask,
     Kind,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
-    from streamvid.loader.workers.audio import AudioRunner
     from streamvid.loader.workers.reader import ClipReader
     from streamvid.video.decode.convert import PictureColor
     from streamvid.video.packets import PacketTable
@@ -73,12 +73,6 @@ class TaskRunner:
 
         return ClipReader(self._clips, self._ring)
 
-    @cached_property
-    def _audio(self) -> AudioRunner:
-        from streamvid.loader.workers.audio import AudioRunner  # most loaders deliver no audio
-
-        return AudioRunner(self._ring)
-
     def _try(self, task: DecodeTask) -> tuple[Kind, str, PictureColors, DecodedAudio]:
         try:
             # Skip the tasks of a run that is over.
@@ -90,9 +84,7 @@ class TaskRunner:
             if problem is not None:
                 return "corrupt", problem, None, None
             color, seconds = self._decode(task, data)
-            audio = None
-            if task.audio is not None:
-                audio = self._audio.run(task.audio, self._clips[first - task.audio.table_bytes : first], data, seconds)
+            audio = None if task.audio is None else self._decode_audio(task.audio, first, data, seconds)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 problem = f"its decoder ran out of memory (limit: {_MAX_PRIVATE_BYTES >> 30} GiB per worker)"
@@ -148,6 +140,11 @@ class TaskRunner:
             choose=choose,
         )
         return color, starts[0]
+
+    def _decode_audio(self, task: AudioTask, first: int, data: memoryview, seconds: Fraction | None) -> DecodedAudio:
+        from streamvid.loader.workers.audio import decode_audio  # most loaders deliver no audio
+
+        return decode_audio(task, self._clips[first - task.table_bytes : first], data, seconds, self._ring)
 
 
 def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
