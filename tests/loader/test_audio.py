@@ -14,17 +14,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.errors import ConfigError, SampleError
 from streamvid.sharder.sharder import shard
+from streamvid.video.audio.grid import first_sample_at
 from streamvid.video.audio.index import index_audio
 from tests.loader.conftest import SMALL, build_dataset, open_loader, state_after
 from tests.loader.indexed_sound import add_sound
-from tests.loader.sounds import FPS, HEIGHT, RATE, WIDTH, Sound, Track, folder_of, numbers_of, pictures, track
+from tests.loader.s3_run import uploaded
+from tests.loader.sounds import (
+    FPS,
+    HEIGHT,
+    RATE,
+    WIDTH,
+    Sound,
+    Track,
+    folder_of,
+    numbers_of,
+    pictures,
+    start_of,
+    times_of,
+    track,
+)
+from tests.servers import ProxyFactory, Rgw, S3Env
 from tests.shard_options import shard_options
+from tests.video.clips import run_ffmpeg
 
 COUNT = 9
 SOUNDS = (
@@ -265,3 +283,66 @@ def test_damaged_sound_is_bad_and_another_sample_takes_its_place(
         names = [check(batch, tracks)[0][0] for batch in loader]
         assert name not in names and len(names) == len(SOUNDS)
         assert [record.key for record in loader.substituted] and "checksum" in loader.substituted[0].reason
+
+
+def test_a_store_sends_only_the_parts_that_a_window_needs(
+    tracks: Mapping[str, Track], tmp_path: Path, rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory
+) -> None:
+    """FETCH-2: the same sound as from the disk, in as many requests as without it, of a small part of each file."""
+    sounds = [Sound("long.mov", "pcm_s16le", num_frames=240), Sound("long.mkv", "flac", num_frames=240)]
+    clips = folder_of(tmp_path / "clips", sounds)
+    build(clips, tmp_path / "dataset")
+    source, known = uploaded(tmp_path / "dataset", rgw), {one.name: track(clips / one.name) for one in sounds}
+    proxy = fault_proxy(rgw)
+    s3_env(rgw.behind(proxy))
+    num_bytes = sum(path.stat().st_size for path in clips.iterdir())
+    requests, fetched = {}, {}
+    for name, output in (("with", OUTPUT), ("without", {})):
+        proxy.reset_counts()
+        with open_loader(source.url, columns=["source"], output=output) as loader:
+            for batch in loader:
+                if "audio" in batch:
+                    check(batch, known)
+            fetched[name] = loader.stats().work.num_bytes_fetched
+        counts = proxy.counts()
+        requests[name] = sum(number for path, number in counts.requests.items() if path.endswith(".tar"))
+    assert requests["with"] == requests["without"] == len(sounds)
+    assert fetched["without"] < fetched["with"] < num_bytes / 3, (fetched, num_bytes)
+
+
+LOSSY = (
+    Sound("aac.mp4", "aac"),
+    Sound("opus.mkv", "libopus"),
+    Sound("mp3.mkv", "libmp3lame"),
+    Sound("late.mp4", "aac", start=0.4),
+    Sound("slow.mkv", "flac", rate=44100),
+)
+
+
+@pytest.mark.parametrize("rate", [16000, RATE])
+def test_lossy_and_resampled_sound_is_where_ffmpeg_puts_it(tmp_path: Path, rate: int) -> None:
+    """SAMPLE-2: the ffmpeg program decodes whole files; windows one sample away are less like what it hears."""
+    clips = folder_of(tmp_path / "clips", LOSSY)
+    build(clips, tmp_path / "dataset")
+    whole = {one.name: heard_by_ffmpeg(clips / one.name, rate) for one in LOSSY}
+    times = {one.name: times_of(clips / one.name) for one in LOSSY}
+    output = {"audio": {"sample_rate": rate}}
+    with open_loader(tmp_path / "dataset", columns=["source"], output=output, num_epochs=3) as loader:
+        for batch in loader:
+            name = Path(batch["source"][0]).name
+            first = first_sample_at(times[name][numbers_of(batch.video[0].numpy())[0]], rate)
+            found = batch.audio[0].numpy()[:, 50:-50]
+            errors = {}
+            for shift in range(-3, 4):
+                expected = whole[name][:, first + 50 + shift :][:, : found.shape[1]]
+                errors[shift] = float(np.square(expected - found).sum())
+            assert min(errors, key=errors.__getitem__) == 0 or not found.any(), (name, first, errors)
+            if rate == RATE and name != "slow.mkv":
+                assert errors[0] <= 1e-5 * np.square(found).sum(), (name, first, errors)
+
+
+def heard_by_ffmpeg(path: Path, rate: int) -> NDArray[np.float32]:
+    """(2, samples) from time 0 on."""
+    data = run_ffmpeg("-i", path, "-map", "0:a", "-ar", rate, "-ac", 2, "-f", "f32le", "-")
+    sound = np.frombuffer(data, np.float32).reshape(-1, 2).T
+    return np.concatenate([np.zeros((2, round(start_of(path) * rate)), np.float32), sound, np.zeros((2, rate))], axis=1)
