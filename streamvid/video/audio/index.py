@@ -7,7 +7,7 @@ of reading and of checksums.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from streamvid.errors import DecodeError
 from streamvid.video.audio.canvas import needed_span
 from streamvid.video.audio.codecs import INDEXED_CODECS, preroll
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
-from streamvid.video.audio.stream import AudioStreamInfo, audio_stream
+from streamvid.video.audio.stream import AudioStreamInfo, audio_stream, info_of
 from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
 from streamvid.video.container import open_video
 from streamvid.video.limits import LIMITS, Limits
@@ -163,22 +163,14 @@ def index_audio(data: bytes, limits: Limits = LIMITS) -> AudioIndex | None:
         stream = audio_stream(video)
         if stream is None or stream.time_base is None:
             return None
-        context = stream.codec_context
-        codec = context.codec.canonical_name
-        if codec not in INDEXED_CODECS:
+        if stream.codec_context.codec.canonical_name not in INDEXED_CODECS:
             return None
         places = _StoredPackets(memoryview(data))
         packets = places.watch(audio_packets(video, stream))
         pieces = [_PieceNumbers(piece) for piece in decode_pieces(stream, packets, video.container_name == "mov")]
         if not pieces or not places.are_stored or not _can_be_indexed(pieces, len(places.offsets)):
             return None
-        info = AudioStreamInfo(
-            codec=codec,
-            extradata=context.extradata or b"",
-            sample_rate=pieces[0].sample_rate,
-            num_channels=context.layout.nb_channels,
-            layout=context.layout.name,
-        )
+        info = replace(info_of(stream), sample_rate=pieces[0].sample_rate)
     return _make_index(info, pieces, places, memoryview(data))
 
 
