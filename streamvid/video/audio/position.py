@@ -125,8 +125,8 @@ class _Positions:
             count += later.frame.samples
         if any(abs(deviation) <= self._tolerance for deviation in deviations):
             return True  # only some timestamps are wrong
-        is_small = abs(step) <= _JITTER_SECONDS * self._rate
-        return is_small and any(abs(deviation - step) > self._tolerance for deviation in deviations)
+        is_lasting = deviations and all(abs(deviation - step) <= self._tolerance for deviation in deviations)
+        return abs(step) <= _JITTER_SECONDS * self._rate and not is_lasting
 
     def _time_of(self, frame: DecodedFrame) -> Fraction:
         """Return the time of the first sample after the priming, in samples. FFmpeg rounds it to ticks too."""
