@@ -7,18 +7,21 @@ its place. Samples are decoded and encoded in blocks, so that memory does not gr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamvid.errors import DecodeError
+from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.audio.file import decode_audio_file
-from streamvid.video.audio.format import AudioFormat
-from streamvid.video.container import Source
-from streamvid.video.encode.audio_profiles import AUDIO_PROFILES, AudioProfile, MadeAudioCodec
+from streamvid.video.audio.grid import LAYOUTS, AudioFormat, first_sample_at, round_half_up
+from streamvid.video.audio.stream import audio_stream
+from streamvid.video.container import Source, VideoFile
+from streamvid.video.encode.audio_profiles import AUDIO_PROFILES, MadeAudioCodec
 from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
@@ -41,16 +44,23 @@ class AudioWindow:
 
     first_time: presentation time of the clip's first frame, in seconds.
     seconds: duration of the clip.
+    codec: codec of the track.
     format: sample rate and number of channels of the track.
     """
 
     def __init__(
-        self, source: Source, first_time: Fraction, seconds: Fraction, format: AudioFormat, limits: Limits
+        self,
+        source: Source,
+        first_time: Fraction,
+        seconds: Fraction,
+        codec: MadeAudioCodec,
+        format: AudioFormat,
+        limits: Limits,
     ) -> None:
-        self.format = format
-        self.num_samples = max(1, _nearest(seconds * format.sample_rate))
+        self.codec, self.format = codec, format
+        self.num_samples = max(1, round_half_up(seconds * format.sample_rate))
         self._source, self._limits = source, limits
-        self._first_sample = _nearest(first_time * format.sample_rate)
+        self._first_sample = first_sample_at(first_time, format.sample_rate)
         self._latest: tuple[int, Samples, bool] | None = None
 
     @property
@@ -77,21 +87,57 @@ class AudioWindow:
         """Decode as many samples of `source` as the block at `start` has. Return them, and whether there are any."""
         size = min(self.starts.step, self.num_samples - start)
         out = np.zeros((self.format.num_channels, size), np.float32)
-        return out, decode_audio_file(source, first_sample, self.format, out, limits=self._limits).is_present
+        with _position_kept(source):
+            try:
+                return out, decode_audio_file(source, first_sample, out, self.format, self._limits).is_present
+            except DecodeError as error:
+                raise ProbeError(f"its sound is damaged: {error}", kind="audio") from error
 
 
-def _nearest(value: Fraction) -> int:
-    """Return the nearest integer. Halves are rounded up."""
-    return (value + Fraction(1, 2)).__floor__()
+@contextmanager
+def _position_kept(source: Source) -> Iterator[None]:
+    """Restore the position of an open file, from which a video is being read."""
+    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+        yield
+        return
+    position = source.tell()
+    try:
+        yield
+    finally:
+        source.seek(position)
+
+
+def find_window(
+    source: Source, video: VideoFile, first_time: Fraction, seconds: Fraction, codec: MadeAudioCodec | None
+) -> AudioWindow | None:
+    """Return the sound of a part of a video, or None if it has none or `codec` is None. See AudioWindow.
+
+    Sound in a codec that is not allowed counts as none. Raises ProbeError if the sound does not decode.
+
+    video: the opened source. Lossy tracks have at most two channels.
+    """
+    if codec is None:
+        return None
+    try:
+        stream = audio_stream(video)
+    except ProbeError:  # probing reported it
+        return None
+    if stream is None:
+        return None
+    profile, decoder = AUDIO_PROFILES[codec], stream.codec_context
+    num_channels = next((count for count in LAYOUTS if count >= decoder.layout.nb_channels), max(LAYOUTS))
+    form = AudioFormat(profile.sample_rate(decoder.sample_rate), min(num_channels, profile.max_channels))
+    window = AudioWindow(source, first_time, seconds, codec, form, video.limits)
+    return window if window.is_present else None
 
 
 class AudioTrack:
     """Track of an MP4 or QuickTime file that holds the samples of a window. Its bytes depend only on the samples."""
 
-    def __init__(self, container: OutputContainer, window: AudioWindow, codec: MadeAudioCodec) -> None:
+    def __init__(self, container: OutputContainer, window: AudioWindow, codec: MadeAudioCodec | None = None) -> None:
         from av.codec.context import Flags
 
-        profile = AUDIO_PROFILES[codec]
+        profile = AUDIO_PROFILES[codec or window.codec]
         self._container, self._window, self._profile = container, window, profile
         self._starts: Iterator[int] = iter(window.starts)
         self._held: Samples = np.empty((window.format.num_channels, 0), np.float32)
@@ -99,7 +145,7 @@ class AudioTrack:
         self._num_encoded, self._is_ended = 0, False
         rate = window.format.sample_rate
         self._stream = cast("AudioStream", container.add_stream(profile.encoder, rate=rate))
-        self._layout = "mono" if window.format.num_channels == 1 else "stereo"
+        self._layout = LAYOUTS[window.format.num_channels]
         encoder: AudioCodecContext = self._stream.codec_context
         encoder.layout, encoder.format = self._layout, profile.sample_format  # type: ignore[assignment]
         if profile.bits_per_second is not None:
@@ -147,7 +193,7 @@ def as_integers(samples: Samples) -> NDArray[np.int16]:
     return np.clip(np.rint(samples * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE - 1).astype(np.int16)
 
 
-def check_track(data: bytes, window: AudioWindow, codec: MadeAudioCodec) -> None:
+def check_track(data: bytes, window: AudioWindow) -> None:
     """Raise DecodeError unless the audio of the file `data` is that of the window, and at the same place.
 
     A lossless track must have equal samples. A lossy one must correlate with the window, and best without any shift.
@@ -157,7 +203,7 @@ def check_track(data: bytes, window: AudioWindow, codec: MadeAudioCodec) -> None
         found, is_present = window.decode(data, start, start)
         if not is_present:
             raise DecodeError("the written clip has no audio; report this as a bug")
-        if AUDIO_PROFILES[codec].bits_per_second is None:
+        if AUDIO_PROFILES[window.codec].bits_per_second is None:
             is_right = np.array_equal(as_integers(found), as_integers(wanted))
         else:
             is_right = is_alike(found, wanted, window.format.sample_rate)

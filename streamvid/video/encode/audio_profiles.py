@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 AudioCodec: TypeAlias = Literal["opus", "aac", "flac"]
 """Codec of the sound of native clips."""
-MadeAudioCodec: TypeAlias = Literal["opus", "aac", "flac", "alac"]
-"""Codec of the sound of any clip that is encoded or cut. QuickTime files hold ALAC instead of FLAC."""
+MadeAudioCodec: TypeAlias = Literal["opus", "aac", "flac", "pcm_s16le"]
+"""Codec of the sound of any clip that is encoded or cut. QuickTime files hold PCM instead of FLAC."""
 DEFAULT_AUDIO_CODEC: AudioCodec = "opus"
 
 
@@ -18,6 +18,7 @@ class AudioProfile:
 
     sample_format: FFmpeg's name of the encoder's input.
     bits_per_second: bit rate per channel; None for a lossless codec.
+    max_channels: maximum number of channels; sources with more are mixed down to it.
     sample_rates: allowed sample rates in descending order; () for all up to 192 kHz.
     """
 
@@ -25,6 +26,7 @@ class AudioProfile:
     encoder: str
     sample_format: str
     bits_per_second: int | None
+    max_channels: int = 2
     sample_rates: tuple[int, ...] = ()
 
     def sample_rate(self, of_source: int) -> int:
@@ -36,8 +38,8 @@ class AudioProfile:
 _AAC_RATES = (96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8000)
 #: Opus has one clock, of 48 kHz.
 AUDIO_PROFILES: dict[MadeAudioCodec, AudioProfile] = {
-    "opus": AudioProfile("opus", "libopus", "flt", 64_000, (48_000,)),
-    "aac": AudioProfile("aac", "aac", "fltp", 96_000, _AAC_RATES),
-    "flac": AudioProfile("flac", "flac", "s16", None),
-    "alac": AudioProfile("alac", "alac", "s16p", None),
+    "opus": AudioProfile("opus", "libopus", "flt", 64_000, sample_rates=(48_000,)),
+    "aac": AudioProfile("aac", "aac", "fltp", 96_000, sample_rates=_AAC_RATES),
+    "flac": AudioProfile("flac", "flac", "s16", None, max_channels=8),
+    "pcm_s16le": AudioProfile("pcm_s16le", "pcm_s16le", "s16", None, max_channels=8),
 }
