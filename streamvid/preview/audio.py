@@ -13,7 +13,7 @@ from typing import Any
 
 from streamvid.errors import SampleError
 from streamvid.host.processes import describe_exit, end_workers, start_worker
-from streamvid.video.decode.audio import Waveform, read_waveform
+from streamvid.video.audio.waveform import Waveform, read_waveform
 
 NUM_PARTS = 400
 _TIMEOUT_SECONDS = 20.0

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -299,7 +299,7 @@ class _Places:
 
     def add(self, packet: Packet[VideoStream]) -> None:
         """Find the next packet in the file. Stop searching after the first packet that is not stored unchanged."""
-        offset = _offset(packet, self._data) if self._are_stored else -1
+        offset = stored_offset(packet, self._data) if self._are_stored else -1
         self._are_stored = offset >= 0 and not packet.has_sidedata("new_extradata")
         self._offsets.append(offset)
 
@@ -311,7 +311,8 @@ class _Places:
         return np.array(self._offsets, np.int64)
 
 
-def _offset(packet: Packet[VideoStream], data: memoryview) -> int:
+def stored_offset(packet: Packet[Any], data: memoryview) -> int:
+    """Return the offset of a packet's unchanged bytes in a file, or -1 if they are not stored in it."""
     content, position = bytes(packet), packet.pos
     if position is None or position < 0:
         return -1

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamvid.video.audio.codecs import AUDIO_CODECS
 from streamvid.video.container import Source, ffmpeg_errors, open_video
 from streamvid.video.limits import STORED_LIMITS, Limits
-
-AUDIO_CODECS = frozenset({"aac", "ac3", "eac3", "alac", "flac", "mp2", "mp3", "opus", "vorbis"}) | frozenset(
-    {"pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_f32le", "pcm_u8", "pcm_alaw", "pcm_mulaw"}
-)
-"""FFmpeg's names of the decoders that may run (SAFE-1)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,122 @@
+"""Window of the timeline that decoded pieces are drawn on, and from which the delivered samples are computed.
+
+Moments without audio stay silent. Where pieces overlap, the later one replaces the earlier.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamvid.errors import ConfigError, DecodeError
+from streamvid.video.audio.grid import AudioFormat
+from streamvid.video.audio.mixing import mix
+from streamvid.video.audio.resample import phase_step, reach, resample
+from streamvid.video.audio.samples import Float32s
+
+_MAX_VALUES = 1 << 28  # 1 GiB of float32
+
+
+@dataclass(frozen=True, slots=True)
+class AudioResult:
+    """Facts about a delivered window.
+
+    - is_present: True if the clip has audio within the window.
+    - num_present: number of delivered samples during which the clip has audio; the others are silence.
+    """
+
+    is_present: bool
+    num_present: int
+
+
+NO_AUDIO = AudioResult(False, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Range of samples at a stream's own rate that a window depends on: `first` to `stop` (exclusive)."""
+
+    first: int
+    stop: int
+
+
+def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int) -> Span:
+    """Return the samples at `in_rate` on which the window of `num_samples` from `first_sample` on depends."""
+    margin = reach(in_rate, out_rate)
+    last = first_sample + num_samples - 1
+    return Span(first_sample * in_rate // out_rate - margin, -(-last * in_rate // out_rate) + margin + 1)
+
+
+def check_out(out: Float32s, audio: AudioFormat) -> None:
+    """Raise ConfigError unless `out` is a writeable float32 array of shape (channels, samples), not empty."""
+    if out.dtype != np.float32 or out.ndim != 2 or len(out) != audio.num_channels or not out.size:
+        raise ConfigError(
+            f"out is {out.dtype} of shape {out.shape}; it must be float32 of shape ({audio.num_channels}, samples), "
+            "not empty"
+        )
+    if not out.flags.writeable:
+        raise ConfigError("out must be writeable")
+
+
+class Canvas:
+    """Samples of a window at each of the stream's rates. first_sample, out: the window on the delivered grid."""
+
+    def __init__(self, first_sample: int, num_samples: int, audio: AudioFormat) -> None:
+        self._first, self._count, self._audio = first_sample, num_samples, audio
+        self._layers: dict[int, tuple[int, Float32s]] = {}
+        self._present = np.zeros(num_samples, np.bool_)
+
+    def draw(self, position: int, samples: Float32s, layout: str, rate: int) -> None:
+        """Draw samples (channels of `layout`, n) that begin at `position`, in samples at `rate`."""
+        span = needed_span(self._first, self._count, self._audio.sample_rate, rate)
+        begin, end = max(position, span.first), min(position + samples.shape[1], span.stop)
+        if begin >= end:
+            return
+        start, layer = self._layer(rate, span)
+        mixed = mix(samples[:, begin - position : end - position], layout, self._audio.num_channels)
+        self._erase(begin, end, rate)
+        layer[:, begin - start : end - start] = mixed
+        self._mark(begin, end, rate)
+
+    def _layer(self, rate: int, span: Span) -> tuple[int, Float32s]:
+        found = self._layers.get(rate)
+        if found is None:
+            step = phase_step(rate, self._audio.sample_rate)
+            start = span.first // step * step
+            size = (span.stop - start) * self._audio.num_channels
+            if size + sum(layer.size for _, layer in self._layers.values()) > _MAX_VALUES:
+                raise DecodeError(
+                    f"the window of {self._count} samples needs more than {_MAX_VALUES} decoded values at {rate} Hz; "
+                    "request a shorter window"
+                )
+            found = (start, np.zeros((self._audio.num_channels, span.stop - start), np.float32))
+            self._layers[rate] = found
+        return found
+
+    def _erase(self, begin: int, end: int, rate: int) -> None:
+        """Silence the layers of other rates during these samples."""
+        for other, (start, layer) in self._layers.items():
+            if other != rate:
+                low, high = -(-begin * other // rate) - start, -(-end * other // rate) - start
+                layer[:, max(0, low) : max(0, high)] = 0
+
+    def _mark(self, begin: int, end: int, rate: int) -> None:
+        out_rate = self._audio.sample_rate
+        low, high = -(-begin * out_rate // rate) - self._first, -(-end * out_rate // rate) - self._first
+        self._present[max(0, low) : max(0, high)] = True
+
+    def render(self, out: Float32s) -> AudioResult:
+        """Write the window into `out` (channels, samples)."""
+        out_rate = self._audio.sample_rate
+        out[:] = 0
+        for rate, (start, layer) in self._layers.items():
+            if rate == out_rate:
+                offset = self._first - start
+                out += layer[:, offset : offset + self._count]
+                continue
+            offset = self._first - start // phase_step(rate, out_rate) * (out_rate // math.gcd(rate, out_rate))
+            out += resample(layer, rate, out_rate)[:, offset : offset + self._count]
+        present = int(self._present.sum())
+        return AudioResult(present > 0, present)

@@ -1,0 +1,247 @@
+"""Index of a clip's audio packets, for decoding a window from part of the clip's bytes without its container.
+
+Packets are in decode order. A segment is a run of up to 32 packets that are stored next to each other; it is the unit
+of reading and of checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import DecodeError
+from streamvid.video.audio.canvas import needed_span
+from streamvid.video.audio.codecs import INDEXED_CODECS, preroll
+from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
+from streamvid.video.audio.stream import AudioStreamInfo, audio_stream
+from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
+from streamvid.video.container import open_video
+from streamvid.video.limits import LIMITS, Limits
+
+if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
+    from av.packet import Packet
+
+Int64s = npt.NDArray[np.int64]
+
+_SEGMENT_PACKETS = 32
+_MAX_BETWEEN = 64  # a Matroska block's header
+_MAX_VALUE = 1 << 62  # the sum of two values fits in an int64
+
+
+@dataclass(frozen=True, eq=False)
+class AudioPackets:
+    """The packets needed to decode a window of audio, and the byte range of the clip that contains them.
+
+    - first_byte, num_bytes: the byte range; num_bytes is 0 if the clip has no audio in the window.
+    - pieces: (start, end, checksum) of each segment, with start and end relative to `first_byte`.
+    - packets: (n, 5) table of position (of the first kept sample, at the stream's rate), offset from `first_byte`, size
+      in bytes, head (samples to cut from the start), and count (samples to keep; 0 if the packet is only decoded so
+      that later ones are right).
+    """
+
+    first_byte: int
+    num_bytes: int
+    pieces: tuple[tuple[int, int, bytes], ...]
+    packets: Int64s
+
+
+NO_PACKETS = AudioPackets(0, 0, (), np.zeros((0, 5), np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class AudioIndex:
+    """Index of all audio packets of a clip in decode order.
+
+    - info: description of the stream.
+    - positions: timeline position of each packet's first kept sample, in samples at `info.sample_rate`.
+    - offsets, sizes: offset and size of each packet in the clip, in bytes.
+    - heads, counts: number of decoded samples to cut from each packet's start, and number of those to keep after them.
+    - checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
+
+    Raises DecodeError if the packets are invalid or the number of checksums is wrong.
+    """
+
+    info: AudioStreamInfo
+    positions: Int64s
+    offsets: Int64s
+    sizes: Int64s
+    heads: Int64s
+    counts: Int64s
+    checksums: npt.NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        columns = (self.positions, self.offsets, self.sizes, self.heads, self.counts)
+        is_right = len({len(column) for column in columns}) == 1 and len(self.positions) > 0
+        is_right = is_right and all(bool((abs(column) < _MAX_VALUE).all()) for column in columns)
+        is_right = is_right and min(self.offsets.min(), self.heads.min(), self.counts.min(), self.sizes.min() - 1) >= 0
+        if not is_right or self.checksums.shape != (len(self._edges) - 1, CHECKSUM_BYTES):
+            raise DecodeError("the audio packet index is invalid; copy the dataset again")
+
+    @cached_property
+    def _edges(self) -> list[int]:
+        """Ordinals of the first packet of each segment, and the number of packets."""
+        return _segment_edges(self.offsets, self.sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        """End offset of the last packet."""
+        return int((self.offsets + self.sizes).max())
+
+    def window(self, first_sample: int, num_samples: int, sample_rate: int) -> AudioPackets:
+        """Return the packets needed to decode `num_samples` samples of the delivered grid from `first_sample` on.
+
+        sample_rate: of the delivered grid, in Hz.
+        """
+        span = needed_span(first_sample, num_samples, sample_rate, self.info.sample_rate)
+        begins, ends = self.positions, self.positions + self.counts
+        wanted = np.flatnonzero((begins < span.stop) & (ends > span.first) & (self.counts > 0))
+        if not len(wanted):
+            return NO_PACKETS
+        first, last = self._start(int(wanted[0])), int(wanted[-1])
+        places = slice(first, last + 1)
+        pieces, low, high = self._pieces(first, last)
+        packets = np.empty((last + 1 - first, 5), np.int64)
+        packets[:, 0] = self.positions[places]
+        packets[:, 1] = self.offsets[places] - low
+        packets[:, 2] = self.sizes[places]
+        packets[:, 3] = self.heads[places]
+        packets[:, 4] = 0
+        packets[wanted - first, 4] = self.counts[wanted]
+        return AudioPackets(low, high - low, pieces, packets)
+
+    def _start(self, first: int) -> int:
+        """Return the packet at which decoding starts, so that packet `first` decodes as in the whole track."""
+        num_samples, num_packets = preroll(self.info.codec)
+        start = max(0, first - num_packets)
+        while start > 0 and self.positions[start] > self.positions[first] - num_samples:
+            start -= 1
+        return start
+
+    def _pieces(self, first: int, last: int) -> tuple[tuple[tuple[int, int, bytes], ...], int, int]:
+        edges = self._edges
+        mine = range(int(np.searchsorted(edges, first, "right")) - 1, int(np.searchsorted(edges, last, "right")))
+        bounds = [self._bounds(edges[number], edges[number + 1]) for number in mine]
+        low, high = min(bound[0] for bound in bounds), max(bound[1] for bound in bounds)
+        pieces = tuple(
+            (begin - low, end - low, self.checksums[number].tobytes())
+            for number, (begin, end) in zip(mine, bounds, strict=True)
+        )
+        return pieces, low, high
+
+    def _bounds(self, first: int, stop: int) -> tuple[int, int]:
+        offsets, sizes = self.offsets[first:stop], self.sizes[first:stop]
+        return int(offsets.min()), int((offsets + sizes).max())
+
+
+def _segment_edges(offsets: Int64s, sizes: Int64s) -> list[int]:
+    edges = [0]
+    gaps = offsets[1:] - (offsets + sizes)[:-1]
+    is_apart = (gaps < 0) | (gaps > _MAX_BETWEEN)
+    for number, apart in enumerate(is_apart.tolist(), start=1):
+        if apart or number - edges[-1] >= _SEGMENT_PACKETS:
+            edges.append(number)
+    return [*edges, len(offsets)]
+
+
+def index_audio(data: bytes, limits: Limits = LIMITS) -> AudioIndex | None:
+    """Return the index of a clip's audio packets, or None if it has no audio or it must be decoded by its container.
+
+    The container is required for packets that are not stored whole and unchanged in the file (transport streams), for
+    codecs whose decoders need more of the container, and if the sample rate or the codec header changes.
+    All audio is decoded once, because only that tells how many samples each packet contains.
+
+    Raises ProbeError if the audio does not decode or is not allowed.
+    """
+    with open_video(data, limits) as video:
+        stream = audio_stream(video)
+        if stream is None or stream.time_base is None:
+            return None
+        context = stream.codec_context
+        codec = context.codec.canonical_name
+        if codec not in INDEXED_CODECS:
+            return None
+        places = _StoredPackets(memoryview(data))
+        packets = places.watch(audio_packets(video, stream))
+        pieces = [_PieceNumbers(piece) for piece in decode_pieces(context, packets, stream.time_base)]
+        if not pieces or not places.are_stored or not _can_be_indexed(pieces, len(places.offsets)):
+            return None
+        info = AudioStreamInfo(
+            codec=codec,
+            extradata=context.extradata or b"",
+            sample_rate=pieces[0].sample_rate,
+            num_channels=context.layout.nb_channels,
+            layout=context.layout.name,
+        )
+    return _make_index(info, pieces, places, memoryview(data))
+
+
+@dataclass(frozen=True, slots=True)
+class _PieceNumbers:
+    """The numbers of a piece, without its samples."""
+
+    packet: int
+    position: int
+    head: int
+    count: int
+    sample_rate: int
+
+    def __init__(self, piece: Piece) -> None:
+        for name, value in (
+            ("packet", piece.packet),
+            ("position", piece.position),
+            ("head", piece.head),
+            ("count", piece.samples.shape[1]),
+            ("sample_rate", piece.sample_rate),
+        ):
+            object.__setattr__(self, name, value)
+
+
+class _StoredPackets:
+    """Offsets and sizes, in the file `data`, of the packets that `watch` passes on."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self.are_stored = data, True
+        self.offsets: list[int] = []
+        self.sizes: list[int] = []
+
+    def watch(self, packets: Iterator[Packet[AudioStream]]) -> Iterator[Packet[AudioStream]]:
+        for packet in packets:
+            offset = stored_offset(packet, self._data) if self.are_stored else -1
+            self.are_stored = offset >= 0 and not packet.has_sidedata("new_extradata")
+            self.offsets.append(offset)
+            self.sizes.append(packet.size)
+            yield packet
+
+
+def _can_be_indexed(rows: list[_PieceNumbers], num_packets: int) -> bool:
+    """Return whether every packet returned at most one piece, and all have the same sample rate."""
+    is_single = all(earlier.packet < later.packet for earlier, later in pairwise(rows))
+    return is_single and len({row.sample_rate for row in rows}) == 1 and rows[-1].packet < num_packets
+
+
+def _make_index(
+    info: AudioStreamInfo, rows: list[_PieceNumbers], places: _StoredPackets, data: memoryview
+) -> AudioIndex:
+    size = len(places.offsets)
+    positions, heads, counts = (np.zeros(size, np.int64) for _ in range(3))
+    numbers = np.array([row.packet for row in rows])
+    positions[numbers] = [row.position for row in rows]
+    heads[numbers] = [row.head for row in rows]
+    counts[numbers] = [row.count for row in rows]
+    # Packets without samples get the position of the next packet with some, for the preroll.
+    following = np.minimum(np.searchsorted(numbers, np.arange(size)), len(numbers) - 1)
+    positions = positions[numbers[following]]
+    offsets, sizes = np.array(places.offsets, np.int64), np.array(places.sizes, np.int64)
+    edges = _segment_edges(offsets, sizes)
+    digests = b"".join(
+        checksum(data[offsets[first] : offsets[stop - 1] + sizes[stop - 1]]) for first, stop in pairwise(edges)
+    )
+    checksums = np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES)
+    return AudioIndex(info, positions, offsets, sizes, heads, counts, checksums)

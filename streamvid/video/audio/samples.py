@@ -1,0 +1,138 @@
+"""Decoding of audio packets to samples with positions. Priming and padding are cut as the container declares."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import ProbeError
+from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE
+from streamvid.video.audio.position import Positions
+from streamvid.video.container import VideoFile, ffmpeg_errors
+
+if TYPE_CHECKING:
+    from av.audio.codeccontext import AudioCodecContext
+    from av.audio.frame import AudioFrame
+    from av.audio.stream import AudioStream
+    from av.packet import Packet
+
+Float32s = npt.NDArray[np.float32]
+
+_INTEGERS = {"u8": (128, 7), "s16": (0, 15), "s32": (0, 31)}
+_MAX_FRAME_SAMPLES = 1 << 22
+_MAX_PACKETS = 20_000_000
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Piece:
+    """Decoded samples of one frame, without priming and padding.
+
+    - position: of the first sample, in samples at `sample_rate` from the timeline's zero.
+    - samples: (channels, n) float32 array; integers are divided by 2^(bits - 1).
+    - layout: FFmpeg's name of the channels.
+    - packet: ordinal of the packet that returned the frame.
+    - head, num_decoded: number of samples cut from the frame's start, and number of samples of the whole frame.
+    """
+
+    position: int
+    samples: Float32s
+    sample_rate: int
+    layout: str
+    packet: int
+    head: int
+    num_decoded: int
+
+
+def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
+    """Yield the audio packets of a file that was just opened, except empty ones. The video is skipped."""
+    from av.stream import Discard
+
+    video.stream.discard = Discard.all
+    stream.discard = Discard.default
+    with (
+        ffmpeg_errors("the file ends early or is damaged: not all of its audio can be read"),
+        closing(cast("Generator[Packet[AudioStream], None, None]", video.container.demux(stream))) as packets,
+    ):
+        for number, packet in enumerate(packet for packet in packets if packet.size):
+            if packet.is_corrupt:
+                raise ProbeError(
+                    f"the file ends early or is damaged: packet {number} of the audio is incomplete; copy or download "
+                    "it again",
+                    kind="damaged",
+                )
+            if number >= _MAX_PACKETS:
+                raise ProbeError(f"the audio has more than {_MAX_PACKETS} packets", kind="limit")
+            yield packet
+
+
+def decode_pieces(
+    decoder: AudioCodecContext, packets: Iterable[Packet[AudioStream]], time_base: Fraction
+) -> Iterator[Piece]:
+    """Decode packets from the stream's start on. Raises ProbeError if a packet does not decode."""
+    positions, left, number = Positions(time_base), 0, -1
+    for number, packet in enumerate(packets):
+        cut = _declared_cut(packet)
+        tail = 0
+        if cut is not None:
+            left, tail = cut
+        for frame in decode_packet(decoder, packet):
+            head = frame.samples if packet.is_discard else min(left, frame.samples)
+            left = max(0, left - frame.samples) if packet.is_discard else left - head
+            yield from _piece(positions, frame, head, tail, number)
+    for frame in decode_packet(decoder, None):
+        yield from _piece(positions, frame, min(left, frame.samples), 0, number + 1)
+
+
+def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> list[AudioFrame]:
+    """Decode one packet, or None at the end. Raises ProbeError if it does not decode or exceeds a limit."""
+    with ffmpeg_errors(f"the audio does not decode near timestamp {packet.pts if packet else 'of its end'}"):
+        frames = decoder.decode(packet)
+    for frame in frames:
+        rate, channels = frame.sample_rate, frame.layout.nb_channels
+        if not (MIN_RATE <= rate <= MAX_RATE and 1 <= channels <= MAX_CHANNELS and frame.samples <= _MAX_FRAME_SAMPLES):
+            raise ProbeError(
+                f"the audio has {channels} channels, {rate} Hz and {frame.samples} samples per frame; allowed are "
+                f"{MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_SAMPLES} samples",
+                kind="limit",
+            )
+    return frames
+
+
+def _piece(positions: Positions, frame: AudioFrame, head: int, tail: int, number: int) -> Iterator[Piece]:
+    count = frame.samples
+    position = positions.place(frame.pts, frame.sample_rate, count, head)
+    end = count - tail if tail <= count - head else count
+    if position is not None and head < end:
+        samples = samples_of(frame)[:, head:end]
+        yield Piece(position, samples, frame.sample_rate, frame.layout.name, number, head, count)
+
+
+def samples_of(frame: AudioFrame) -> Float32s:
+    """Return the samples of a frame as (channels, n) float32."""
+    values = frame.to_ndarray()
+    name, channels = frame.format.name, frame.layout.nb_channels
+    if not frame.format.is_planar:
+        values = values.reshape(-1, channels).T
+    kind = name.removesuffix("p")
+    if kind in _INTEGERS:
+        center, bits = _INTEGERS[kind]
+        wide = values.astype(np.float32)
+        if center:
+            wide -= np.float32(center)
+        wide *= np.float32(2.0**-bits)
+        return wide
+    return values.astype(np.float32, copy=False)
+
+
+def _declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
+    """Return the numbers of samples to cut from the start and end of what a packet decodes to, or None."""
+    if not packet.has_sidedata("skip_samples"):
+        return None
+    data = bytes(packet.get_sidedata("skip_samples"))
+    return int.from_bytes(data[:4], "little"), int.from_bytes(data[4:8], "little")

@@ -1,0 +1,128 @@
+"""Description of an audio stream, and decoders for it: with its container, or from the description alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
+
+from streamvid.errors import DecodeError, ProbeError
+from streamvid.video.audio.codecs import AUDIO_CODECS, CHECKED_CODECS, DECODERS, INDEXED_CODECS
+from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE
+from streamvid.video.container import VideoFile
+
+if TYPE_CHECKING:
+    from av.audio.codeccontext import AudioCodecContext
+    from av.audio.stream import AudioStream
+
+MAX_EXTRADATA_BYTES = 1 << 16  # Vorbis stores its code books there
+
+
+@dataclass(frozen=True, slots=True)
+class AudioStreamInfo:
+    """Description of an audio stream. Its packets decode without a container.
+
+    - codec: FFmpeg's name of the codec.
+    - extradata: the codec header as stored in the container.
+    - sample_rate: of the decoded samples, in Hz.
+    - num_channels, layout: number of channels, and FFmpeg's name of their layout, as declared by the container.
+
+    Raises DecodeError for impossible values.
+    """
+
+    codec: str
+    extradata: bytes
+    sample_rate: int
+    num_channels: int
+    layout: str
+
+    def __post_init__(self) -> None:
+        if (
+            not all(isinstance(name, str) and len(name) < 256 for name in (self.codec, self.layout))
+            or not all(isinstance(number, int) for number in (self.sample_rate, self.num_channels))
+            or not MIN_RATE <= self.sample_rate <= MAX_RATE
+            or not 1 <= self.num_channels <= MAX_CHANNELS
+            or len(self.extradata) > MAX_EXTRADATA_BYTES
+        ):
+            raise DecodeError(f"the index describes an impossible audio: {str(self)[:200]}; copy the dataset again")
+
+    def to_json(self) -> str:
+        """Return the description as one line of JSON."""
+        return _to_json(self)
+
+    @staticmethod
+    @lru_cache(256)
+    def from_json(text: str) -> AudioStreamInfo:
+        """Build a description from the result of `to_json`. Raises DecodeError for any other text."""
+        try:
+            value = json.loads(text)
+            value["extradata"] = bytes.fromhex(value["extradata"])
+            return AudioStreamInfo(**value)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise DecodeError(
+                f"the index has an invalid audio description: {text[:200]!r}; copy the dataset again"
+            ) from error
+
+
+@lru_cache(256)
+def _to_json(info: AudioStreamInfo) -> str:
+    return json.dumps({**asdict(info), "extradata": info.extradata.hex()}, sort_keys=True)
+
+
+def audio_stream(video: VideoFile) -> AudioStream | None:
+    """Return the file's default audio stream (FFmpeg's choice of the best one), or None if it has none.
+
+    It is set up for decoding. Raises ProbeError if its codec, sample rate or number of channels is not allowed.
+    """
+    if not video.has_audio:
+        return None
+    best = video.container.streams.best("audio", related=video.stream)
+    stream = video.container.streams.audio[0] if best is None else cast("AudioStream", best)
+    context: AudioCodecContext | None = stream.codec_context
+    if context is None:
+        raise ProbeError(f"the file's audio codec is unknown to FFmpeg; {_remedy()}", kind="codec")
+    codec = context.codec.canonical_name
+    if codec not in AUDIO_CODECS:
+        raise ProbeError(f"the audio codec {codec} is not allowed; {_remedy()}", kind="codec")
+    if len(context.extradata or b"") > MAX_EXTRADATA_BYTES:
+        raise ProbeError(f"the audio's codec header is above {MAX_EXTRADATA_BYTES} bytes; {_remedy()}", kind="limit")
+    _set_up(context, codec)
+    return stream
+
+
+def open_audio_decoder(info: AudioStreamInfo) -> AudioCodecContext:
+    """Return a decoder for packets without a container. Raises DecodeError if the stream is not allowed."""
+    import av
+    from av.audio.codeccontext import AudioCodecContext
+    from av.codec.context import CodecContext
+
+    if info.codec not in INDEXED_CODECS:
+        raise DecodeError(f"the audio codec {info.codec} of the index is not allowed; copy the dataset again")
+    decoder = CodecContext.create(DECODERS.get(info.codec, info.codec), "r")
+    assert isinstance(decoder, AudioCodecContext)
+    _set_up(decoder, info.codec)
+    if info.extradata:
+        decoder.extradata = info.extradata
+    try:
+        decoder.sample_rate = info.sample_rate
+        decoder.layout = info.layout
+        decoder.open()
+    except (av.FFmpegError, ValueError) as error:
+        raise DecodeError(f"the audio cannot be decoded: its header ({info.codec}) is invalid") from error
+    return decoder
+
+
+def _set_up(decoder: AudioCodecContext, codec: str) -> None:
+    from av.codec.context import Flags2, ThreadType
+
+    decoder.thread_count, decoder.thread_type = 1, ThreadType(0)
+    decoder.skip_frame = "DEFAULT"
+    # Priming and padding are cut by samples.py, in the same way with and without a container.
+    decoder.flags2 |= Flags2.skip_manual
+    if codec in CHECKED_CODECS:
+        decoder.options = {"err_detect": "crccheck+explode"}
+
+
+def _remedy() -> str:
+    return "re-encode the audio (ffmpeg -i IN -c:v copy -c:a aac OUT.mp4) or remove it (-an)"
