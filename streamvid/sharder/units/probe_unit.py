@@ -134,7 +134,11 @@ def _probe(unit: ProbeUnit, source: Source) -> Finding:
         _HEIF_EXTENSIONS.get(info.codec, "heic") if is_heif else clip_extension(info.container, unit.media.source)
     )
     facts = asdict(copied(Probe, info, extension=extension, timing=timing))
-    return {**facts, **_sound(unit, source, info)} if info.has_audio and not info.is_image else {**facts, "has_audio": False}
+    return (
+        {**facts, **_sound(unit, source, info)}
+        if info.has_audio and not info.is_image
+        else {**facts, "has_audio": False}
+    )
 
 
 def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:

@@ -77,7 +77,7 @@ def decode_pieces(
     """Decode packets from the stream's start on. Raises ProbeError if a packet does not decode."""
     positions, left, number = Positions(time_base), 0, -1
     for number, packet in enumerate(packets):
-        cut = _declared_cut(packet)
+        cut = declared_cut(packet)
         tail = 0
         if cut is not None:
             left, tail = cut
@@ -130,7 +130,7 @@ def samples_of(frame: AudioFrame) -> Float32s:
     return values.astype(np.float32, copy=False)
 
 
-def _declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
+def declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
     """Return the numbers of samples to cut from the start and end of what a packet decodes to, or None."""
     if not packet.has_sidedata("skip_samples"):
         return None

@@ -182,7 +182,10 @@ class AudioTrack:
         values = as_integers(part) if name.startswith("s16") else part
         planes = values if name.endswith("p") else values.T.reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(planes), format=name, layout=self._layout)
-        frame.sample_rate, frame.time_base = self._window.format.sample_rate, Fraction(1, self._window.format.sample_rate)
+        frame.sample_rate, frame.time_base = (
+            self._window.format.sample_rate,
+            Fraction(1, self._window.format.sample_rate),
+        )
         frame.pts = self._num_encoded
         self._num_encoded += part.shape[1]
         return frame
