@@ -147,7 +147,7 @@ class AudioTrack:
         self._stream = cast("AudioStream", container.add_stream(profile.encoder, rate=rate))
         self._layout = LAYOUTS[window.format.num_channels]
         encoder: AudioCodecContext = self._stream.codec_context
-        encoder.layout, encoder.format = self._layout, profile.sample_format  # type: ignore[assignment]
+        encoder.layout, encoder.format = self._layout, profile.sample_format
         if profile.bits_per_second is not None:
             encoder.bit_rate = profile.bits_per_second * window.format.num_channels
         encoder.time_base = self._stream.time_base = Fraction(1, rate)
@@ -179,8 +179,8 @@ class AudioTrack:
         import av
 
         name = self._profile.sample_format
-        values = as_integers(part) if name.startswith("s16") else part
-        planes = values if name.endswith("p") else values.T.reshape(1, -1)
+        values: NDArray[np.int16] | Samples = as_integers(part) if name == "s16" else part
+        planes = values if name.endswith("p") else np.ascontiguousarray(values.T).reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(planes), format=name, layout=self._layout)
         frame.sample_rate, frame.time_base = (
             self._window.format.sample_rate,
