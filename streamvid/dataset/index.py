@@ -68,16 +68,17 @@ class AudioEntry:
     gap_seconds: total duration of the gaps between samples.
     silence_share, clipping_share: fraction of the duration that is silent, and of the samples at full scale.
     loudness_lufs: integrated loudness (EBU R128), or None if all of the sound is below -70 LUFS.
+    Facts that require decoding are None if the sound does not decode.
     """
 
     codec: str
     sample_rate: int
     num_channels: int
-    offset_seconds: float
-    gap_seconds: float
-    silence_share: float
-    clipping_share: float
-    loudness_lufs: float | None
+    offset_seconds: float | None = None
+    gap_seconds: float | None = None
+    silence_share: float | None = None
+    clipping_share: float | None = None
+    loudness_lufs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

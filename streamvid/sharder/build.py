@@ -35,6 +35,7 @@ from streamvid.storage import LocalStore, StorageOptions, Store, open_store
 from streamvid.storage.local import write_reason
 
 if TYPE_CHECKING:
+    from streamvid.video.audio.index import AudioIndex
     from streamvid.video.clip_index import ClipIndex
 
 
@@ -253,7 +254,7 @@ def build_shard(unit: ShardUnit) -> None:
         temporary_offsets.write_bytes(offsets)
         store.put(offsets_path(shard.path), temporary_offsets)
         store.put(shard.path, temporary)
-        packets = encode_packets(clips.indexes) if any(clips.indexes) else b""
+        packets = encode_packets(clips.indexes, clips.audio_indexes) if any(clips.indexes) else b""
         put_note(store, packets_path(folder, shard.path), packets)
         place = {member.name: member.offset for member in members}
         member_offsets = [[place[f"{s.key}.{extension}"] for extension, _, _ in s.members] for s in shard.samples]
@@ -285,6 +286,7 @@ class _Clips:
     sha256: list[list[str]] = field(default_factory=list)
     indexes: list[ClipIndex | None] = field(default_factory=list)
     audio: list[dict[str, Any] | None] = field(default_factory=list)
+    audio_indexes: list[AudioIndex | None] = field(default_factory=list)
 
 
 def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
@@ -297,23 +299,38 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
         members = {extension: text if is_text else _read(clip, file, unit) for extension, file, clip in sample.members}
         clips.sha256.append([hashlib.sha256(data).hexdigest() for data in members.values()])
         clips.indexes.append(None if is_text else index_clip(members[sample.clip.extension], STORED_LIMITS))
-        clips.audio.append(_sound(sample, members[sample.clip.extension]) if unit.has_audio else None)
+        has_audio = unit.has_audio and not is_text
+        entry, packets = _sound(sample, members[sample.clip.extension]) if has_audio else (None, None)
+        clips.audio.append(None if entry is None else asdict(entry))
+        clips.audio_indexes.append(packets)
         yield sample.key, {**members, "txt": text, "json": sample_json(sample).encode()}
 
 
-def _sound(sample: PlannedSample, data: bytes) -> dict[str, Any] | None:
-    """Return the fields of the AudioEntry of a clip, or None if it has no sound that can be read."""
+def _sound(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
+    """Return the facts and the packets of a clip's sound, as far as known. Both are None if it has none.
+
+    Sound that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
+    """
     from streamvid.video.audio.facts import read_audio_facts
+    from streamvid.video.audio.index import index_audio
+    from streamvid.video.audio.span import read_audio_span
     from streamvid.video.limits import STORED_LIMITS
 
     has_sound = sample.clip.has_audio if sample.clip.is_made else sample.probe.has_audio
-    if not has_sound:
-        return None
+    span = read_audio_span(data, STORED_LIMITS) if has_sound else None
+    if span is None:
+        return None, None
     try:
-        facts = read_audio_facts(data, STORED_LIMITS)
+        facts, index = read_audio_facts(data, STORED_LIMITS), index_audio(data, STORED_LIMITS)
     except (ProbeError, DecodeError):
-        return None
-    return None if facts is None else asdict(copied(AudioEntry, facts))
+        facts = index = None
+    if facts is None:
+        return AudioEntry(span.codec, span.sample_rate, span.num_channels), None
+    digits = {"offset_seconds": 6, "gap_seconds": 6, "silence_share": 4, "clipping_share": 6, "loudness_lufs": 1}
+    values = {name: getattr(facts, name) for name in digits}
+    # Decoders of lossy codecs compute with floating-point numbers, whose last digits differ between processors.
+    rounded = {name: None if value is None else round(value, digits[name]) for name, value in values.items()}
+    return copied(AudioEntry, facts, **rounded), index
 
 
 def _read(clip: Clip, file: Record | MediaFile, unit: ShardUnit) -> bytes:
