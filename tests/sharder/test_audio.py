@@ -27,7 +27,7 @@ from tests.sharder.test_native import clip_of
 from tests.sounding import Sound, chirps, heard, shift_of, sounding
 
 FPS, RATE, NUM_FRAMES = 24, 48_000, 48
-OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@17"), "workers": 1}
+OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@17"), "workers": 1, "caption_column": ""}
 AUDIO = ("codec", "sample_rate", "channels", "offset_seconds", "gap_seconds", "silence_share")
 SECONDS = NUM_FRAMES / FPS
 

@@ -29,8 +29,13 @@ EXACT_CODECS = PCM_CODECS | {"alac", "flac"}
 #: Decoders that containers choose if it is not the one with the codec's name: in floating point.
 DECODERS = {"mp3": "mp3float", "mp2": "mp2float", "mp1": "mp1float"}
 
-#: Codecs whose frames have checksums that FFmpeg verifies if it is asked to; damage would be concealed otherwise.
-CHECKED_CODECS = frozenset({"flac", "ac3", "eac3"})
+_CHECK = {"err_detect": "crccheck+explode"}  # damage would be concealed otherwise
+#: Options of decoders. AC-3's noise depends on the packet alone, not on where decoding started.
+DECODER_OPTIONS: dict[str, dict[str, str]] = {
+    "flac": _CHECK,
+    "ac3": {**_CHECK, "cons_noisegen": "1"},
+    "eac3": {**_CHECK, "cons_noisegen": "1"},
+}
 
 #: Samples (at the stream's rate) and packets to decode before the first wanted one; the larger of the two counts.
 _PREROLLS: dict[str, tuple[int, int]] = {

@@ -32,7 +32,7 @@ def decode_audio_file(
                 return NO_AUDIO
             canvas = Canvas(first_sample, out.shape[1], audio)
             packets = audio_packets(video, stream)
-            for piece in decode_pieces(stream.codec_context, packets, stream.time_base):
+            for piece in decode_pieces(stream, packets, video.container_name == "mov"):
                 canvas.draw(piece.position, piece.samples, piece.layout, piece.sample_rate)
             return canvas.render(out)
     except ProbeError as error:

@@ -169,7 +169,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS) -> AudioIndex | None:
             return None
         places = _StoredPackets(memoryview(data))
         packets = places.watch(audio_packets(video, stream))
-        pieces = [_PieceNumbers(piece) for piece in decode_pieces(context, packets, stream.time_base)]
+        pieces = [_PieceNumbers(piece) for piece in decode_pieces(stream, packets, video.container_name == "mov")]
         if not pieces or not places.are_stored or not _can_be_indexed(pieces, len(places.offsets)):
             return None
         info = AudioStreamInfo(

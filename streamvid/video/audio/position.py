@@ -7,42 +7,118 @@ begins where a timestamp deviates from the count by more than its rounding can e
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
+from streamvid.errors import ProbeError
 from streamvid.video.audio.grid import round_half_up
 
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
 
-class Positions:
-    """Positions of the frames of one stream, in decode order. time_base: seconds per tick of timestamps."""
+_MAX_WAITING = 1 << 20
 
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DecodedFrame:
+    """A decoded frame, and which of its samples are audio.
+
+    - packet: ordinal of the packet that returned it.
+    - timestamp: of its first sample, in ticks; None if unknown.
+    - head: number of samples to cut from its start (priming). stop: number of its samples before the padding.
+    """
+
+    frame: AudioFrame
+    packet: int
+    timestamp: int | None
+    head: int
+    stop: int
+
+    @property
+    def rate(self) -> int:
+        return self.frame.sample_rate
+
+
+def place_frames(frames: Iterable[DecodedFrame], time_base: Fraction) -> Iterator[tuple[int, DecodedFrame]]:
+    """Yield each frame with the position of its first sample, including priming.
+
+    time_base: seconds per tick of timestamps. Frames before the first timestamp are placed before it.
+    Raises ProbeError if there are no timestamps.
+    """
+    positions, waiting, num_waiting = _Positions(time_base), list[DecodedFrame](), 0
+    for frame, following in pairwise(chain(frames, [None])):
+        assert frame is not None
+        if frame.timestamp is None and positions.is_unknown:
+            waiting.append(frame)
+            num_waiting += frame.frame.samples
+            if num_waiting > _MAX_WAITING:
+                break
+            continue
+        position = positions.place(frame, following)
+        at = position - num_waiting
+        for earlier in waiting:
+            yield at, earlier
+            at += earlier.frame.samples
+        waiting, num_waiting = [], 0
+        yield position, frame
+    if waiting:
+        raise ProbeError("the audio has no timestamps; re-encode the file (ffmpeg -i IN OUT.mp4)", kind="timestamps")
+
+
+class _Positions:
     def __init__(self, time_base: Fraction) -> None:
         self._time_base = time_base
         self._rate = 0
         self._next: int | None = None
         self._is_counted = False
 
-    def place(self, timestamp: int | None, rate: int, num_samples: int, head: int) -> int | None:
-        """Return the position of the first kept sample of the next frame, or None if no timestamp was seen so far.
+    @property
+    def is_unknown(self) -> bool:
+        return self._next is None
 
-        timestamp: of the whole frame, in ticks; None if unknown.
-        num_samples: of the whole frame. head: number of samples that are cut from its start.
-        """
+    def place(self, frame: DecodedFrame, following: DecodedFrame | None) -> int:
+        """Return the position of the first sample of the next frame. following: the one after it."""
+        rate, count = frame.rate, frame.frame.samples
         if rate != self._rate:
             if self._next is not None:
                 self._next = round_half_up(Fraction(self._next * rate, self._rate))
             self._rate, self._is_counted = rate, False
-        position = None if self._next is None else self._next + head
-        if timestamp is not None:
-            tick = self._time_base * rate
-            # FFmpeg rounds the time of the first kept sample to ticks too.
-            stamped = (timestamp + round_half_up(head / tick)) * tick
-            if position is None or not self._is_counted or abs(stamped - position) > _tolerance(tick):
-                position = round_half_up(stamped)
-        if position is None:
-            return None
-        self._next = position - head + num_samples
-        self._is_counted = head < num_samples
+        position = self._next
+        if position is None or not self._continues(frame, position):
+            # Ogg's demuxer gives single Vorbis packets wrong times; the next time shows that nothing is missing.
+            is_glitch = (
+                position is not None
+                and self._is_counted
+                and following is not None
+                and following.timestamp is not None
+                and following.rate == rate
+                and self._continues(following, position + count)
+            )
+            if position is None or not is_glitch:
+                position = self._stamped(frame)
+        self._next = position + count
+        # The time of a frame without audio was never rounded as that of audio, so the next time counts.
+        self._is_counted = frame.head < frame.stop
         return position
+
+    def _continues(self, frame: DecodedFrame, position: int) -> bool:
+        """Return whether the frame's timestamp agrees with a position that was counted."""
+        if frame.timestamp is None:
+            return True
+        deviation = abs(self._time_of(frame) - position - frame.head)
+        return self._is_counted and deviation <= _tolerance(self._time_base * frame.rate)
+
+    def _stamped(self, frame: DecodedFrame) -> int:
+        return round_half_up(self._time_of(frame)) - frame.head
+
+    def _time_of(self, frame: DecodedFrame) -> Fraction:
+        """Return the time of the first sample after the priming, in samples. FFmpeg rounds it to ticks too."""
+        assert frame.timestamp is not None
+        tick = self._time_base * frame.rate
+        return (frame.timestamp + round_half_up(frame.head / tick)) * tick
 
 
 def _tolerance(tick: Fraction) -> Fraction:

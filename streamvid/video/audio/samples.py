@@ -6,14 +6,16 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import ProbeError
-from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE
-from streamvid.video.audio.position import Positions
+from streamvid.video.audio.codecs import INDEXED_CODECS
+from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE, round_half_up
+from streamvid.video.audio.position import DecodedFrame, place_frames
 from streamvid.video.container import VideoFile, ffmpeg_errors
 
 if TYPE_CHECKING:
@@ -71,22 +73,41 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
             yield packet
 
 
-def decode_pieces(
-    decoder: AudioCodecContext, packets: Iterable[Packet[AudioStream]], time_base: Fraction
-) -> Iterator[Piece]:
-    """Decode packets from the stream's start on. Raises ProbeError if a packet does not decode."""
-    positions, left, number = Positions(time_base), 0, -1
-    for number, packet in enumerate(packets):
-        cut = declared_cut(packet)
-        tail = 0
-        if cut is not None:
+def decode_pieces(stream: AudioStream, packets: Iterable[Packet[AudioStream]], is_exact: bool) -> Iterator[Piece]:
+    """Decode the packets of a stream from its start on. Raises ProbeError if a packet does not decode.
+
+    is_exact: True if the duration of the last packet excludes padding.
+    """
+    assert stream.time_base is not None
+    frames = _decoded_frames(stream.codec_context, packets, stream.time_base if is_exact else None)
+    for position, decoded in place_frames(frames, stream.time_base):
+        if decoded.head < decoded.stop:
+            frame = decoded.frame
+            samples = samples_of(frame)[:, decoded.head : decoded.stop]
+            start, count = position + decoded.head, frame.samples
+            yield Piece(start, samples, frame.sample_rate, frame.layout.name, decoded.packet, decoded.head, count)
+
+
+def _decoded_frames(
+    decoder: AudioCodecContext, packets: Iterable[Packet[AudioStream]], exact_base: Fraction | None
+) -> Iterator[DecodedFrame]:
+    left, number, cuts = 0, -1, decoder.codec.canonical_name in INDEXED_CODECS
+    for number, (packet, following) in enumerate(pairwise(chain(packets, [None]))):
+        assert packet is not None
+        cut, tail = _declared_cut(packet), 0
+        if cut is not None and cuts:
             left, tail = cut
         for frame in decode_packet(decoder, packet):
-            head = frame.samples if packet.is_discard else min(left, frame.samples)
-            left = max(0, left - frame.samples) if packet.is_discard else left - head
-            yield from _piece(positions, frame, head, tail, number)
+            count = frame.samples
+            is_discarded = packet.is_discard and cuts
+            head = count if is_discarded else min(left, count)
+            left = max(0, left - count)
+            stop = count - tail if tail <= count - head else count
+            if following is None and exact_base is not None and packet.duration:
+                stop = min(stop, round_half_up(packet.duration * exact_base * frame.sample_rate))
+            yield DecodedFrame(frame, number, frame.pts, head, stop)
     for frame in decode_packet(decoder, None):
-        yield from _piece(positions, frame, min(left, frame.samples), 0, number + 1)
+        yield DecodedFrame(frame, number + 1, frame.pts, min(left, frame.samples), frame.samples)
 
 
 def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> list[AudioFrame]:
@@ -102,15 +123,6 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
                 kind="limit",
             )
     return frames
-
-
-def _piece(positions: Positions, frame: AudioFrame, head: int, tail: int, number: int) -> Iterator[Piece]:
-    count = frame.samples
-    position = positions.place(frame.pts, frame.sample_rate, count, head)
-    end = count - tail if tail <= count - head else count
-    if position is not None and head < end:
-        samples = samples_of(frame)[:, head:end]
-        yield Piece(position, samples, frame.sample_rate, frame.layout.name, number, head, count)
 
 
 def samples_of(frame: AudioFrame) -> Float32s:
@@ -130,7 +142,7 @@ def samples_of(frame: AudioFrame) -> Float32s:
     return values.astype(np.float32, copy=False)
 
 
-def declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
+def _declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
     """Return the numbers of samples to cut from the start and end of what a packet decodes to, or None."""
     if not packet.has_sidedata("skip_samples"):
         return None

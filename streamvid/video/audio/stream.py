@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import DecodeError, ProbeError
-from streamvid.video.audio.codecs import AUDIO_CODECS, CHECKED_CODECS, DECODERS, INDEXED_CODECS
+from streamvid.video.audio.codecs import AUDIO_CODECS, DECODER_OPTIONS, DECODERS, INDEXED_CODECS
 from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE
 from streamvid.video.container import VideoFile
 
@@ -118,10 +118,10 @@ def _set_up(decoder: AudioCodecContext, codec: str) -> None:
 
     decoder.thread_count, decoder.thread_type = 1, ThreadType(0)
     decoder.skip_frame = "DEFAULT"
-    # Priming and padding are cut by samples.py, in the same way with and without a container.
-    decoder.flags2 |= Flags2.skip_manual
-    if codec in CHECKED_CODECS:
-        decoder.options = {"err_detect": "crccheck+explode"}
+    if codec in INDEXED_CODECS:
+        # Priming and padding are cut by samples.py, in the same way with and without a container.
+        decoder.flags2 |= Flags2.skip_manual
+    decoder.options = DECODER_OPTIONS.get(codec, {})
 
 
 def _remedy() -> str:
