@@ -189,7 +189,7 @@ def test_datasets_remember_the_option(source: Source, kept: Path, tmp_path: Path
     with pytest.raises(ConfigError, match=r"audio: the dataset at .* has .require., but .drop. was given"):
         append(dest, more, {"clips": {"audio": "drop"}})
     with pytest.raises(DatasetError, match="audio is keep in .* but require"):
-        merge(kept, [dest])
+        merge(kept, dest)
 
 
 def test_the_same_bytes_again(source: Source, tmp_path: Path) -> None:

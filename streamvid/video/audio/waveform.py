@@ -38,10 +38,10 @@ def read_waveform(
         begin = float(table.timestamps[0] * table.time_base)
         video.reopen()
         stream = audio_stream(video)
-        if stream is None or stream.time_base is None:
+        if stream is None:
             return None
         context, peaks = stream.codec_context, np.zeros(num_parts, np.float32)
-        for piece in decode_pieces(context, audio_packets(video, stream), stream.time_base):
+        for piece in decode_pieces(stream, audio_packets(video, stream), video.container_name == "mov"):
             start = piece.position / piece.sample_rate - begin
             if start > duration_seconds:
                 break
