@@ -26,8 +26,8 @@ AUDIO_CODECS = INDEXED_CODECS | _CONTAINER_CODECS
 #: Codecs whose decoders return the encoder's samples. Windows of all others equal the whole track within a tolerance.
 EXACT_CODECS = PCM_CODECS | {"alac", "flac"}
 
-#: Decoders that containers choose if it is not the one with the codec's name: in floating point.
-DECODERS = {"mp3": "mp3float", "mp2": "mp2float", "mp1": "mp1float"}
+#: Decoders that do not have the codec's name. These compute in floating point, without dither.
+DECODERS = {"mp3": "mp3float", "mp2": "mp2float"}
 
 _CHECK = {"err_detect": "crccheck+explode"}  # damage would be concealed otherwise
 #: Options of decoders. AC-3's noise depends on the packet alone, not on where decoding started.
@@ -36,6 +36,9 @@ DECODER_OPTIONS: dict[str, dict[str, str]] = {
     "ac3": {**_CHECK, "cons_noisegen": "1"},
     "eac3": {**_CHECK, "cons_noisegen": "1"},
 }
+
+#: Codecs whose first packet returns no audio, because each packet is half of what its samples are computed from.
+OPENED_BY_FIRST_PACKET = frozenset({"vorbis"})
 
 #: Samples (at the stream's rate) and packets to decode before the first wanted one; the larger of the two counts.
 _PREROLLS: dict[str, tuple[int, int]] = {

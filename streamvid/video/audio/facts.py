@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
-from streamvid.video.container import Source
+import numpy as np
+
+from streamvid.video.audio.loudness import LoudnessMeter
+from streamvid.video.audio.samples import Float32s, Piece, audio_packets, decode_pieces
+from streamvid.video.audio.stream import audio_stream
+from streamvid.video.container import Source, open_video
 from streamvid.video.limits import LIMITS, Limits
+from streamvid.video.packets import PacketTable, read_packets
+
+_SILENCE = 1e-3  # -60 dBFS
+_FULL_SCALE = 32767 / 32768
+_BLOCKS_PER_SECOND = 10
 
 
 @dataclass(frozen=True, slots=True)
 class AudioFacts:
     """Facts about the default audio stream of a file.
 
-    - codec: FFmpeg's name. sample_rate: of the first decoded samples, in Hz. num_channels: likewise.
+    - codec: FFmpeg's name.
+    - sample_rate, num_channels: of the first decoded samples.
     - offset_seconds: start of the audio minus start of the video.
+    - end_offset_seconds: end of the audio minus end of the video.
     - duration_seconds: from the first to the end of the last sample, including gaps.
     - gap_seconds: sum of the gaps between samples.
-    - silence_share: share of the duration that is silent (below -60 dBFS for at least 0.1 s, and gaps).
-    - clipping_share: share of the samples at full scale, in runs of at least 3.
-    - loudness_lufs: integrated loudness (EBU R128), or None if it is below the gate of -70 LUFS.
+    - silence_share: share of the tenths of a second of the duration in which no sample exceeds -60 dBFS.
+    - clipping_share: share of the samples that are at full scale, in runs of at least 3.
+    - loudness_lufs: integrated loudness (EBU R128) of the samples in the format of the first ones, without gaps, or
+      None if it is below the gate of -70 LUFS.
     """
 
     codec: str
     sample_rate: int
     num_channels: int
     offset_seconds: float
+    end_offset_seconds: float
     duration_seconds: float
     gap_seconds: float
     silence_share: float
@@ -37,4 +52,81 @@ def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | No
 
     Raises ProbeError if the file cannot be read, or its audio does not decode or is not allowed.
     """
-    raise NotImplementedError
+    with open_video(source, limits) as video:
+        if not video.has_audio:
+            return None
+        table = read_packets(video)
+        video.reopen()
+        stream = audio_stream(video)
+        if stream is None:
+            return None
+        measure = FactsMeasure(stream.codec_context.codec.canonical_name)
+        for piece in decode_pieces(stream, audio_packets(video, stream), video.container_name == "mov"):
+            measure.add(piece)
+        return measure.finish(table)
+
+
+class FactsMeasure:
+    """Measurement of the facts of one stream from its pieces. codec: FFmpeg's name."""
+
+    def __init__(self, codec: str) -> None:
+        self._codec = codec
+        self._format: tuple[int, str, int] | None = None
+        self._meter: LoudnessMeter | None = None
+        self._start = self._end = Fraction(0)
+        self._gap = Fraction(0)
+        self._loud: set[int] = set()
+        self._num_clipped = self._num_values = 0
+
+    def add(self, piece: Piece) -> None:
+        """Measure the next piece."""
+        rate, (channels, count) = piece.sample_rate, piece.samples.shape
+        start = Fraction(piece.position, rate)
+        end = start + Fraction(count, rate)
+        if self._format is None:
+            self._format = (rate, piece.layout, channels)
+            self._meter = LoudnessMeter(rate, piece.layout)
+            self._start = self._end = start
+        if start - self._end > Fraction(1, rate):
+            self._gap += start - self._end
+        self._start, self._end = min(self._start, start), max(self._end, end)
+        if self._meter is not None and self._format == (rate, piece.layout, channels):
+            self._meter.add(piece.samples)
+        loudest = np.abs(piece.samples)
+        self._num_clipped += _num_clipped(loudest)
+        self._num_values += loudest.size
+        places = np.flatnonzero(loudest.max(axis=0) > _SILENCE) + piece.position
+        self._loud.update(np.unique(places * _BLOCKS_PER_SECOND // rate).tolist())
+
+    def finish(self, table: PacketTable) -> AudioFacts | None:
+        """Return the facts, or None if there were no samples. table: the packets of the video."""
+        if self._format is None or self._meter is None:
+            return None
+        rate, _, channels = self._format
+        first, last = table.timestamps[0], table.timestamps[-1] + table.last_duration
+        duration = self._end - self._start
+        num_blocks = max(1, round(duration * _BLOCKS_PER_SECOND))
+        return AudioFacts(
+            codec=self._codec,
+            sample_rate=rate,
+            num_channels=channels,
+            offset_seconds=float(self._start - first * table.time_base),
+            end_offset_seconds=float(self._end - last * table.time_base),
+            duration_seconds=float(duration),
+            gap_seconds=float(self._gap),
+            silence_share=max(0.0, 1 - len(self._loud) / num_blocks),
+            clipping_share=self._num_clipped / self._num_values,
+            loudness_lufs=self._meter.finish(),
+        )
+
+
+def _num_clipped(loudness: Float32s) -> int:
+    """Return the number of values at full scale in runs of at least 3. loudness: absolute values (channels, n)."""
+    is_full = loudness >= _FULL_SCALE
+    if not is_full.any():
+        return 0
+    middle = is_full[:, :-2] & is_full[:, 1:-1] & is_full[:, 2:]
+    in_run = np.zeros_like(is_full)
+    for shift in range(3):
+        in_run[:, shift : shift + middle.shape[1]] |= middle
+    return int(in_run.sum())

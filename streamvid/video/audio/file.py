@@ -27,7 +27,7 @@ def decode_audio_file(
     try:
         with open_video(source, limits) as video:
             stream = audio_stream(video)
-            if stream is None or stream.time_base is None:
+            if stream is None:
                 out[:] = 0
                 return NO_AUDIO
             canvas = Canvas(first_sample, out.shape[1], audio)

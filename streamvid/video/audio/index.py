@@ -6,8 +6,8 @@ of reading and of checksums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from streamvid.errors import DecodeError
 from streamvid.video.audio.canvas import needed_span
 from streamvid.video.audio.codecs import INDEXED_CODECS, preroll
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
-from streamvid.video.audio.stream import AudioStreamInfo, audio_stream
+from streamvid.video.audio.stream import AudioStreamInfo, audio_stream, info_of
 from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
 from streamvid.video.container import open_video
 from streamvid.video.limits import LIMITS, Limits
@@ -150,35 +150,31 @@ def _segment_edges(offsets: Int64s, sizes: Int64s) -> list[int]:
     return [*edges, len(offsets)]
 
 
-def index_audio(data: bytes, limits: Limits = LIMITS) -> AudioIndex | None:
+def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], None] | None = None) -> AudioIndex | None:
     """Return the index of a clip's audio packets, or None if it has no audio or it must be decoded by its container.
 
     The container is required for packets that are not stored whole and unchanged in the file (transport streams), for
     codecs whose decoders need more of the container, and if the sample rate or the codec header changes.
     All audio is decoded once, because only that tells how many samples each packet contains.
 
+    see: function that is called with each decoded piece (such as `FactsMeasure.add`), even if the result is None.
     Raises ProbeError if the audio does not decode or is not allowed.
     """
     with open_video(data, limits) as video:
         stream = audio_stream(video)
-        if stream is None or stream.time_base is None:
-            return None
-        context = stream.codec_context
-        codec = context.codec.canonical_name
-        if codec not in INDEXED_CODECS:
+        if stream is None:
             return None
         places = _StoredPackets(memoryview(data))
+        pieces: list[_PieceNumbers] = []
         packets = places.watch(audio_packets(video, stream))
-        pieces = [_PieceNumbers(piece) for piece in decode_pieces(stream, packets, video.container_name == "mov")]
-        if not pieces or not places.are_stored or not _can_be_indexed(pieces, len(places.offsets)):
+        for piece in decode_pieces(stream, packets, video.container_name == "mov"):
+            pieces.append(_PieceNumbers(piece))
+            if see is not None:
+                see(piece)
+        is_possible = stream.codec_context.codec.canonical_name in INDEXED_CODECS and places.are_stored
+        if not pieces or not is_possible or not _can_be_indexed(pieces, len(places.offsets)):
             return None
-        info = AudioStreamInfo(
-            codec=codec,
-            extradata=context.extradata or b"",
-            sample_rate=pieces[0].sample_rate,
-            num_channels=context.layout.nb_channels,
-            layout=context.layout.name,
-        )
+        info = replace(info_of(stream), sample_rate=pieces[0].sample_rate)
     return _make_index(info, pieces, places, memoryview(data))
 
 

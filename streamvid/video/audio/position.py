@@ -2,15 +2,16 @@
 
 Sample n of a stream with rate r has the time n / r. Within a contiguous run, positions are counted, because most time
 bases are too coarse for samples (1 ms in Matroska and FLV) or have other ticks (90 kHz in transport streams). A new run
-begins where a timestamp deviates from the count by more than its rounding can explain.
+begins where timestamps step away from the count: by more than their rounding can explain, and for good. Timestamps that
+fluctuate around the count by up to 10 ms, as many recorders write them, do not tear the sound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from streamvid.errors import ProbeError
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
 
 _MAX_WAITING = 1 << 20
+_NUM_FOLLOWING = 8  # frames that decide whether a deviation is for good
+_JITTER_SECONDS = Fraction(1, 100)
+#: Matroska and Ogg files often store where a Vorbis packet ends, which fluctuates by parts of its blocks.
+_SLACK_SECONDS = {"vorbis": Fraction(1, 40)}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,15 +47,14 @@ class DecodedFrame:
         return self.frame.sample_rate
 
 
-def place_frames(frames: Iterable[DecodedFrame], time_base: Fraction) -> Iterator[tuple[int, DecodedFrame]]:
+def place_frames(frames: Iterable[DecodedFrame], time_base: Fraction, codec: str) -> Iterator[tuple[int, DecodedFrame]]:
     """Yield each frame with the position of its first sample, including priming.
 
     time_base: seconds per tick of timestamps. Frames before the first timestamp are placed before it.
     Raises ProbeError if there are no timestamps.
     """
-    positions, waiting, num_waiting = _Positions(time_base), list[DecodedFrame](), 0
-    for frame, following in pairwise(chain(frames, [None])):
-        assert frame is not None
+    positions, waiting, num_waiting = _Positions(time_base, codec), list[DecodedFrame](), 0
+    for frame, following in _with_following(frames):
         if frame.timestamp is None and positions.is_unknown:
             waiting.append(frame)
             num_waiting += frame.frame.samples
@@ -68,9 +72,21 @@ def place_frames(frames: Iterable[DecodedFrame], time_base: Fraction) -> Iterato
         raise ProbeError("the audio has no timestamps; re-encode the file (ffmpeg -i IN OUT.mp4)", kind="timestamps")
 
 
+def _with_following(frames: Iterable[DecodedFrame]) -> Iterator[tuple[DecodedFrame, Collection[DecodedFrame]]]:
+    """Yield each frame with up to `_NUM_FOLLOWING` frames that follow it."""
+    ahead = deque[DecodedFrame]()
+    for frame in frames:
+        ahead.append(frame)
+        if len(ahead) > _NUM_FOLLOWING:
+            yield ahead.popleft(), ahead
+    while ahead:
+        yield ahead.popleft(), ahead
+
+
 class _Positions:
-    def __init__(self, time_base: Fraction) -> None:
+    def __init__(self, time_base: Fraction, codec: str) -> None:
         self._time_base = time_base
+        self._slack = _SLACK_SECONDS.get(codec, Fraction(0))
         self._rate = 0
         self._next: int | None = None
         self._is_counted = False
@@ -79,40 +95,38 @@ class _Positions:
     def is_unknown(self) -> bool:
         return self._next is None
 
-    def place(self, frame: DecodedFrame, following: DecodedFrame | None) -> int:
-        """Return the position of the first sample of the next frame. following: the one after it."""
-        rate, count = frame.rate, frame.frame.samples
-        if rate != self._rate:
+    def place(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
+        """Return the position of the first sample of the next frame. following: the frames after it."""
+        if frame.rate != self._rate:
             if self._next is not None:
-                self._next = round_half_up(Fraction(self._next * rate, self._rate))
-            self._rate, self._is_counted = rate, False
+                self._next = round_half_up(Fraction(self._next * frame.rate, self._rate))
+            self._rate, self._is_counted = frame.rate, False
         position = self._next
-        if position is None or not self._continues(frame, position):
-            # Ogg's demuxer gives single Vorbis packets wrong times; the next time shows that nothing is missing.
-            is_glitch = (
-                position is not None
-                and self._is_counted
-                and following is not None
-                and following.timestamp is not None
-                and following.rate == rate
-                and self._continues(following, position + count)
-            )
-            if position is None or not is_glitch:
-                position = self._stamped(frame)
-        self._next = position + count
+        if position is None or (frame.timestamp is not None and not self._continues(frame, position, following)):
+            position = round_half_up(self._time_of(frame)) - frame.head
+        self._next = position + frame.frame.samples
         # The time of a frame without audio was never rounded as that of audio, so the next time counts.
         self._is_counted = frame.head < frame.stop
         return position
 
-    def _continues(self, frame: DecodedFrame, position: int) -> bool:
-        """Return whether the frame's timestamp agrees with a position that was counted."""
-        if frame.timestamp is None:
+    def _continues(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> bool:
+        """Return whether the frame begins at the position that was counted, although its timestamp may deviate."""
+        if not self._is_counted:
+            return False
+        step = self._time_of(frame) - frame.head - position
+        if abs(step) <= self._tolerance:
             return True
-        deviation = abs(self._time_of(frame) - position - frame.head)
-        return self._is_counted and deviation <= _tolerance(self._time_base * frame.rate)
-
-    def _stamped(self, frame: DecodedFrame) -> int:
-        return round_half_up(self._time_of(frame)) - frame.head
+        deviations, count = list[Fraction](), position + frame.frame.samples
+        for later in following:
+            if later.rate != self._rate:
+                break
+            if later.timestamp is not None:
+                deviations.append(self._time_of(later) - later.head - count)
+            count += later.frame.samples
+        if any(abs(deviation) <= self._tolerance for deviation in deviations):
+            return True  # only some timestamps are wrong
+        is_small = abs(step) <= _JITTER_SECONDS * self._rate
+        return is_small and any(abs(deviation - step) > self._tolerance for deviation in deviations)
 
     def _time_of(self, frame: DecodedFrame) -> Fraction:
         """Return the time of the first sample after the priming, in samples. FFmpeg rounds it to ticks too."""
@@ -120,9 +134,12 @@ class _Positions:
         tick = self._time_base * frame.rate
         return (frame.timestamp + round_half_up(frame.head / tick)) * tick
 
-
-def _tolerance(tick: Fraction) -> Fraction:
-    """Return the largest deviation, in samples, that rounding to ticks can explain. tick: samples per tick."""
-    if tick.numerator == 1:
-        return Fraction(1, 2)  # every sample has a timestamp of its own
-    return max(Fraction(1), tick * 3 / 2)
+    @property
+    def _tolerance(self) -> Fraction:
+        """The largest deviation, in samples, that the rounding of a timestamp can explain."""
+        tick = self._time_base * self._rate
+        if self._slack:
+            return self._slack * self._rate
+        if tick.numerator == 1:
+            return Fraction(1, 2)  # every sample has a timestamp of its own
+        return max(Fraction(1), tick * 3 / 2)

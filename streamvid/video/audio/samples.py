@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import ProbeError
-from streamvid.video.audio.codecs import INDEXED_CODECS
+from streamvid.video.audio.codecs import EXACT_CODECS, OPENED_BY_FIRST_PACKET
 from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE, round_half_up
 from streamvid.video.audio.position import DecodedFrame, place_frames
+from streamvid.video.audio.stream import stream_decoder
 from streamvid.video.container import VideoFile, ffmpeg_errors
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ Float32s = npt.NDArray[np.float32]
 _INTEGERS = {"u8": (128, 7), "s16": (0, 15), "s32": (0, 31)}
 _MAX_FRAME_SAMPLES = 1 << 22
 _MAX_PACKETS = 20_000_000
+_MAX_INCOMPLETE = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,13 +76,15 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
 
 
 def decode_pieces(stream: AudioStream, packets: Iterable[Packet[AudioStream]], is_exact: bool) -> Iterator[Piece]:
-    """Decode the packets of a stream from its start on. Raises ProbeError if a packet does not decode.
+    """Decode the packets of a stream from its start on.
 
-    is_exact: True if the duration of the last packet excludes padding.
+    is_exact: True if the container stores where the audio ends (MP4), so that padding after it can be cut.
+    Raises ProbeError if a packet does not decode, except at the start, where a stream may have been cut.
     """
     assert stream.time_base is not None
-    frames = _decoded_frames(stream.codec_context, packets, stream.time_base if is_exact else None)
-    for position, decoded in place_frames(frames, stream.time_base):
+    codec = stream.codec_context.codec.canonical_name
+    frames = _decoded_frames(stream, packets, is_exact)
+    for position, decoded in place_frames(frames, stream.time_base, codec):
         if decoded.head < decoded.stop:
             frame = decoded.frame
             samples = samples_of(frame)[:, decoded.head : decoded.stop]
@@ -89,25 +93,49 @@ def decode_pieces(stream: AudioStream, packets: Iterable[Packet[AudioStream]], i
 
 
 def _decoded_frames(
-    decoder: AudioCodecContext, packets: Iterable[Packet[AudioStream]], exact_base: Fraction | None
+    stream: AudioStream, packets: Iterable[Packet[AudioStream]], is_exact: bool
 ) -> Iterator[DecodedFrame]:
-    left, number, cuts = 0, -1, decoder.codec.canonical_name in INDEXED_CODECS
+    decoder = stream_decoder(stream)
+    codec, cuts = decoder.codec.canonical_name, decoder is not stream.codec_context
+    left, has_begun, number = 0, False, -1
     for number, (packet, following) in enumerate(pairwise(chain(packets, [None]))):
         assert packet is not None
-        cut, tail = _declared_cut(packet), 0
-        if cut is not None and cuts:
+        cut, tail = _declared_cut(packet) if cuts else None, 0
+        if cut is not None:
             left, tail = cut
-        for frame in decode_packet(decoder, packet):
+        frames = decode_packet(decoder, packet) if has_begun else _first_frames(decoder, packet, number)
+        for frame in frames:
             count = frame.samples
-            is_discarded = packet.is_discard and cuts
-            head = count if is_discarded else min(left, count)
-            left = max(0, left - count)
+            is_silent = packet.is_discard if has_begun else packet.is_discard or codec in OPENED_BY_FIRST_PACKET
+            head = count if is_silent and cuts else min(left, count)
+            left, has_begun = max(0, left - count), True
             stop = count - tail if tail <= count - head else count
-            if following is None and exact_base is not None and packet.duration:
-                stop = min(stop, round_half_up(packet.duration * exact_base * frame.sample_rate))
+            if following is None and is_exact:
+                stop = min(stop, _num_declared(stream, packet, frame.sample_rate))
             yield DecodedFrame(frame, number, frame.pts, head, stop)
-    for frame in decode_packet(decoder, None):
+    for frame in decode_packet(decoder, None) if has_begun else []:
         yield DecodedFrame(frame, number + 1, frame.pts, min(left, frame.samples), frame.samples)
+
+
+def _num_declared(stream: AudioStream, last: Packet[AudioStream], rate: int) -> int:
+    """Return the number of samples of an MP4's last packet before its padding."""
+    ticks = last.duration or 1 << 40
+    # The duration of an edit list has ticks of its own, which must not cut samples that are exact.
+    is_padded = stream.codec_context.codec.canonical_name not in EXACT_CODECS
+    if is_padded and stream.start_time is not None and stream.duration and last.pts is not None:
+        left = stream.start_time + stream.duration - last.pts
+        ticks = min(ticks, left) if left > 0 else ticks
+    return round_half_up(ticks * (stream.time_base or Fraction(1)) * rate)
+
+
+def _first_frames(decoder: AudioCodecContext, packet: Packet[AudioStream], number: int) -> list[AudioFrame]:
+    """Decode one of the first packets. The first ones of a stream that was cut may be incomplete, and give no frame."""
+    try:
+        return decode_packet(decoder, packet)
+    except ProbeError as error:
+        if number >= _MAX_INCOMPLETE or error.kind != "damaged":
+            raise
+        return []
 
 
 def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> list[AudioFrame]:

@@ -91,6 +91,36 @@ def audio_stream(video: VideoFile) -> AudioStream | None:
     return stream
 
 
+def info_of(stream: AudioStream) -> AudioStreamInfo:
+    """Return the description of a stream that `audio_stream` returned. Raises ProbeError if it is impossible."""
+    context = stream.codec_context
+    layout = context.layout
+    try:
+        return AudioStreamInfo(
+            codec=context.codec.canonical_name,
+            extradata=context.extradata or b"",
+            sample_rate=context.sample_rate,
+            num_channels=layout.nb_channels,
+            layout=layout.name,
+        )
+    except DecodeError as error:
+        raise ProbeError(
+            f"the audio has {layout.nb_channels} channels and {context.sample_rate} Hz; allowed are up to "
+            f"{MAX_CHANNELS} channels and {MIN_RATE} to {MAX_RATE} Hz",
+            kind="limit",
+        ) from error
+
+
+def stream_decoder(stream: AudioStream) -> AudioCodecContext:
+    """Return a fresh decoder for a stream: the one that its packets get without the container, if that is possible."""
+    if stream.codec_context.codec.canonical_name not in INDEXED_CODECS:
+        return stream.codec_context
+    try:
+        return open_audio_decoder(info_of(stream))
+    except DecodeError as error:
+        raise ProbeError(str(error), kind="damaged") from error
+
+
 def open_audio_decoder(info: AudioStreamInfo) -> AudioCodecContext:
     """Return a decoder for packets without a container. Raises DecodeError if the stream is not allowed."""
     import av
