@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from streamvid.loader.mix import DatasetConfig
     from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
     from streamvid.loader.stats import LoaderStats
+    from streamvid.loader.view.audio import AudioOptions
     from streamvid.loader.view.text import TextOptions
     from streamvid.loader.view.view import ViewOptions
     from streamvid.loader.world import detect_world, world_from_mesh
@@ -79,6 +80,7 @@ _NAMES = {
     "streamvid.loader.mix": ("DatasetConfig",),
     "streamvid.loader.options": ("LimitOptions", "OutputOptions", "ProcessGroups", "ScheduleOptions"),
     "streamvid.loader.stats": ("LoaderStats",),
+    "streamvid.loader.view.audio": ("AudioOptions",),
     "streamvid.loader.view.text": ("TextOptions",),
     "streamvid.loader.view.view": ("ViewOptions",),
     "streamvid.loader.world": ("detect_world", "world_from_mesh"),
@@ -100,6 +102,7 @@ _NAMES = {
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "AudioOptions",
     "Batch",
     "BatchSizeSearch",
     "Bucket",

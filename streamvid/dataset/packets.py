@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import re
 import struct
 from collections.abc import Sequence
 from fractions import Fraction
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_TABLE_BYTES = 2**31 - 1
 _SIZE_BYTES = 8
+_TIME_BASE = re.compile(r"([0-9]{1,10})(?:/([0-9]{1,10}))?", re.ASCII)
 _MAX_STREAM_BYTES = 2**29  # limit on a decompressed table
 _MAX_CLIP_BYTES = 2**25  # limit on a decompressed clip, which has at most 500,000 packets of 25 bytes per stream
 
@@ -225,13 +227,12 @@ class PacketTables:
 
 @lru_cache(256)
 def _fraction(text: object) -> Fraction:
-    """Parse a time base. Raises ValueError if it is not a positive fraction of a usual size."""
-    if not isinstance(text, str) or len(text) > 40:
-        raise ValueError("the time base of its video is missing or too long")
-    found = Fraction(text)
-    if not found > 0 or max(found.numerator, found.denominator) >= 1 << 31:
-        raise ValueError(f"the time base of its video is {text!r}")
-    return found
+    """Parse a time base. Raises ValueError if it is not a positive fraction of 31-bit numbers."""
+    match = _TIME_BASE.fullmatch(text) if isinstance(text, str) else None
+    over, under = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
+    if not (0 < over < 1 << 31 and 0 < under < 1 << 31):
+        raise ValueError(f"the time base of its video is {str(text)[:40]!r}")
+    return Fraction(over, under)
 
 
 class _Lists:

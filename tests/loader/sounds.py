@@ -1,7 +1,7 @@
 """Clips with sound whose position can be read from any part of it, and what a full decode of them hears.
 
-Each picture shows its number in eight blocks. The sound is noise, so that a window that is off by one sample differs in
-all of its samples.
+Each picture shows its number in eight blocks. Lossless sound is noise, so that a window that is off by one sample
+differs in all of its samples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HEIGHT, WIDTH, FPS, RATE = 64, 96, 24, 48000
+LOSSLESS = ("pcm_s16le", "flac")
 Floats = NDArray[np.float32]
 
 #: Where a container's first packet may not be at time 0, the muxer would shift all of them.
@@ -70,6 +71,13 @@ def noise(seed: int, channels: int, count: int) -> NDArray[np.int16]:
     return (smooth / np.abs(smooth).max() * 20000).astype(np.int16)
 
 
+def sweep(channels: int, count: int, rate: int) -> NDArray[np.int16]:
+    """Rising tones, (channels, count). Encoders replace noise by a description of it; tones stay what they are."""
+    seconds = np.arange(count) / rate
+    tones = [np.sin(2 * np.pi * (200 + 60 * channel + 400 * seconds) * seconds) for channel in range(channels)]
+    return (np.stack(tones) * 20000).astype(np.int16)
+
+
 def make(folder: Path, sound: Sound, seed: int = 0) -> Path:
     """Write a clip."""
     path = folder / sound.name
@@ -84,7 +92,9 @@ def make(folder: Path, sound: Sound, seed: int = 0) -> Path:
         shown = [(number / sound.fps, number) for number in range(sound.num_frames)]
         frames = pictures(sound.num_frames)
         length = sound.num_frames / sound.fps - Fraction(sound.start) if sound.seconds is None else sound.seconds
-        samples = noise(seed, sound.channels, math.ceil(float(length) * sound.rate))
+        count = math.ceil(float(length) * sound.rate)
+        is_exact = sound.codec in LOSSLESS
+        samples = noise(seed, sound.channels, count) if is_exact else sweep(sound.channels, count, sound.rate)
         done = 0
         for seconds, number in shown:
             image = av.VideoFrame.from_ndarray(frames[number], "rgb24")
@@ -125,10 +135,20 @@ class Track:
         return found, bool(self.is_there[max(0, first) : first + count].any())
 
 
+def times_of(path: Path) -> tuple[Fraction, ...]:
+    """When the pictures of a file are shown, in seconds. Matroska rounds to milliseconds."""
+    with av.open(str(path)) as container:
+        return tuple(sorted(Fraction(frame.pts) * frame.time_base for frame in container.decode(video=0)))
+
+
+def start_of(path: Path) -> Fraction:
+    """When the sound of a file begins."""
+    with av.open(str(path)) as container:
+        return next(Fraction(frame.pts) * frame.time_base for frame in container.decode(audio=0))
+
+
 def track(path: Path) -> Track:
     """Decode a whole file whose sound has the rate RATE."""
-    with av.open(str(path)) as container:
-        times = sorted(Fraction(frame.pts) * frame.time_base for frame in container.decode(video=0))
     canvas, there = np.zeros((2, 30 * RATE), np.float32), np.zeros(30 * RATE, np.bool_)
     with av.open(str(path)) as container:
         for frame in container.decode(audio=0) if container.streams.audio else ():
@@ -137,7 +157,7 @@ def track(path: Path) -> Track:
             begin = max(0, -first)
             canvas[:, first + begin : first + values.shape[1]] = values[:, begin:]
             there[first + begin : first + values.shape[1]] = True
-    return Track(tuple(times), canvas, there)
+    return Track(times_of(path), canvas, there)
 
 
 def _floats(frame: av.AudioFrame) -> Floats:

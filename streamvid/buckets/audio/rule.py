@@ -21,9 +21,9 @@ _MAX_FACTOR = 1 << 16
 class SampleRule:
     """Rule for the number of audio samples: N = k * factor + remainder, with k = 0, 1, …, as close as possible.
 
-    The rule ``exact`` (1k) rounds the duration of the frames to whole samples, half a sample up. A grid such as
-    ``640k`` gives a model's audio encoder whole latents; a duration halfway between two counts gets the one with an
-    even k, as Python's `round` does in the code of these models. Raises ConfigError for invalid values.
+    The rule ``exact`` (1k) rounds the duration of the frames to whole samples. A grid such as ``640k`` gives a model's
+    audio encoder whole latents. If two counts are equally close, the larger one is used. Raises ConfigError for
+    invalid values.
     """
 
     factor: int = 1
@@ -56,9 +56,7 @@ class SampleRule:
     def num_samples(self, num_frames: int, fps: Fraction, sample_rate: int) -> int:
         """Return the number of samples that belong to `num_frames` frames at `fps` frames per second; at least one."""
         exact = num_frames / fps * sample_rate
-        if self.factor == 1:
-            return max(1, round_half_up(exact - self.remainder) + self.remainder)
-        count = max(0, round((exact - self.remainder) / self.factor))
+        count = max(0, round_half_up((exact - self.remainder) / self.factor))
         return count * self.factor + self.remainder or self.factor
 
 

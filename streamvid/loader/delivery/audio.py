@@ -8,7 +8,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.buckets.frames import FrameRate
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.mix import Mix, MixPart
@@ -114,11 +113,20 @@ def _exact_rates(mix: Mix, bucket: Bucket) -> Iterator[tuple[MixPart, Fraction]]
 
 
 def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
-    """Return the rate of the first clip of a bucket, in plan order. Each delivery is compared with it later."""
+    """Return the rate of the first video of a bucket, in plan order. Each delivery is compared with it later."""
     for part in mix.parts:
         if bucket.id in part.subset.shards:
-            fps = part.dataset.samples(part.subset.shard_info(bucket.id, 0), ["fps"]).column("fps")[0].as_py()
+            fps = _fps_of_first(part, bucket)
             if fps is not None and 0 < fps < math.inf:
-                stride = part.rate.interval(fps) if part.rate.rule == "cap" else FrameRate().interval(fps)
-                return (Fraction(fps) / stride).limit_denominator(_MAX_DENOMINATOR)
+                return (Fraction(fps) / part.rate.interval(fps)).limit_denominator(_MAX_DENOMINATOR)
     return None
+
+
+def _fps_of_first(part: MixPart, bucket: Bucket) -> float | None:
+    """Return the frame rate of the first sample of a bucket that passes the part's filter."""
+    chosen = part.subset.filter
+    names = list(dict.fromkeys(["fps", *(chosen.columns if chosen else ())]))
+    table = part.dataset.samples(part.subset.shard_info(bucket.id, 0), names)
+    number = 0 if chosen is None else int(chosen.matching(table)[0])
+    fps: float | None = table.column("fps")[number].as_py()
+    return fps
