@@ -60,9 +60,10 @@ def encoded(sound: Samples, encoder: str, kbits: int) -> bytes:
             stream.bit_rate = kbits * 1000
         for at in range(0, sound.shape[1], 1024):
             part = sound[:, at : at + 1024]
-            values = as_integers(part).T.reshape(1, -1) if encoder == "flac" else part
+            values: NDArray[Any] = as_integers(part).T.reshape(1, -1) if encoder == "flac" else part
             kind = "s16" if encoder == "flac" else "fltp"
-            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(values), format=kind, layout="stereo")
+            planes: Any = np.ascontiguousarray(values)
+            frame = av.AudioFrame.from_ndarray(planes, format=kind, layout="stereo")
             frame.sample_rate, frame.pts, frame.time_base = RATE, at, Fraction(1, RATE)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())

@@ -101,8 +101,8 @@ def _print_contents(contents: DatasetContents) -> None:
         rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
         sound = "" if encoding["audio"] is None else f", sound {encoding['audio']}"
         click.echo(
-            f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}{sound}; PSNR-Y mean {psnr_y['mean']:.1f}, "
-            f"5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
+            f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}{sound}; "
+            f"PSNR-Y mean {psnr_y['mean']:.1f}, 5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
         )
     if contents.with_audio is not None:
         click.echo(f"with sound: {contents.with_audio} of {contents.num_samples} samples")
