@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from streamvid.plan.position import World
     from streamvid.sharder.append import append
     from streamvid.sharder.curation.options import CurationOptions
-    from streamvid.sharder.options import CaptionOptions, ClipOptions, ShardOptions, SourceOptions
+    from streamvid.sharder.options import ClipOptions, ShardOptions
     from streamvid.sharder.sharder import dry_run, shard
+    from streamvid.sharder.source.options import CaptionOptions, SourceOptions
     from streamvid.storage import StorageOptions
     from streamvid.trainer.config import TrainConfig
     from streamvid.trainer.trainer import train
@@ -88,7 +89,8 @@ _NAMES = {
     "streamvid.cluster.options": ("ClusterOptions",),
     "streamvid.sharder.append": ("append",),
     "streamvid.sharder.curation.options": ("CurationOptions",),
-    "streamvid.sharder.options": ("CaptionOptions", "ClipOptions", "ShardOptions", "SourceOptions"),
+    "streamvid.sharder.options": ("ClipOptions", "ShardOptions"),
+    "streamvid.sharder.source.options": ("CaptionOptions", "SourceOptions"),
     "streamvid.sharder.work_options": ("WorkOptions",),
     "streamvid.sharder.sharder": ("dry_run", "shard"),
     "streamvid.storage": ("StorageOptions",),

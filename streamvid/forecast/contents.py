@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamvid.dataset.filter.filter import count_matches, filter_of_view
+from streamvid.dataset.filter.filter import both, count_matches, filter_of_view, parse_filter
 from streamvid.dataset.manifest import FORMAT_VERSION, NativeClips
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.rejections import RejectedKind, by_kind
 
 _WITH_CAPTIONS = ("text_sha256", "captions")
 """Columns that are added along with `text` when captions are annotated."""
+MAX_COUNTED_SHARDS = 4096
+"""Maximum number of shards of which the samples with sound are counted, with one small read per shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class DatasetContents:
     where: condition of the view, or None. Only samples that meet it are counted.
     num_records: number of input rows.
     stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
+    with_audio: number of samples with sound; None for datasets without pictures or with more than MAX_COUNTED_SHARDS
+        shards, whose samples are not counted.
     columns: the user's own columns.
     """
 
@@ -81,6 +85,7 @@ class DatasetContents:
     num_records: int
     stored_clips: tuple[int, int]
     buckets: tuple[BucketContents, ...]
+    with_audio: int | None
     columns: tuple[str, ...]
     annotations: tuple[AddedColumns, ...]
     rejections: tuple[RejectedRow, ...]
@@ -121,6 +126,7 @@ class DatasetContents:
             "version": self.version,
             "where": self.where,
             "stored_clips": list(self.stored_clips),
+            "with_audio": self.with_audio,
             "shards": self.num_shards,
             "bytes": self.num_bytes,
             "buckets": [bucket.to_json() for bucket in self.buckets],
@@ -132,7 +138,7 @@ class DatasetContents:
 
 
 def contents_of(dataset: Dataset) -> DatasetContents:
-    """Return the contents of a dataset. Reads the shard table and the rejections, and for a view the samples index."""
+    """Return the contents of a dataset. Reads the shard table, the rejections, and a column of the samples index."""
     manifest, shards = dataset.manifest, dataset.shards
     chosen = filter_of_view(dataset)
     counts = shards.num_samples if chosen is None else count_matches(dataset, shards, chosen)
@@ -148,6 +154,7 @@ def contents_of(dataset: Dataset) -> DatasetContents:
         native=manifest.native,
         num_records=manifest.counts.records,
         stored_clips=dataset.stored_clips,
+        with_audio=_with_audio(dataset),
         buckets=tuple(
             BucketContents(
                 bucket_id=bucket_id,
@@ -170,3 +177,11 @@ def contents_of(dataset: Dataset) -> DatasetContents:
         rejections=rejections,
         rejected_by_kind=by_kind((one.kind, one.row, one.source, one.reason) for one in rejections),
     )
+
+
+def _with_audio(dataset: Dataset) -> int | None:
+    if dataset.manifest.clips == "text" or len(dataset.shards) > MAX_COUNTED_SHARDS:
+        return None
+    condition = both(dataset.where, "has_audio")
+    assert condition is not None
+    return int(count_matches(dataset, dataset.shards, parse_filter(condition, dataset)).sum())
