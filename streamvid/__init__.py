@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from streamvid.loader.mix import DatasetConfig
     from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
     from streamvid.loader.stats import LoaderStats
+    from streamvid.loader.view.audio import AudioOptions
     from streamvid.loader.view.text import TextOptions
     from streamvid.loader.view.view import ViewOptions
     from streamvid.loader.world import detect_world, world_from_mesh
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
     from streamvid.plan.position import World
     from streamvid.sharder.append import append
     from streamvid.sharder.curation.options import CurationOptions
-    from streamvid.sharder.options import CaptionOptions, ClipOptions, ShardOptions, SourceOptions
+    from streamvid.sharder.options import ClipOptions, ShardOptions
     from streamvid.sharder.sharder import dry_run, shard
+    from streamvid.sharder.source.options import CaptionOptions, SourceOptions
     from streamvid.storage import StorageOptions
     from streamvid.trainer.config import TrainConfig
     from streamvid.trainer.trainer import train
@@ -78,6 +80,7 @@ _NAMES = {
     "streamvid.loader.mix": ("DatasetConfig",),
     "streamvid.loader.options": ("LimitOptions", "OutputOptions", "ProcessGroups", "ScheduleOptions"),
     "streamvid.loader.stats": ("LoaderStats",),
+    "streamvid.loader.view.audio": ("AudioOptions",),
     "streamvid.loader.view.text": ("TextOptions",),
     "streamvid.loader.view.view": ("ViewOptions",),
     "streamvid.loader.world": ("detect_world", "world_from_mesh"),
@@ -86,7 +89,8 @@ _NAMES = {
     "streamvid.cluster.options": ("ClusterOptions",),
     "streamvid.sharder.append": ("append",),
     "streamvid.sharder.curation.options": ("CurationOptions",),
-    "streamvid.sharder.options": ("CaptionOptions", "ClipOptions", "ShardOptions", "SourceOptions"),
+    "streamvid.sharder.options": ("ClipOptions", "ShardOptions"),
+    "streamvid.sharder.source.options": ("CaptionOptions", "SourceOptions"),
     "streamvid.sharder.work_options": ("WorkOptions",),
     "streamvid.sharder.sharder": ("dry_run", "shard"),
     "streamvid.storage": ("StorageOptions",),
@@ -98,6 +102,7 @@ _NAMES = {
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "AudioOptions",
     "Batch",
     "BatchSizeSearch",
     "Bucket",

@@ -39,6 +39,7 @@ HEAVY = (
 
 def test_public_names() -> None:
     assert streamvid.__all__ == [
+        "AudioOptions",
         "Batch",
         "BatchSizeSearch",
         "Bucket",
@@ -120,7 +121,9 @@ def test_option_objects_have_at_most_12_fields() -> None:
     assert large.keys() <= MANY_FIELDS, large
 
 
-@pytest.mark.parametrize("name", ["ViewOptions", "OutputOptions", "ScheduleOptions", "LimitOptions", "ProcessGroups"])
+@pytest.mark.parametrize(
+    "name", ["ViewOptions", "OutputOptions", "AudioOptions", "ScheduleOptions", "LimitOptions", "ProcessGroups"]
+)
 def test_each_option_of_the_loader_is_declared_with_its_documentation(name: str) -> None:
     for field in dataclasses.fields(getattr(streamvid, name)):
         info = option_info(field)

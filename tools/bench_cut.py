@@ -48,7 +48,7 @@ def cuts_of(path: Path, seconds: float, num_ranges: int, seed: int) -> Iterator[
     with open_video(path, LIMITS) as video:
         table = read_packets(video)
     with open_video(path, LIMITS) as video:
-        cutter = Cutter(video)
+        cutter = Cutter(path, video)
         for _ in range(num_ranges):
             start = draw.randrange(len(table.timestamps) - count)
             begin = time.process_time()

@@ -15,7 +15,7 @@ from streamvid.sharder.rejections import REMEDIES
 if TYPE_CHECKING:
     from streamvid.sharder.rejections import RejectedKind
     from streamvid.sharder.report import BucketRow, ShardReport
-    from streamvid.sharder.source.summary import Counted, InputSummary, SourceSummary
+    from streamvid.sharder.source.summary import AudioSummary, Counted, InputSummary, SourceSummary
     from streamvid.sharder.work.status import ShardStatus
     from streamvid.sharder.work.tasks import Remaining
 
@@ -46,9 +46,18 @@ def print_input(summary: InputSummary) -> None:
     if summary.near_duplicates is not None:
         groups = f"rows that look like a larger or earlier one, in {summary.near_duplicates.num_groups} groups"
         _note(groups, summary.near_duplicates.rows)
+    if summary.audio is not None and summary.audio.num_videos:
+        _print_audio(summary.audio)
     if summary.num_without_bucket:
         click.echo(f"  note: rows or clips that no bucket accepts: {summary.num_without_bucket}")
     click.echo("")
+
+
+def _print_audio(audio: AudioSummary) -> None:
+    click.echo(f"  sound: {audio.num_with_audio} of {audio.num_videos} videos")
+    _note("videos whose sound cannot be read", audio.unreadable)
+    _note("videos whose sound does not begin with the first frame", audio.other_start)
+    _note("videos whose sound and pictures differ in length", audio.other_length)
 
 
 def print_status(status: ShardStatus) -> None:

@@ -60,6 +60,28 @@ class ClipEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioEntry:
+    """Sound of a stored clip.
+
+    codec: FFmpeg's name. sample_rate: in Hz.
+    offset_seconds: time at which the sound begins, minus that of the first frame.
+    gap_seconds: total duration of the gaps between samples.
+    silence_share, clipping_share: fraction of the duration that is silent, and of the samples at full scale.
+    loudness_lufs: integrated loudness (EBU R128), or None if all of the sound is below -70 LUFS.
+    Facts that require decoding are None if the sound does not decode.
+    """
+
+    codec: str
+    sample_rate: int
+    num_channels: int
+    offset_seconds: float | None = None
+    gap_seconds: float | None = None
+    silence_share: float | None = None
+    clipping_share: float | None = None
+    loudness_lufs: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SourceEntry:
     """Source file of a sample, and the window of source frames that the clip shows.
 
@@ -85,6 +107,7 @@ class SampleRow:
     captions: output of `captions_to_json` if the sample has several captions, else None.
     columns: user columns, stored as `user.<name>`.
     media: files of each conditioning input, stored as `media.<name>`.
+    audio: the clip's sound; None without any.
     """
 
     key: str
@@ -96,6 +119,7 @@ class SampleRow:
     columns: Mapping[str, Any] = field(default_factory=dict)
     captions: str | None = None
     media: Mapping[str, Sequence[MediaItem]] = field(default_factory=dict)
+    audio: AudioEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +150,10 @@ def _text_sha256(row: SampleRow) -> bytes:
     return hashlib.sha256((row.text or "").encode()).digest()
 
 
+def _of_audio(name: str) -> Callable[[SampleRow], Any]:
+    return lambda row: None if row.audio is None else getattr(row.audio, name)
+
+
 _SAMPLE_COLUMNS: dict[str, tuple[str, Callable[[SampleRow], Any]]] = {
     "key": ("string", attrgetter("key")),
     "record_key": ("string", attrgetter("record_key")),
@@ -152,6 +180,15 @@ _SAMPLE_COLUMNS: dict[str, tuple[str, Callable[[SampleRow], Any]]] = {
     "crop_fraction": ("float64", attrgetter("source.crop_fraction")),
     "upscale": ("float64", attrgetter("source.upscale")),
     "captions": ("string", attrgetter("captions")),
+    "has_audio": ("bool", lambda row: row.audio is not None),
+    "audio_codec": ("string", _of_audio("codec")),
+    "audio_sample_rate": ("int32", _of_audio("sample_rate")),
+    "audio_channels": ("int32", _of_audio("num_channels")),
+    "audio_offset_seconds": ("float64", _of_audio("offset_seconds")),
+    "audio_gap_seconds": ("float64", _of_audio("gap_seconds")),
+    "audio_silence_share": ("float64", _of_audio("silence_share")),
+    "audio_loudness_lufs": ("float64", _of_audio("loudness_lufs")),
+    "audio_clipping_share": ("float64", _of_audio("clipping_share")),
 }
 _SHARD_COLUMNS: dict[str, tuple[str, Callable[[RowGroup], Any]]] = {
     "bucket_id": ("string", attrgetter("bucket_id")),

@@ -3,6 +3,8 @@
 A table is stored as the length of an Arrow stream (uint64, little-endian), followed by that stream compressed with
 zstd. A file contains the tables of many shards end to end. A reader fetches a table with one ranged read, and verifies
 it with the checksum in the samples index.
+
+The columns of a clip's audio are null if the clip has none, or if its audio is decoded through its container.
 """
 
 from __future__ import annotations
@@ -10,22 +12,28 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import re
 import struct
 from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.arrow import chunk_of, numbers_of
 from streamvid.errors import DecodeError, IntegrityError, StreamvidError
-from streamvid.video.clip_index import CHECKSUM_BYTES, ClipIndex, facts_of
+from streamvid.video.clip_index import CHECKSUM_BYTES, ClipIndex, Int64s, facts_of
 from streamvid.video.stream_info import StreamInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from streamvid.video.audio.index import AudioIndex
+
 MAX_TABLE_BYTES = 2**31 - 1
 _SIZE_BYTES = 8
+_TIME_BASE = re.compile(r"([0-9]{1,10})(?:/([0-9]{1,10}))?", re.ASCII)
 _MAX_STREAM_BYTES = 2**29  # limit on a decompressed table
-_MAX_CLIP_BYTES = 2**24  # limit on a decompressed clip, which has at most 500,000 packets of 25 bytes
+_MAX_CLIP_BYTES = 2**25  # limit on a decompressed clip, which has at most 500,000 packets of 25 bytes per stream
 
 
 def _schema() -> pa.Schema:
@@ -39,6 +47,14 @@ def _schema() -> pa.Schema:
             ("size", pa.list_(pa.int32())),
             ("flags", pa.list_(pa.uint8())),
             ("checksums", pa.binary()),
+            ("time_base", pa.string()),
+            ("audio_stream", pa.string()),
+            ("audio_position_step", pa.list_(pa.int64())),
+            ("audio_gap", pa.list_(pa.int64())),
+            ("audio_size", pa.list_(pa.int32())),
+            ("audio_head", pa.list_(pa.int32())),
+            ("audio_count", pa.list_(pa.int32())),
+            ("audio_checksums", pa.binary()),
         ]
     )
 
@@ -47,36 +63,62 @@ def _described(columns: pa.Schema) -> str:
     return ", ".join(f"{field.name} ({field.type})" for field in columns)
 
 
-def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
+def encode_packets(clips: Sequence[ClipIndex | None], audios: Sequence[AudioIndex | None] = ()) -> bytes:
     """Return the encoded packet table of a shard. Each clip is one row; None becomes a row of nulls.
 
+    audios: index of each clip's audio; empty if no clip has one. The audio of a clip without an index is left out.
     Times are stored as differences from the previous packet, and offsets as gaps after the end of the previous packet.
     """
-    import numpy as np
     import pyarrow as pa
 
     rows: list[dict[str, Any]] = []
-    for clip in clips:
-        if clip is None:
-            rows.append({})
-            continue
-        ends = clip.offsets + clip.sizes
-        rows.append(
-            {
-                "stream": clip.info.to_json(),
-                "time_step": np.diff(clip.times, prepend=0),
-                "gap": clip.offsets - np.concatenate(([0], ends[:-1])),
-                "size": clip.sizes,
-                "flags": clip.flags,
-                "checksums": clip.checksums.tobytes(),
-            }
-        )
+    for clip, audio in zip(clips, audios or [None] * len(clips), strict=True):
+        row = {} if clip is None else _video_row(clip)
+        rows.append(row if clip is None or audio is None else row | _audio_row(audio))
     schema = _schema()
     columns = {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(pa.table(columns, schema=schema))
     return pack_stream(sink.getvalue())
+
+
+def _video_row(clip: ClipIndex) -> dict[str, Any]:
+    return {
+        "stream": clip.info.to_json(),
+        "time_step": _steps(clip.times),
+        "gap": _gaps(clip.offsets, clip.sizes),
+        "size": clip.sizes,
+        "flags": clip.flags,
+        "checksums": clip.checksums.tobytes(),
+        "time_base": None if clip.time_base is None else str(clip.time_base),
+    }
+
+
+def _audio_row(audio: AudioIndex) -> dict[str, Any]:
+    return {
+        "audio_stream": audio.info.to_json(),
+        "audio_position_step": _steps(audio.positions),
+        "audio_gap": _gaps(audio.offsets, audio.sizes),
+        "audio_size": audio.sizes,
+        "audio_head": audio.heads,
+        "audio_count": audio.counts,
+        "audio_checksums": audio.checksums.tobytes(),
+    }
+
+
+def _steps(times: Int64s) -> Int64s:
+    import numpy as np
+
+    return np.diff(times, prepend=0)
+
+
+def _gaps(offsets: Int64s, sizes: Int64s) -> Int64s:
+    import numpy as np
+
+    ends = offsets + sizes
+    gaps: Int64s = offsets - np.concatenate(([0], ends[:-1]))
+    return gaps
 
 
 def pack_stream(stream: bytes) -> bytes:
@@ -113,31 +155,18 @@ class PacketTables:
 
     def _take(self, columns: dict[str, pa.Array]) -> None:
         """Decode the packets of all clips at once. Decoding one clip at a time takes ten times as long."""
-        import numpy as np
-
+        self._columns = columns
         self._texts, self._checksums = columns["stream"], columns["checksums"]
-        edges = numbers_of(columns["size"].offsets).astype(np.int64)
-        for name in ("time_step", "gap", "flags"):
-            if not np.array_equal(numbers_of(columns[name].offsets), edges):
-                raise ValueError(f"{name} and size have different lengths")
-        start = int(edges[0])
-        self._edges = edges - start
-
-        def numbers(name: str) -> Any:
-            return numbers_of(columns[name].values)[start : int(edges[-1])]
-
-        def summed(steps: Any) -> Any:
-            sums = np.cumsum(steps)
-            before = np.concatenate(([0], sums))[self._edges[:-1]]
-            return sums - np.repeat(before, np.diff(self._edges))
-
-        self._sizes = numbers("size").astype(np.int64)
-        self._flags = numbers("flags")
-        self._times = summed(numbers("time_step"))
-        self._offsets = summed(numbers("gap") + self._sizes) - self._sizes
+        lists = _Lists(columns, "size", ("time_step", "gap", "flags"))
+        self._edges = lists.edges
+        self._sizes = lists.sizes
+        self._flags = lists.numbers("flags")
+        self._times = lists.summed(lists.numbers("time_step"))
+        self._offsets = lists.offsets("gap")
         self._facts = facts_of(self._times, self._offsets, self._sizes, self._flags, self._edges)
-        # The time, offset, size, segment and flags of a packet take 33 bytes.
-        self.num_bytes: int = len(self._sizes) * 33 + self._checksums.nbytes + self._texts.nbytes
+        audio = sum(columns[name].nbytes for name in columns if name.startswith("audio_"))
+        # The time, offset, size, segment and flags of a packet take 33 bytes. Those of audio are held twice once used.
+        self.num_bytes: int = len(self._sizes) * 33 + self._checksums.nbytes + self._texts.nbytes + 2 * audio
 
     def clip(self, row: int) -> ClipIndex | None:
         """Return the packet index of the clip in `row`, or None for a clip that is decoded through its container."""
@@ -154,9 +183,88 @@ class PacketTables:
             mine = slice(self._edges[row], self._edges[row + 1])
             checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
-            return ClipIndex(info, *packets, checksums, facts)
+            base = self._columns["time_base"][row].as_py()
+            return ClipIndex(info, *packets, checksums, facts, None if base is None else _fraction(base))
         except (StreamvidError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise IntegrityError(f"{self._where}, row {row}: {error}; rebuild the dataset") from error
+
+    def audio(self, row: int) -> AudioIndex | None:
+        """Return the index of the audio packets of the clip in `row`, or None if the table has none for it."""
+        import numpy as np
+
+        from streamvid.video.audio.index import AudioIndex
+        from streamvid.video.audio.stream import AudioStreamInfo
+
+        text = self._columns["audio_stream"][row].as_py()
+        if text is None:
+            return None
+        try:
+            lists, positions, offsets, heads, counts = self._audio
+            mine = slice(lists.edges[row], lists.edges[row + 1])
+            checksums = self._columns["audio_checksums"][row].as_buffer()
+            return AudioIndex(
+                AudioStreamInfo.from_json(text),
+                positions[mine],
+                offsets[mine],
+                lists.sizes[mine],
+                heads[mine],
+                counts[mine],
+                np.frombuffer(checksums, np.uint8).reshape(-1, CHECKSUM_BYTES),
+            )
+        except (StreamvidError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise IntegrityError(f"{self._where}, row {row}: its audio: {error}; rebuild the dataset") from error
+
+    @cached_property
+    def _audio(self) -> tuple[_Lists, Int64s, Int64s, Int64s, Int64s]:
+        """Lists, positions, offsets, heads and counts of the audio packets of all clips, computed on first use."""
+        import numpy as np
+
+        lists = _Lists(self._columns, "audio_size", ("audio_position_step", "audio_gap", "audio_head", "audio_count"))
+        positions = lists.summed(lists.numbers("audio_position_step"))
+        heads, counts = (lists.numbers(name).astype(np.int64) for name in ("audio_head", "audio_count"))
+        return lists, positions, lists.offsets("audio_gap"), heads, counts
+
+
+@lru_cache(256)
+def _fraction(text: object) -> Fraction:
+    """Parse a time base. Raises ValueError if it is not a positive fraction of 31-bit numbers."""
+    match = _TIME_BASE.fullmatch(text) if isinstance(text, str) else None
+    over, under = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
+    if not (0 < over < 1 << 31 and 0 < under < 1 << 31):
+        raise ValueError(f"the time base of its video is {str(text)[:40]!r}")
+    return Fraction(over, under)
+
+
+class _Lists:
+    """Columns of lists of equal lengths. `edges` are the first packet of each row, and the end of the last row."""
+
+    def __init__(self, columns: dict[str, pa.Array], sizes: str, others: Sequence[str]) -> None:
+        import numpy as np
+
+        edges = numbers_of(columns[sizes].offsets).astype(np.int64)
+        for name in others:
+            if not np.array_equal(numbers_of(columns[name].offsets), edges):
+                raise ValueError(f"{name} and {sizes} have different lengths")
+        self._columns, self._span = columns, slice(int(edges[0]), int(edges[-1]))
+        self.edges: Int64s = edges - edges[0]
+        self.sizes: Int64s = self.numbers(sizes).astype(np.int64)
+
+    def numbers(self, name: str) -> Any:
+        """Return the values of all lists of a column, end to end."""
+        return numbers_of(self._columns[name].values)[self._span]
+
+    def summed(self, steps: Any) -> Int64s:
+        """Return the cumulative sums within each list."""
+        import numpy as np
+
+        sums = np.cumsum(steps)
+        before = np.concatenate(([0], sums))[self.edges[:-1]]
+        found: Int64s = sums - np.repeat(before, np.diff(self.edges))
+        return found
+
+    def offsets(self, gaps: str) -> Int64s:
+        """Return the offset of each packet, from the gaps between packets."""
+        return self.summed(self.numbers(gaps) + self.sizes) - self.sizes
 
 
 def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamvid.dataset.filter.filter import count_matches, filter_of_view
+from streamvid.dataset.filter.filter import both, count_matches, filter_of_view, parse_filter
 from streamvid.dataset.manifest import FORMAT_VERSION, NativeClips
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.rejections import OF_CLIP, OF_FILE, RejectedKind, by_kind
 
 _WITH_CAPTIONS = ("text_sha256", "captions")
 """Columns that are added along with `text` when captions are annotated."""
+MAX_COUNTED_SHARDS = 4096
+"""Maximum number of shards of which the samples with sound are counted, with one small read per shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class DatasetContents:
     num_records: number of input rows.
     rejections: rejected input rows, without those whose files became samples in a later version.
     stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
+    with_audio: number of samples with sound; None for datasets without pictures or with more than MAX_COUNTED_SHARDS
+        shards, whose samples are not counted.
     columns: the user's own columns.
     """
 
@@ -87,6 +91,7 @@ class DatasetContents:
     num_records: int
     stored_clips: tuple[int, int]
     buckets: tuple[BucketContents, ...]
+    with_audio: int | None
     columns: tuple[str, ...]
     annotations: tuple[AddedColumns, ...]
     rejections: tuple[RejectedRow, ...]
@@ -127,6 +132,7 @@ class DatasetContents:
             "version": self.version,
             "where": self.where,
             "stored_clips": list(self.stored_clips),
+            "with_audio": self.with_audio,
             "shards": self.num_shards,
             "bytes": self.num_bytes,
             "buckets": [bucket.to_json() for bucket in self.buckets],
@@ -140,8 +146,8 @@ class DatasetContents:
 def contents_of(dataset: Dataset) -> DatasetContents:
     """Return the contents of a dataset.
 
-    Reads the shard table and the rejections, and the samples index for a view, or if later versions may have samples of
-    rejected files.
+    Reads the shard table, the rejections, and a column of the samples index; more of the index for a view, or if later
+    versions may have samples of rejected files.
     """
     manifest, shards = dataset.manifest, dataset.shards
     chosen = filter_of_view(dataset)
@@ -158,6 +164,7 @@ def contents_of(dataset: Dataset) -> DatasetContents:
         native=manifest.native,
         num_records=manifest.counts.records,
         stored_clips=dataset.stored_clips,
+        with_audio=_with_audio(dataset),
         buckets=tuple(
             BucketContents(
                 bucket_id=bucket_id,
@@ -199,3 +206,11 @@ def _rejections(dataset: Dataset) -> Iterator[RejectedRow]:
             sources = dataset.samples(shard, ["source"]).column("source")
             added.update(sources.filter(pc.is_in(sources, value_set=names)).to_pylist())
     yield from (row for row in rows if row.kind not in kinds or row.source not in added)
+
+
+def _with_audio(dataset: Dataset) -> int | None:
+    if dataset.manifest.clips == "text" or len(dataset.shards) > MAX_COUNTED_SHARDS:
+        return None
+    condition = both(dataset.where, "has_audio")
+    assert condition is not None
+    return int(count_matches(dataset, dataset.shards, parse_filter(condition, dataset)).sum())

@@ -27,6 +27,7 @@ from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.dataset.versions.open import DatasetRef
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.loader.stores import Stores
+from streamvid.loader.view.audio import AudioPlan
 from streamvid.loader.view.media import Medium, find_media
 from streamvid.loader.view.model_rule import common_rule
 from streamvid.loader.view.text import TextOptions, TextRule, text_rule
@@ -142,6 +143,7 @@ class MixPart:
     media: conditioning inputs to deliver.
     sidecar: precomputed features to deliver instead of clips.
     later: number of the part with a later version of the same dataset; None for the version of the loader.
+    audio: audio to deliver; None for none.
     """
 
     number: int
@@ -156,6 +158,7 @@ class MixPart:
     media: tuple[Medium, ...] = ()
     sidecar: Sidecar | None = None
     later: int | None = None
+    audio: AudioPlan | None = None
 
     @property
     def source(self) -> Dataset | Sidecar:

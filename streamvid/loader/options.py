@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
+from streamvid.loader.view.audio import AudioOptions
 from streamvid.plan.cost import CostTable
 from streamvid.plan.mix import MixBy
 from streamvid.plan.options import Order, PlanOptions
@@ -44,6 +45,9 @@ class OutputOptions:
         None,
         help="Function that converts the texts of a batch (a list of str) to `batch.text_tokens`, int64 (B, L), and "
         "`batch.text_mask`, bool (B, L). Called once per batch in the caller's thread, while workers decode.",
+    )
+    audio: AudioOptions | None = option(
+        None, help="Audio to deliver as `batch.audio`, float32 (B, channels, samples); see AudioOptions."
     )
     ledger: str | Path | None = option(
         None, help="Local folder, shared by all ranks and runs, for a log of every delivered sample."

@@ -20,6 +20,7 @@ from streamvid.loader.batch.contents import RING_LAYOUT
 from streamvid.loader.batch.device import DeviceStage
 from streamvid.loader.batch.features import view_facts, with_features
 from streamvid.loader.batch.tokens import check_token_fields
+from streamvid.loader.delivery.audio import with_audio_plan
 from streamvid.loader.delivery.pending import TEXT_ROW_BYTES
 from streamvid.loader.delivery.pipeline import PipelineOptions
 from streamvid.loader.delivery.requests import Selection
@@ -28,6 +29,7 @@ from streamvid.loader.mix import DataArguments, Mix, open_mix
 from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
 from streamvid.loader.state import StateVersions, plan_identity
 from streamvid.loader.stores import Stores
+from streamvid.loader.view.audio import AudioPlan
 from streamvid.loader.view.clip_part import TABLE_BYTES
 from streamvid.loader.view.media import Medium, PictureRoom
 from streamvid.loader.view.model_rule import check_dataset, check_view, common_rule, rule_of
@@ -127,6 +129,7 @@ class Setup:
             "layout": self.output.layout,
             "decode": self.output.decode,
             "columns": list(self.columns),
+            **_audio_form(self.mix),
             **{
                 f"captions of dataset {number}": [
                     {name: float(weight) for name, weight in one.weights.items()},
@@ -214,6 +217,7 @@ def set_up(
     )
     facts = tuple(view_facts(part, delivery.output) for part in mix.parts)
     mix = with_features(mix, data.features, stores, facts, columns)
+    mix = with_audio_plan(mix, delivery.output.audio, data.view, is_decoded=delivery.output.decode)
     selection = _select(mix, plan, options, world, rule)
     if rule is not None:
         check_view(rule, data.view)
@@ -233,6 +237,15 @@ def set_up(
         stores,
         data.split,
     )
+
+
+def _audio_form(mix: Mix) -> Mapping[str, Any]:
+    """Return the audio of all buckets by name, as JSON; empty if none is delivered."""
+    plan = mix.parts[0].audio
+    if plan is None:
+        return {}
+    shapes = {name: [one.sample_rate, one.num_channels, one.num_samples] for name, one in plan.shapes.items()}
+    return {"audio": shapes}
 
 
 def _world(world: object) -> World:
@@ -343,6 +356,7 @@ def _pipeline(
         buckets,
         pixels if decode else None,
         mix.parts[0].media if decode else (),
+        mix.parts[0].audio,
     )
     return PipelineOptions(
         num_workers=0 if all(bucket.is_text for bucket in buckets) else num_workers,  # text needs no decoder
@@ -389,9 +403,12 @@ def loader_memory(
     buckets: Sequence[Bucket],
     pixels: Pixels | None,
     media: Sequence[Medium] = (),
+    audio: AudioPlan | None = None,
 ) -> LoaderMemory:
     """Return the sizes of a loader's memory. pixels: format in the ring; None if the ring holds stored clips."""
-    largest = max(batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media) for bucket in buckets)
+    largest = max(
+        batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media, audio) for bucket in buckets
+    )
     if all(bucket.is_text for bucket in buckets):  # texts are cheap, and have no clips to read
         prefetch_bytes = min(prefetch_bytes, _TEXT_BATCHES * largest)
     return LoaderMemory(
@@ -401,9 +418,12 @@ def loader_memory(
     )
 
 
-def _sample_bytes(bucket: Bucket, max_clip_bytes: int, pixels: Pixels | None, media: Sequence[Medium]) -> int:
+def _sample_bytes(
+    bucket: Bucket, max_clip_bytes: int, pixels: Pixels | None, media: Sequence[Medium], audio: AudioPlan | None
+) -> int:
     if bucket.is_text:
         return TEXT_ROW_BYTES
     if pixels is None:
         return max_clip_bytes + TABLE_BYTES
-    return PictureRoom(PictureFormat(bucket.height, bucket.width, pixels), bucket, 1, tuple(media)).num_bytes
+    shape = None if audio is None else audio.of(bucket.id)
+    return PictureRoom(PictureFormat(bucket.height, bucket.width, pixels), bucket, 1, tuple(media), shape).num_bytes

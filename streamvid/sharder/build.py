@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from streamvid.dataset.index import AudioEntry
 from streamvid.dataset.manifest import offsets_path
 from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import scan_tar, tar_index, write_shard
-from streamvid.errors import StorageError
+from streamvid.errors import DecodeError, ProbeError, StorageError
 from streamvid.sharder.encode import restore_clips
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.planning.assign import PlannedSample
@@ -25,7 +26,7 @@ from streamvid.sharder.probing import Progress
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import is_remote
 from streamvid.sharder.source.records import Record
-from streamvid.sharder.windows import Clip
+from streamvid.sharder.windows import Clip, copied
 from streamvid.sharder.work.clips import ClipFolder
 from streamvid.sharder.work.pool import Crash, Pool
 from streamvid.sharder.work.staging import Staging, put_note
@@ -34,6 +35,7 @@ from streamvid.storage import LocalStore, StorageOptions, Store, open_store
 from streamvid.storage.local import write_reason
 
 if TYPE_CHECKING:
+    from streamvid.video.audio.index import AudioIndex
     from streamvid.video.clip_index import ClipIndex
 
 
@@ -42,13 +44,17 @@ _REQUESTS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class ShardUnit:
-    """Unit of work that builds one shard. folder: the plan's folder inside the staging folder."""
+    """Unit of work that builds one shard. folder: the plan's folder inside the staging folder.
+
+    has_audio: False if the sound of clips is left out.
+    """
 
     dest: str
     storage: StorageOptions
     folder: Path
     clips: ClipFolder
     shard: PlannedShard
+    has_audio: bool
 
 
 def input_sha256(shard: PlannedShard) -> str:
@@ -69,6 +75,7 @@ class Marker:
     """Record of a finished shard: checksums and sizes of the written files.
 
     member_offsets, member_sha256: per sample, the tar offsets and checksums of its clip and conditioning inputs.
+    audio: per sample, the fields of its AudioEntry, or None without sound.
     """
 
     input_sha256: str
@@ -79,6 +86,7 @@ class Marker:
     packets_sha256: str
     member_offsets: list[list[int]]
     member_sha256: list[list[str]]
+    audio: list[dict[str, Any] | None]
 
 
 def sample_json(sample: PlannedSample) -> str:
@@ -164,8 +172,8 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     with Pool(f"{__name__}:build_shard", options.work.workers, staging.lock_fd, opens_stores=opens_stores) as pool:
 
         def unit(number: int) -> ShardUnit:
-            shard = todo[number]
-            return ShardUnit(dest, storage, folder, clips, replace(shard, samples=tuple(shard.samples)))
+            shard = replace(todo[number], samples=tuple(todo[number].samples))
+            return ShardUnit(dest, storage, folder, clips, shard, options.clips.audio != "drop")
 
         for number, answer in pool.run(len(todo), unit):
             if isinstance(answer, Crash):
@@ -246,7 +254,7 @@ def build_shard(unit: ShardUnit) -> None:
         temporary_offsets.write_bytes(offsets)
         store.put(offsets_path(shard.path), temporary_offsets)
         store.put(shard.path, temporary)
-        packets = encode_packets(clips.indexes) if any(clips.indexes) else b""
+        packets = encode_packets(clips.indexes, clips.audio_indexes) if any(clips.indexes) else b""
         put_note(store, packets_path(folder, shard.path), packets)
         place = {member.name: member.offset for member in members}
         member_offsets = [[place[f"{s.key}.{extension}"] for extension, _, _ in s.members] for s in shard.samples]
@@ -259,6 +267,7 @@ def build_shard(unit: ShardUnit) -> None:
             packets_sha256=hashlib.sha256(packets).hexdigest(),
             member_offsets=member_offsets,
             member_sha256=clips.sha256,
+            audio=clips.audio,
         )
         put_note(store, marker_path(folder, shard.path), json.dumps(asdict(marker)).encode())
     except OSError as error:
@@ -272,10 +281,12 @@ def build_shard(unit: ShardUnit) -> None:
 
 @dataclass
 class _Clips:
-    """Checksums and packets of the clips in a shard, collected while the shard is written."""
+    """Checksums, packets and sound of the clips in a shard, collected while the shard is written."""
 
     sha256: list[list[str]] = field(default_factory=list)
     indexes: list[ClipIndex | None] = field(default_factory=list)
+    audio: list[dict[str, Any] | None] = field(default_factory=list)
+    audio_indexes: list[AudioIndex | None] = field(default_factory=list)
 
 
 def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
@@ -288,7 +299,38 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
         members = {extension: text if is_text else _read(clip, file, unit) for extension, file, clip in sample.members}
         clips.sha256.append([hashlib.sha256(data).hexdigest() for data in members.values()])
         clips.indexes.append(None if is_text else index_clip(members[sample.clip.extension], STORED_LIMITS))
+        has_audio = unit.has_audio and not is_text
+        entry, packets = _sound(sample, members[sample.clip.extension]) if has_audio else (None, None)
+        clips.audio.append(None if entry is None else asdict(entry))
+        clips.audio_indexes.append(packets)
         yield sample.key, {**members, "txt": text, "json": sample_json(sample).encode()}
+
+
+def _sound(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
+    """Return the facts and the packets of a clip's sound, as far as known. Both are None if it has none.
+
+    Sound that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
+    """
+    from streamvid.video.audio.facts import read_audio_facts
+    from streamvid.video.audio.index import index_audio
+    from streamvid.video.audio.span import read_audio_span
+    from streamvid.video.limits import STORED_LIMITS
+
+    has_sound = sample.clip.has_audio if sample.clip.is_made else sample.probe.has_audio
+    span = read_audio_span(data, STORED_LIMITS) if has_sound else None
+    if span is None:
+        return None, None
+    try:
+        facts, index = read_audio_facts(data, STORED_LIMITS), index_audio(data, STORED_LIMITS)
+    except (ProbeError, DecodeError):
+        facts = index = None
+    if facts is None:
+        return AudioEntry(span.codec, span.sample_rate, span.num_channels), None
+    digits = {"offset_seconds": 6, "gap_seconds": 6, "silence_share": 4, "clipping_share": 6, "loudness_lufs": 1}
+    values = {name: getattr(facts, name) for name in digits}
+    # Decoders of lossy codecs compute with floating-point numbers, whose last digits differ between processors.
+    rounded = {name: None if value is None else round(value, digits[name]) for name, value in values.items()}
+    return copied(AudioEntry, facts, **rounded), index
 
 
 def _read(clip: Clip, file: Record | MediaFile, unit: ShardUnit) -> bytes:

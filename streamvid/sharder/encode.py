@@ -39,8 +39,8 @@ from streamvid.sharder.work.staging import ENCODES, Staging
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.video.cropping import NO_MARGINS, Margins
 
-ENCODE_VERSION = 5
-CUT_VERSION = 1
+ENCODE_VERSION = 6
+CUT_VERSION = 2
 
 _CUTS_PER_UNIT = 64
 _ENOUGH_CLIPS = 100
@@ -184,8 +184,8 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
         job = units[number][0]
         if job.is_cut:
             windows = tuple((_name(job.key), job.window) for job in units[number])
-            is_verified = options.verify == "decode"
-            return CutUnit(job.file.media(clips.storage), windows, is_verified, clips, options.limits)
+            is_verified, has_audio = options.verify == "decode", options.clips.made_audio is not None
+            return CutUnit(job.file.media(clips.storage), windows, is_verified, has_audio, clips, options.limits)
         return EncodeUnit(
             media=job.file.media(clips.storage),
             name=_name(job.key),
@@ -197,6 +197,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
             max_bytes=_max_bytes(job, options),
             clips=clips,
             encoding=options.clips.encoding,
+            audio=None if job.label else options.clips.made_audio,
             fps=options.rate,
             limits=options.limits,
         )
@@ -252,6 +253,8 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
     if clip.num_frames < job.bucket.num_frames and not (job.is_still or job.is_cut):
         reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} requires {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
+    if options.clips.audio == "require" and not (clip.has_audio or job.label):
+        raise Rejected("no sound is heard while its frames are shown; audio='require' needs it", kind="no-audio")
     least = options.clips.min_psnr
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
         reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"

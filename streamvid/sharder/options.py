@@ -25,144 +25,15 @@ from streamvid.buckets.table import BucketTable
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 from streamvid.sharder.curation.options import CurationOptions
-from streamvid.sharder.media_columns import MediaColumn, media_columns
+from streamvid.sharder.source.options import SourceOptions
 from streamvid.sharder.work_options import WorkOptions
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES
+from streamvid.video.encode.audio_profiles import DEFAULT_AUDIO_CODEC, AudioCodec, MadeAudioCodec
 from streamvid.video.encode.profiles import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
 
-SourceLayout = Literal["metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset"]
 _NATIVE_SIDES = range(16, 8193, 2)
-
-
-@dataclass(frozen=True)
-class CaptionOptions:
-    """Options for reading captions."""
-
-    column: str | tuple[str, ...] | None = option(
-        None,
-        help="Metadata column with captions (text or lists); '' disables captions; repeatable.",
-        metavar="C",
-        group="",
-        flag="--caption-column",
-        shown_default="caption, text, …",
-    )
-    weight_column: str | None = option(
-        None,
-        help="Metadata column with a list of caption weights.",
-        metavar="C",
-        flag="--caption-weight-column",
-    )
-    lines: bool = option(
-        False, help="Read each line of a video's .txt file as a separate caption.", flag="--caption-lines"
-    )
-    too_long: Literal["reject", "truncate"] = option(
-        "reject",
-        help="Reject rows whose caption exceeds 64 KiB, or truncate the caption.",
-        flag="--long-captions",
-    )
-
-    def __post_init__(self) -> None:
-        if isinstance(self.column, list):
-            object.__setattr__(self, "column", tuple(self.column))
-        check_options(self)
-        several = self.column if isinstance(self.column, tuple) else (self.column,)
-        if not several or not all(isinstance(name, str | None) for name in several):
-            raise ConfigError(f"column={self.column!r}: must be a column name or a list of column names")
-        if len(set(several)) < len(several) or (len(several) > 1 and not all(several)):
-            raise ConfigError(
-                f"column={self.column!r}: contains a duplicate or empty name; list each column only once, or pass "
-                "only '' to disable captions"
-            )
-        if self.weight_column is not None and self.column == "":
-            raise ConfigError(
-                f"weight_column={self.weight_column!r}: cannot be combined with source.captions.column='', which "
-                "disables captions; omit one of the two"
-            )
-        if self.weight_column is not None and self.weight_column in several:
-            raise ConfigError(
-                f"weight_column={self.weight_column!r}: must differ from the caption columns; set "
-                "source.captions.weight_column to the column that contains the weights, or omit it"
-            )
-
-
-@dataclass(frozen=True)
-class SourceOptions:
-    """Options for the sharder's input and the selection of rows.
-
-    media: conditioning inputs by name, each with the metadata column that holds its file paths, such as
-        {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:" or "mask:" before a
-        name sets its kind.
-    where: condition in the syntax of the loader's `where=`. The condition can use metadata columns, text (the caption),
-        source (the file name), and the width, height, num_frames, fps, duration_seconds and aspect_ratio of the file.
-        Rows for which the condition is false or unknown are rejected. A condition on metadata alone is evaluated
-        before probing.
-    """
-
-    metadata: str | Path | None = option(
-        None, help="CSV, JSON, JSONL or Parquet file with one row per video.", metavar="FILE", group=""
-    )
-    captions: CaptionOptions = option(default_factory=CaptionOptions, group="Captions")
-    layout: SourceLayout | None = option(None, help="Layout of SOURCE.", shown_default="detected")
-    base_path: str | Path | None = option(
-        None, help="Base folder for relative paths in the metadata.", metavar="FOLDER", shown_default="SOURCE"
-    )
-    video_column: str | None = option(
-        None, help="Metadata column that holds media paths.", metavar="C", shown_default="path, video, file_name, …"
-    )
-    time_columns: tuple[str, ...] = option(
-        (), help="Metadata columns with each clip's start and end in seconds.", metavar="LIST"
-    )
-    whole_files: bool = option(
-        False, help="Use the whole file for each row, even if rows share a file or have time ranges."
-    )
-    other_buckets: bool = option(
-        False,
-        help="Allow metadata in a storage bucket to refer to other buckets, read with your credentials.",
-    )
-    where: str | None = option(
-        None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
-    )
-    min_fps: float | None = option(
-        None,
-        help="Minimum frame rate, with a tolerance of 1%; videos with a lower rate are rejected.",
-        metavar="RATE",
-        above=0,
-    )
-    media: Mapping[str, str] = option(
-        default_factory=dict,
-        help="Conditioning input and its column of paths, such as mask:matte?=matte; repeatable.",
-        metavar="NAME=COLUMN",
-    )
-    max_clip_bytes: int = option(
-        2 * 2**30,
-        help="Maximum file size; larger files are rejected.",
-        metavar="SIZE",
-        minimum=1,
-        maximum=8 * 2**30 - 1,
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.where is not None and not self.where.strip():
-            raise ConfigError(f"where={self.where!r}: must be a condition, such as 'aesthetic > 5 and motion > 0.2'")
-        if len(self.time_columns) > 2 or len(set(self.time_columns)) < len(self.time_columns):
-            raise ConfigError(
-                f"time_columns={self.time_columns!r}: must be two different columns, one for starts and one for ends, "
-                "or a single column that holds both"
-            )
-        if self.time_columns and self.whole_files:
-            raise ConfigError(
-                f"time_columns={self.time_columns!r}: cannot be combined with source.whole_files=True; omit one of "
-                "the two"
-            )
-        _ = self.media_columns
-
-    @cached_property
-    def media_columns(self) -> tuple[MediaColumn, ...]:
-        """Conditioning inputs parsed from `media`."""
-        return media_columns(self.media)
 
 
 @dataclass(frozen=True)
@@ -176,7 +47,10 @@ class ClipOptions:
         time), "cap" (every n-th frame, at a rate of at most fps) or "fix_frame_rate" (by frame number, as DiffSynth
         does). With fps=None, every frame is read unless the buckets set a rate. Copies keep all frames, and readers
         select from them. Native clips contain only the selected frames, and allow only "resample".
-    codec, crf, gop, min_psnr, max_growth: options for native clips only.
+    audio: "keep" stores the sound of clips that have one; "drop" leaves it out (files that are copied whole stay
+        unchanged, but their sound is not indexed, so a loader does not deliver it); "require" rejects each clip that
+        has no sound at any time that its frames are shown.
+    codec, crf, gop, audio_codec, min_psnr, max_growth: options for native clips only.
     """
 
     kind: Literal["copy", "native", "text"] = option(
@@ -209,6 +83,15 @@ class ClipOptions:
         above=0,
         maximum=86400,
     )
+    audio: Literal["keep", "drop", "require"] = option(
+        "keep", help="Store the sound of each clip, leave it out, or reject clips without sound."
+    )
+    audio_codec: AudioCodec | None = option(
+        None,
+        help="Codec of the sound of native clips: opus, aac or flac (lossless).",
+        metavar="NAME",
+        shown_default="opus",
+    )
     min_psnr: float | None = option(
         None, help="Minimum PSNR-Y of native clips; clips below it are rejected.", metavar="DB", above=0, maximum=100
     )
@@ -222,6 +105,7 @@ class ClipOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        self._check_audio()
         if self.fps_rule is not None and self.fps is None:
             raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set clips.fps, such as 16")
         if self.kind == "native":
@@ -232,7 +116,7 @@ class ClipOptions:
                     "omit clips.max_growth, or choose another clips.codec"
                 )
             return
-        for name in ("codec", "crf", "gop", "min_psnr", "max_growth", "max_clip_seconds"):
+        for name in ("codec", "crf", "gop", "audio_codec", "min_psnr", "max_growth", "max_clip_seconds"):
             value = getattr(self, name)
             if value is not None and not (self.kind == "copy" and name == "max_clip_seconds"):
                 stores = "encodes nothing" if self.kind == "copy" else "has no files"
@@ -241,9 +125,27 @@ class ClipOptions:
                     f"clips.kind='native' (--clips native), or omit clips.{name}"
                 )
 
+    def _check_audio(self) -> None:
+        if self.is_text and self.audio != "keep":
+            raise ConfigError(
+                f"audio={self.audio!r}: cannot be combined with clips.kind='text', which has no files; omit clips.audio"
+            )
+        if self.audio == "drop" and self.audio_codec is not None:
+            raise ConfigError(
+                f"audio_codec={self.audio_codec!r}: cannot be combined with clips.audio='drop', which stores no sound; "
+                "omit one of the two"
+            )
+
     @property
     def is_native(self) -> bool:
         return self.kind == "native"
+
+    @property
+    def made_audio(self) -> MadeAudioCodec | None:
+        """Codec of the sound of clips that are encoded or cut, or None to leave it out. Cut clips keep every sample."""
+        if self.audio == "drop":
+            return None
+        return (self.audio_codec or DEFAULT_AUDIO_CODEC) if self.is_native else "flac"
 
     @property
     def is_text(self) -> bool:
@@ -459,12 +361,13 @@ class ShardOptions:
     def cut_json(self) -> dict[str, object]:
         """Return everything that determines the bytes of a clip that is cut from its source, except its source."""
         versions = encoder_versions()
-        return {"versions": {name: versions[name] for name in ("av", "ffmpeg")}}
+        return {"audio": self.clips.made_audio, "versions": {name: versions[name] for name in ("av", "ffmpeg")}}
 
     def encoding_json(self) -> dict[str, object]:
         """Return everything that determines the bytes of a native clip, except its source and size."""
         fps = None if self.rate is None else str(self.rate)
-        return {**asdict(self.clips.encoding), "fps": fps, "versions": encoder_versions()}
+        own = {"fps": fps, "audio": self.clips.made_audio, "versions": encoder_versions()}
+        return {**asdict(self.clips.encoding), **own}
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that determine the dataset's content, as the manifest stores them."""
@@ -476,6 +379,8 @@ class ShardOptions:
             "shard_size_bytes": self.shard_size_bytes,
             "val_fraction": self.val_fraction,
         }
+        if self.clips.audio != "keep":
+            value["audio"] = self.clips.audio
         if self.hdr != "refuse":
             value["hdr"] = self.hdr
         if self.source.where is not None:

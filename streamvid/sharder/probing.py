@@ -32,7 +32,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 The phases are "records", "probe", "curate", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 8
+PROBE_VERSION = 9
 MAX_REASON_CHARS = 500
 
 Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]

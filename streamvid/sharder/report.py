@@ -24,7 +24,14 @@ from streamvid.sharder.planning.base import Base
 from streamvid.sharder.planning.plan import ShardPlan
 from streamvid.sharder.rejections import NO_BUCKET, RejectedKind, by_kind
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
-from streamvid.sharder.source.summary import Counted, InputSummary, duplicates
+from streamvid.sharder.source.summary import (
+    MAX_LENGTH_SECONDS,
+    MAX_START_SECONDS,
+    AudioSummary,
+    Counted,
+    InputSummary,
+    duplicates,
+)
 from streamvid.sharder.work.tasks import Remaining
 
 BUILT, ALREADY_SEALED, DRY_RUN, TASK_ENDED = "built", "already sealed", "dry run", "task ended"
@@ -216,20 +223,42 @@ def summarize(records: RecordSet, options: ShardOptions, assignment: Assignment 
         num_dropped=sum(fps > drops_above for fps in rates),
         num_without_bucket=sum(rejection.kind in NO_BUCKET for rejection in assignment.rejections),
         near_duplicates=assignment.duplicates,
+        audio=None if options.trust_metadata or options.clips.is_text else _audio_summary(assignment.samples),
     )
 
 
 def _video_rates(samples: Rows[PlannedSample]) -> Iterator[tuple[str, float]]:
     """Yield (file name, frame rate) for each video, once per file."""
+    return ((source, fps) for source, fps in _videos(samples, "probe.fps") if fps)
+
+
+def _audio_summary(samples: Rows[PlannedSample]) -> AudioSummary:
+    names = ("probe.has_audio", "probe.audio_offset_seconds", "probe.audio_seconds", "probe.duration_seconds")
+    num_videos = num_with_audio = 0
+    unreadable, starts, lengths = list[str](), list[str](), list[str]()
+    for source, has_audio, offset, seconds, of_video, problem in _videos(samples, *names, "probe.audio_problem"):
+        num_videos += 1
+        num_with_audio += bool(has_audio)
+        if problem:
+            unreadable.append(f"{source}: {problem}")
+        if has_audio and abs(offset) >= MAX_START_SECONDS:
+            starts.append(f"{source} ({offset:+.3f} s)")
+        if has_audio and abs(seconds - of_video) >= MAX_LENGTH_SECONDS:
+            lengths.append(f"{source} ({seconds:.3f} s, pictures {of_video:.3f} s)")
+    return AudioSummary(num_videos, num_with_audio, *map(Counted.of, (unreadable, starts, lengths)))
+
+
+def _videos(samples: Rows[PlannedSample], *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the file name and these values of each video, once per file."""
     repeated = TextSet.repeated(path for (path,) in samples.tuples("record.path"))
     seen = set()
-    for path, source, fps, is_image in samples.tuples("record.path", "record.source", "probe.fps", "probe.is_image"):
+    for path, source, is_image, *values in samples.tuples("record.path", "record.source", "probe.is_image", *names):
         if path in repeated:
             if path in seen:
                 continue
             seen.add(path)
-        if fps and not is_image:
-            yield source, fps
+        if not is_image:
+            yield source, *values
 
 
 class _Files:

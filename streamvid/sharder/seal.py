@@ -12,6 +12,7 @@ from streamvid.buckets.frames import FrameRate
 from streamvid.dataset.captions import captions_to_json
 from streamvid.dataset.index import (
     MAX_SHARDS_PER_FILE,
+    AudioEntry,
     ClipEntry,
     MediaItem,
     RowGroup,
@@ -226,8 +227,8 @@ def _packets(shard: PlannedShard, folder: Path) -> bytes:
 
 
 def _rows(samples: Sequence[PlannedSample], marker: Marker, left_out: Collection[str]) -> Iterator[SampleRow]:
-    noted = zip(samples, marker.member_offsets, marker.member_sha256, strict=True)
-    for index, (sample, offsets, digests) in enumerate(noted):
+    noted = zip(samples, marker.member_offsets, marker.member_sha256, marker.audio, strict=True)
+    for index, (sample, offsets, digests, audio) in enumerate(noted):
         record, probe, clip = sample.record, sample.probe, sample.clip
         yield SampleRow(
             key=sample.key,
@@ -248,6 +249,7 @@ def _rows(samples: Sequence[PlannedSample], marker: Marker, left_out: Collection
             columns={name: value for name, value in record.columns.items() if name not in left_out},
             captions=captions_to_json(record.captions) if record.captions else None,
             media=_media_items(sample, offsets[1:], digests[1:]),
+            audio=None if audio is None else AudioEntry(**audio),
         )
 
 

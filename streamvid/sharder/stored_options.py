@@ -18,7 +18,7 @@ from streamvid.sharder.curation.options import BARS, SCORES
 from streamvid.sharder.options import ShardOptions
 
 _SOURCE = ("max_clip_bytes", "min_fps", "time_columns", "where")
-_CLIPS = ("max_clip_seconds", "min_psnr", "max_growth")
+_CLIPS = ("audio", "max_clip_seconds", "min_psnr", "max_growth")
 _OWN = ("seed", "shard_size_bytes", "val_fraction", "hdr", "trust_metadata", "verify")
 _FREE = ("time_columns",)
 """Stored options that may differ, because they describe the input only."""
@@ -102,7 +102,7 @@ def _bucket(text: str) -> Bucket:
 
 def _encoding(stored: Mapping[str, Any], config: BucketConfig) -> dict[str, Any]:
     """Return the fields of ClipOptions for an encoding. The rate is left out if the bucket configuration sets it."""
-    fields = {name: stored[name] for name in ("codec", "crf", "gop")}
+    fields = {name: stored[name] for name in ("codec", "crf", "gop")} | {"audio_codec": stored["audio"]}
     rate = None if stored["fps"] is None else Fraction(stored["fps"])
     return fields if rate == config.frame_rate.fps else {**fields, "fps": rate}
 

@@ -47,6 +47,7 @@ class Clip:
     sha256: checksum of a clip that was made; "" for a whole file.
     psnr_y: PSNR-Y in decibels; None for a copy.
     encode_seconds: CPU time for encoding.
+    has_audio: for a clip that was made, True if it has an audio track.
     """
 
     path: str
@@ -61,6 +62,7 @@ class Clip:
     sha256: str = ""
     psnr_y: float | None = None
     encode_seconds: float = 0.0
+    has_audio: bool = False
 
     @property
     def is_made(self) -> bool:

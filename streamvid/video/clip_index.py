@@ -10,6 +10,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,7 @@ class ClipIndex:
     - times, offsets, sizes, flags: timestamp, offset and size in bytes, and flags (KEY, SHOWN) of each packet.
     - checksums: array of shape (number of segments, 8) with the first 8 bytes of the SHA-256 of each segment.
     - facts: the result of `facts_of` for these packets, which is computed if omitted.
+    - time_base: seconds per tick of the timestamps; None if unknown.
 
     Raises DecodeError if the packets are invalid or the number of checksums is wrong.
     """
@@ -125,6 +127,7 @@ class ClipIndex:
     flags: npt.NDArray[np.uint8]
     checksums: npt.NDArray[np.uint8]
     facts: Facts = None  # type: ignore[assignment]  # computed below if not given
+    time_base: Fraction | None = None
 
     def __post_init__(self) -> None:
         facts: Facts | None = self.facts
@@ -288,7 +291,8 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
         return None  # the packets are so scattered that segments would mostly span other data
     view = memoryview(data)
     digests = b"".join(checksum(view[low:high]) for low, high in zip(lows.tolist(), highs.tolist(), strict=True))
-    return ClipIndex(info, *parts, np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES), facts)
+    checksums = np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES)
+    return ClipIndex(info, *parts, checksums, facts, table.time_base)
 
 
 class _Places:

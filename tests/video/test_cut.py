@@ -43,7 +43,7 @@ SHOWN = ("width", "height", "rotation", "flip", "sample_aspect_ratio", "pixel_fo
 
 def cut(source: Path | bytes, start: int, num_frames: int, **options: Any) -> MadeClip:
     with open_video(source, LIMITS) as video:
-        return Cutter(video).cut(start, num_frames, **options)
+        return Cutter(source, video).cut(start, num_frames, **options)
 
 
 def rgb(source: Path | bytes) -> NDArray[np.uint8]:
@@ -63,7 +63,7 @@ def check_windows(path: Path, folder: Path, num_windows: int, *, verify: bool) -
     by_ffmpeg = decode_with_ffmpeg(path, f"scale={SIZE[1]}:{SIZE[0]}", *SIZE)
     decoder, picture = StoredDecoder(), PictureFormat(*SIZE, accuracy="exact")
     with open_video(path, LIMITS) as video:
-        cutter = Cutter(video)
+        cutter = Cutter(path, video)
         for _ in range(num_windows):
             start = draw.randrange(info.num_frames)
             stop = draw.randint(start + 1, info.num_frames)

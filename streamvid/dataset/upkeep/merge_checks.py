@@ -39,6 +39,7 @@ def check_alike(dest: Dataset, sources: Sequence[Dataset]) -> None:
             "frame_rate": (mine.frame_rate, theirs.frame_rate),
             "model": (mine.model, theirs.model),
             "media": (dict(mine.media), dict(theirs.media)),
+            "audio": (_audio_of(dest), _audio_of(source)),
             "native encoding": (mine.native and mine.native.encoding, theirs.native and theirs.native.encoding),
         }
         for name, (own, other) in pairs.items():
@@ -52,6 +53,11 @@ def check_alike(dest: Dataset, sources: Sequence[Dataset]) -> None:
             if kinds.setdefault(column.name, column.type) != column.type:
                 name = f"the type of column {column.name.removeprefix('user.')!r}"
                 raise _unlike(dest, source, name, kinds[column.name], column.type, "rename the column in one of them")
+
+
+def _audio_of(dataset: Dataset) -> object:
+    """Return the option clips.audio with which a dataset was built."""
+    return dataset.manifest.build.get("options", {}).get("audio", "keep")
 
 
 def _unlike(dest: Dataset, source: Dataset, name: str, own: object, other: object, remedy: str) -> DatasetError:

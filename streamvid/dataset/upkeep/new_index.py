@@ -34,6 +34,7 @@ from streamvid.errors import IntegrityError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from streamvid.video.audio.index import AudioIndex
     from streamvid.video.clip_index import ClipIndex
 
 _PLACE = ("packets_offset", "packets_bytes", "packets_sha256")
@@ -267,13 +268,16 @@ def _packets(shard: NewShard) -> bytes:
     if len(places) == 1 and shard.parts[0].is_whole:
         return b"" if places[0] is None else _packets_as_they_are(shard.parts[0], places[0])
     clips: list[ClipIndex | None] = []
+    audios: list[AudioIndex | None] = []
     for part, place in zip(shard.parts, places, strict=True):
         if place is None:
             clips += [None] * len(part.rows)
+            audios += [None] * len(part.rows)
         else:
             tables = part.dataset.packets(part.shard, place.offset, place.num_bytes, place.sha256)
             clips += [tables.clip(row) for row in part.stored_rows.tolist()]
-    return encode_packets(clips) if any(clip is not None for clip in clips) else b""
+            audios += [tables.audio(row) for row in part.stored_rows.tolist()]
+    return encode_packets(clips, audios) if any(clip is not None for clip in clips) else b""
 
 
 def _place(part: Part) -> TablePlace | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STANDARD_FIELDS = (
     *("video", "clips", "media", "media_present", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight"),
-    *("sample_seeds", "layout"),
+    *("sample_seeds", "layout", "audio", "audio_present", "audio_offset_seconds"),
 )
 
 _CHUNK_ELEMENTS = 1 << 19
@@ -48,6 +48,12 @@ class Batch(Mapping[str, Any]):
       and scaled like the video. A control video has the shape of `video`, with matching frames. A still image has
       T = 1, a mask has C = 1, and a list is (B, N, …), where N is the largest item count. Missing inputs are zeros.
     - `media_present`, with `media`: bool (B,) by name, or (B, N) for a list; True for inputs that the sample has.
+    - `audio`, with output.audio: float32 (B, channels, num_samples), on the device of the video. It begins with the
+      sample nearest to the presentation time of the first frame, and lasts as long as the frames, rounded by the rule
+      of AudioOptions. Where a clip has no audio, it is silent (0.0).
+    - `audio_present`, with output.audio: bool (B,), True for samples with audio at some time of their frames.
+    - `audio_offset_seconds`, with output.audio: float64 (B,), time from the first frame to the first audio sample: at
+      most half a sample, positive if the sample is later. 0.0 for clips without audio.
     - `text`: B captions, "" for a sample without a caption.
     - `sample_keys`: B keys.
     - `bucket`: the Bucket of all samples.
@@ -76,6 +82,9 @@ class Batch(Mapping[str, Any]):
         video: torch.Tensor
         media: BatchMedia
         media_present: dict[str, torch.Tensor]
+        audio: torch.Tensor
+        audio_present: torch.Tensor
+        audio_offset_seconds: torch.Tensor
         text: list[str]
         sample_keys: list[str]
         bucket: Bucket
@@ -103,7 +112,7 @@ class Batch(Mapping[str, Any]):
         fields = object.__getattribute__(self, "_fields")
         if name in fields:
             return self[name]
-        why = ""
+        why = "; set output.audio to deliver it" if name == "audio" else ""
         if name == "video" and "bucket" in fields:
             why = "; precomputed features replace it"
             if fields["bucket"].is_text:
@@ -159,7 +168,7 @@ class Batch(Mapping[str, Any]):
         return out
 
     def digest(self) -> int:
-        """Return a signed 64-bit hash of `sample_keys`, `bucket` and up to 4096 pixel values per sample.
+        """Return a signed 64-bit hash of `sample_keys`, `bucket`, up to 4096 pixel values per sample, and some audio.
 
         For batches without video, the hash covers keys, texts and some bytes of each tensor. The hash is cheap enough
         to compare at every step between ranks that should have the same batch. Equal batches have the same digest in
@@ -187,7 +196,8 @@ class Batch(Mapping[str, Any]):
         memory = frames.as_strided((num_samples, num_between + 1), (frames.stride(0), 1))
         pixels = memory.gather(1, place.expand(num_samples, -1)).cpu()
         head = json.dumps([list(self.sample_keys), self.bucket.id, num_samples, *shape])
-        return _signed_hash(head.encode() + b"\0" + pixels.numpy().tobytes())
+        audio = _some_bytes(self.audio) if "audio" in self else b""
+        return _signed_hash(head.encode() + b"\0" + pixels.numpy().tobytes() + audio)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """Return the batch with its tensors on `device`. Pinned memory is copied asynchronously, on the current stream.

@@ -161,7 +161,22 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> Mappi
         return {"clips": [_clip(pending.clips[index], memory, bucket.num_frames) for index in range(num_samples)]}
     colors = [pending.colors[index, *VIDEO] for index in range(num_samples)]
     video = _pictures(memory[: room.start(0)], bucket.num_frames, room.picture, colors, layout)
-    return {"video": video, **(_further_media(pending, room, memory, layout) if room.media else {})}
+    media = _further_media(pending, room, memory, layout) if room.media else {}
+    return {"video": video, **media, **({} if room.audio is None else _audio(pending, room, memory))}
+
+
+def _audio(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor) -> Mapping[str, Any]:
+    import torch
+
+    shape, num_samples = room.audio, room.num_samples
+    assert shape is not None
+    section = memory[room.audio_place(0) : room.audio_place(num_samples)].view(torch.float32)
+    found = [pending.audio.get(index) or (False, 0.0) for index in range(num_samples)]
+    return {
+        "audio": section.view(num_samples, shape.num_channels, shape.num_samples),
+        "audio_present": torch.tensor([is_present for is_present, _ in found]),
+        "audio_offset_seconds": torch.tensor([seconds for _, seconds in found], dtype=torch.float64),
+    }
 
 
 def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor, layout: Layout) -> Mapping[str, Any]:

@@ -17,10 +17,11 @@ from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, VIDEO, PendingBatch, Slot
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
-from streamvid.loader.view.clip_part import ClipPart, clip_part
+from streamvid.loader.view.audio import with_audio
+from streamvid.loader.view.clip_part import AudioPart, ClipPart, clip_part
 from streamvid.loader.view.index_row import IndexRow
 from streamvid.loader.view.media import MediaPart, Medium, PictureRoom
-from streamvid.loader.workers.messages import Answer, ClipBlock, DecodeTask
+from streamvid.loader.workers.messages import Answer, AudioTask, ClipBlock, DecodeTask
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 _log = logging.getLogger(__name__)
@@ -55,7 +56,13 @@ class DecodedDelivery:
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
         packets = None if is_whole else self._rows.packets(sample, row)
-        return clip_part(row.clip, packets, pick, max_pieces=_MAX_PIECES)
+        part = clip_part(row.clip, packets, pick, max_pieces=_MAX_PIECES)
+        plan = sample.part.audio
+        if plan is None or not row.has_audio:
+            return part
+        audio = None if packets is None else self._rows.audio_packets(sample, row)
+        index = None if packets is None or audio is None else (packets, audio)
+        return with_audio(part, row.clip, index, plan.of(sample.bucket_id), _MAX_PIECES)
 
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
         return self.room(request).num_bytes
@@ -63,7 +70,9 @@ class DecodedDelivery:
     def room(self, request: BatchRequest) -> PictureRoom:
         bucket = request.bucket
         picture = _format(bucket.height, bucket.width, self._pixels)
-        return PictureRoom(picture, bucket, len(request.samples), self._media)
+        plan = request.samples[0].part.audio
+        shape = None if plan is None else plan.of(bucket.id)
+        return PictureRoom(picture, bucket, len(request.samples), self._media, shape)
 
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
         flight, slots = self._flight, list[Slot]()
@@ -163,6 +172,7 @@ class DecodedDelivery:
             out_offset=slot.batch.block.offset + place,
             num_threads=self._num_threads(part),
             numbers=numbers,
+            audio=None if medium is not None else _audio_task(slot, room, part.audio),
         )
 
     def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat:
@@ -199,6 +209,7 @@ class DecodedDelivery:
             flight.finish(slot)
         else:
             slot.colors[VIDEO if medium is None else (medium.medium.name, medium.item)] = answer.color
+            slot.audio = answer.audio if medium is None else slot.audio
             self._decoded(slot)
 
     def _decoded(self, slot: Slot) -> None:
@@ -218,3 +229,21 @@ class DecodedDelivery:
 def _medium(slot: Slot) -> MediaPart | None:
     """Return the conditioning input that is being decoded or is next; None for the clip, which comes first."""
     return slot.delivery.media[len(slot.colors) - 1] if slot.colors else None
+
+
+def _audio_task(slot: Slot, room: PictureRoom, part: AudioPart | None) -> AudioTask | None:
+    """Return the task for a clip's audio; None if no audio is delivered. part: its packets, if the clip has audio."""
+    shape = room.audio
+    if shape is None:
+        return None
+    place = slot.batch.block.offset + room.audio_place(slot.index)
+    task = AudioTask(shape.sample_rate, shape.num_channels, shape.num_samples, place)
+    if part is None:
+        return task
+    rows, columns = (0, 0) if part.packets is None else part.packets.shape
+    return task._replace(
+        stream=part.stream,
+        table=(rows, columns),
+        first_sample=part.first_sample,
+        offset_seconds=part.offset_seconds,
+    )

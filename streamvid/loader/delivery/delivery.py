@@ -70,8 +70,9 @@ class Delivery:
     @property
     def span(self) -> tuple[int, int]:
         """Byte range of the tar that covers all reads, as (start, end)."""
-        first = self.row.clip.offset + self.part.first_byte
-        end = first + self.part.num_bytes
+        clip = self.row.clip.offset
+        first = clip + min(start for start, _ in self.part.ranges)
+        end = clip + max(start + num_bytes for start, num_bytes in self.part.ranges)
         for one in self.media:
             first, end = min(first, one.file.offset), max(end, one.file.offset + one.file.num_bytes)
         return first, end
@@ -99,6 +100,8 @@ def deliver(
         view = view_of(part.view, part.rate, row, bucket.num_frames, shown)
         clip, fps = part_of(row, view.pick), view.pick.delivered_fps
         media = media_parts(row, part.media, row.tar or sample.shard_info, clip) if part.media else ()
+        if part.audio is not None:
+            part.audio.of(bucket.id).check_rate(fps)
     else:
         view, clip, media, fps = _NO_FRAMES, _NO_BYTES, (), row.fps
     text = part.text.text(row, fps, shown, own)

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from streamvid.loader.delivery.delivery import Delivery
 from streamvid.loader.view.clip_part import ClipPart, read_ranges
@@ -50,11 +51,20 @@ def read_parts(
     ranges = []
     for clip_offset, part, block in wanted:
         if part.window is not None:
-            block[: part.table_bytes] = part.window.packets.reshape(-1).view(np.uint8).data
-        ranges.append((clip_offset + part.first_byte, block[part.table_bytes :]))
+            block[: part.video_table_bytes] = _bytes_of(part.window.packets)
+        if part.audio is not None and part.audio.packets is not None:
+            block[part.video_table_bytes : part.table_bytes] = _bytes_of(part.audio.packets)
+        at = part.table_bytes
+        for first, num_bytes in part.ranges:
+            ranges.append((clip_offset + first, block[at : at + num_bytes]))
+            at += num_bytes
     content = (shard.sha256, shard.num_bytes)
     problem = read_ranges(source.store, shard.path, content, ranges, is_again=is_again)
     return ClipRead(time.monotonic() - since, sum(part.num_bytes for _, part, _ in wanted), problem)
+
+
+def _bytes_of(packets: npt.NDArray[np.int64]) -> memoryview:
+    return packets.reshape(-1).view(np.uint8).data
 
 
 def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:

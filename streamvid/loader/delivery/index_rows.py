@@ -22,6 +22,7 @@ from streamvid.dataset.versions.later import LaterVersions
 from streamvid.errors import IntegrityError, StreamvidError
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest
+from streamvid.loader.view.audio import HAS_AUDIO
 from streamvid.loader.view.index_row import MAX_FRAMES, IndexRow, PacketsPlace, sample_file
 from streamvid.loader.view.media import media_files
 from streamvid.loader.workers.cache import Name, SharedCache
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streamvid.dataset.packets import PacketTables
+    from streamvid.video.audio.index import AudioIndex
     from streamvid.video.clip_index import ClipIndex
 
 _ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
@@ -184,14 +186,23 @@ class IndexRows:
                 for medium in part.media
             },
             is_missing=is_missing,
+            has_audio=part.audio is not None and value(HAS_AUDIO) is True,
         )
 
     def packets(self, sample: SampleRequest, row: IndexRow) -> ClipIndex | None:
         """Return the packet index of a row's clip, or None if the clip has none. Raises the same errors as `row`."""
+        tables = self._tables_of(sample, row)
+        return None if tables is None else tables.clip(row.number)
+
+    def audio_packets(self, sample: SampleRequest, row: IndexRow) -> AudioIndex | None:
+        """Return the index of a clip's audio packets, or None if it has none. Raises the same errors as `row`."""
+        tables = self._tables_of(sample, row)
+        return None if tables is None else tables.audio(row.number)
+
+    def _tables_of(self, sample: SampleRequest, row: IndexRow) -> PacketTables | None:
         if row.packets is None:
             return None
-        tar = row.tar or sample.shard_info
-        return self._packets(sample.part, row.packets, tar.path).clip(row.number)
+        return self._packets(sample.part, row.packets, (row.tar or sample.shard_info).path)
 
     def _packets(self, part: MixPart, place: PacketsPlace, tar_path: str) -> PacketTables:
         name = (part.number, place.path, place.offset)
@@ -251,7 +262,9 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
     part, shard, chosen = sample.part, sample.shard_info, sample.part.subset.filter
     of_media = [medium.column for medium in part.media]
     of_rate = () if part.rate.fps is None else ("duration_seconds",)
-    kept = list(dict.fromkeys([*_ROW_COLUMNS, *of_rate, *part.text.needed, *part.columns.values(), *of_media]))
+    of_audio = () if part.audio is None else (HAS_AUDIO,)
+    other = (*of_rate, *of_audio, *part.text.needed, *part.columns.values(), *of_media)
+    kept = list(dict.fromkeys([*_ROW_COLUMNS, *other]))
     of_packets = _PACKETS_COLUMNS if part.dataset.manifest.files.packets else ()
     wanted = list(dict.fromkeys([*kept, *of_packets, *(chosen.columns if chosen else ())]))
     table = part.dataset.samples(shard, wanted)

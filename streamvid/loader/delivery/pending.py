@@ -16,7 +16,7 @@ from streamvid.loader.mix import SampleRequest
 from streamvid.loader.stats import BatchStats
 from streamvid.loader.view.media import PictureRoom
 from streamvid.loader.workers.arena import Block
-from streamvid.loader.workers.messages import PictureColors
+from streamvid.loader.workers.messages import DecodedAudio, PictureColors
 from streamvid.storage import WrongReads
 
 WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
@@ -52,6 +52,7 @@ class PendingBatch:
 
     room: layout of the pictures; None if samples are not decoded.
     colors: picture colors by (slot index, name, item).
+    audio: presence and offset of the audio by slot index.
     clips: locations of undecoded clips by slot index.
     digest: hash of the batch, computed only if processes that share the batch compare hashes; otherwise 0.
     """
@@ -65,6 +66,7 @@ class PendingBatch:
     error: StreamvidError | None = None
     stats: BatchStats = field(default_factory=BatchStats)
     colors: dict[tuple[int, str, int], PictureColors] = field(default_factory=dict)
+    audio: dict[int, DecodedAudio] = field(default_factory=dict)
     clips: dict[int, ClipPlace] = field(default_factory=dict)
     substituted: dict[int, Substitution] = field(default_factory=dict)
     digest: int = 0
@@ -118,6 +120,7 @@ class Slot:
     clip: offset of the slot's own block in the clip arena; None if the slot has no block.
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
     colors: colors of the pictures decoded so far, by (name, item).
+    audio: presence and offset of the decoded audio.
     num_moves: number of times that the sample was looked for in other tars after its own was missing.
     """
 
@@ -131,6 +134,7 @@ class Slot:
     at: tuple[str, float] = (WAITING, 0.0)
     wrong: WrongReads = field(default_factory=WrongReads)
     colors: dict[tuple[str, int], PictureColors] = field(default_factory=dict)
+    audio: DecodedAudio = None
     bad: BadSample | None = None
     stats: BatchStats = field(default_factory=BatchStats)
     num_moves: int = 0
@@ -170,6 +174,8 @@ class Slot:
         batch = self.batch
         for (name, item), color in self.colors.items():
             batch.colors[self.index, name, item] = color
+        if self.audio is not None:
+            batch.audio[self.index] = self.audio
         if self.bad is not None and self.is_substitute:
             batch.deliveries[self.index] = self.delivery
             batch.substituted[self.index] = self.bad.substitution(self.delivery.key)

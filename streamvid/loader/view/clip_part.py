@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from streamvid.errors import DecodeError, IntegrityError, StorageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from streamvid.buckets.pick import Pick
     from streamvid.loader.view.index_row import SampleFile
     from streamvid.storage import Ranges, Store
@@ -22,17 +25,43 @@ TABLE_BYTES = 64 * 2**10
 """Memory for a packet table in addition to the largest clip; a clip with a larger table is read whole."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class AudioPart:
+    """Audio packets that a delivery reads, and the position of its samples.
+
+    - stream: AudioStreamInfo as JSON; "" if the audio is decoded through the clip's container, which is read whole.
+    - packets: packet table, with offsets relative to the start of the part's bytes; None for a whole clip.
+    - first_sample: number of the first sample; None for a whole clip, whose container holds the timestamps.
+    - offset_seconds: time from the first frame to the first sample.
+    - own_range: (first byte, size) of the byte range to read for the audio, which follows the part's first range in
+      memory; None if the packets are within that range.
+    """
+
+    stream: str = ""
+    packets: npt.NDArray[np.int64] | None = None
+    first_sample: int | None = None
+    offset_seconds: float = 0.0
+    own_range: tuple[int, int] | None = None
+
+    @property
+    def table_bytes(self) -> int:
+        """Size in bytes of the packet table."""
+        return 0 if self.packets is None else self.packets.nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class ClipPart:
     """Bytes of a clip to read for one delivery, with their checksums.
 
     - pick: frames to deliver.
     - numbers: indices of these frames in the clip; None if they depend on timestamps that only the container holds.
-    - first_byte, num_bytes: byte range to read, relative to the start of the clip.
-    - checks: (start, end, checksum) of each piece of the range, as offsets in the range. A checksum is a prefix of a
+    - first_byte: start of the first byte range to read, relative to the start of the clip.
+    - num_bytes: number of bytes to read.
+    - checks: (start, end, checksum) of each piece of these bytes, as offsets in them. A checksum is a prefix of a
       SHA-256 digest.
     - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
       is decoded through its container.
+    - audio: audio to deliver; None if the clip has none, or if audio is not delivered.
     """
 
     pick: Pick
@@ -42,16 +71,30 @@ class ClipPart:
     checks: tuple[tuple[int, int, bytes], ...]
     window: PacketWindow | None = None
     stream: StreamInfo | None = None
+    audio: AudioPart | None = None
 
     @property
-    def table_bytes(self) -> int:
-        """Size in bytes of the packet table, which precedes the range in memory."""
+    def video_table_bytes(self) -> int:
+        """Size in bytes of the table of the video's packets."""
         return 0 if self.window is None else self.window.packets.nbytes
 
     @property
+    def table_bytes(self) -> int:
+        """Size in bytes of the packet tables of video and audio, which precede the bytes of the clip in memory."""
+        return self.video_table_bytes + (0 if self.audio is None else self.audio.table_bytes)
+
+    @property
     def block_bytes(self) -> int:
-        """Size in bytes of the memory for the packet table and the range."""
+        """Size in bytes of the memory for the packet tables and the bytes of the clip."""
         return self.table_bytes + self.num_bytes
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """(first byte, size) of each byte range to read, in their order in memory."""
+        own = None if self.audio is None else self.audio.own_range
+        if own is None:
+            return ((self.first_byte, self.num_bytes),)
+        return ((self.first_byte, self.num_bytes - own[1]), own)
 
 
 def clip_part(
@@ -81,9 +124,13 @@ def clip_part(
     except DecodeError as error:
         raise IntegrityError(str(error)) from error
     part = ClipPart(pick, numbers, window.first_byte, window.num_bytes, window.pieces, window, packets.info)
-    fits = part.block_bytes <= (clip.num_bytes + TABLE_BYTES if room is None else room)
-    is_short = max_pieces is None or len(window.pieces) <= max_pieces
-    return part if fits and is_short else whole_clip(clip, pick, numbers)
+    return part if fits(part, clip, room, max_pieces) else whole_clip(clip, pick, numbers)
+
+
+def fits(part: ClipPart, clip: SampleFile, room: int | None, max_pieces: int | None) -> bool:
+    """Return True if a part fits into the memory for it, and its checks into a message. See `clip_part`."""
+    has_room = part.block_bytes <= (clip.num_bytes + TABLE_BYTES if room is None else room)
+    return has_room and (max_pieces is None or len(part.checks) <= max_pieces)
 
 
 def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> ClipPart:

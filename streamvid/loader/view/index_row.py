@@ -60,6 +60,7 @@ class IndexRow:
     - media: name → files of a conditioning input.
     - is_missing: True if the features of this visit could not be computed.
     - tar: tar that contains the files; None if it is the one that the sample's version names.
+    - has_audio: True if the clip has audio, and audio is delivered.
     """
 
     key: str
@@ -73,6 +74,7 @@ class IndexRow:
     media: Mapping[str, tuple[SampleFile, ...]] = field(default_factory=dict)
     is_missing: bool = False
     tar: ShardInfo | None = None
+    has_audio: bool = False
 
 
 def sample_file(

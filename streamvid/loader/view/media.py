@@ -2,7 +2,7 @@
 
 In the ring, they follow the batch's video, ordered by input, then by sample, then by item:
 
-    video (B, T pictures) | control (B, T pictures) | reference (B, N, 1 picture) | …
+    video (B, T pictures) | control (B, T pictures) | reference (B, N, 1 picture) | … | audio (B, C, samples)
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
     from streamvid.dataset.manifest import ShardInfo
     from streamvid.dataset.reader import Dataset
+    from streamvid.loader.view.audio import AudioShape
     from streamvid.video.picture import PictureFormat
 
+_ALIGN = 64
 ABSENT_COLORS = ("bt709", "full", "left")
 """Colors of the pictures that `PictureRoom.blank` creates."""
 
@@ -147,17 +149,28 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
 
 @dataclass(frozen=True, slots=True)
 class PictureRoom:
-    """Layout of a batch's pictures in its memory. Offsets are in bytes from the start of that memory."""
+    """Layout of a batch's pictures and audio in its memory. Offsets are in bytes from the start of that memory.
+
+    audio: audio per sample; None for none.
+    """
 
     picture: PictureFormat
     bucket: Bucket
     num_samples: int
     media: tuple[Medium, ...] = ()
+    audio: AudioShape | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes of the video and all conditioning inputs."""
-        return self.start(len(self.media))
+        """Size in bytes of the video, all conditioning inputs and the audio."""
+        if self.audio is None:
+            return self.start(len(self.media))
+        return self.audio_place(self.num_samples)
+
+    def audio_place(self, index: int) -> int:
+        """Return the byte offset of a sample's audio; for `num_samples`, the end of the last one."""
+        assert self.audio is not None
+        return -(-self.start(len(self.media)) // _ALIGN) * _ALIGN + index * self.audio.num_bytes
 
     def start(self, number: int) -> int:
         """Return the byte offset of conditioning input `number`; for `len(media)`, the end of the last one."""

@@ -30,9 +30,12 @@ Kind = Literal["ready", "start", "done", "read", "corrupt", "bad", "error"]
 PictureColors: TypeAlias = tuple[str, str, str] | None
 """(matrix, range, siting) of yuv420p pictures."""
 
+DecodedAudio: TypeAlias = tuple[bool, float] | None
+"""(True if the clip has audio in the window, time from the first frame to the first sample in seconds)."""
+
 
 class ClipBlock(NamedTuple):
-    """Bytes of a clip in the clip arena: at `offset`, a packet table of `table_bytes` bytes, then `num_bytes` bytes.
+    """Bytes of a clip in the clip arena: at `offset`, packet tables of `table_bytes` bytes, then `num_bytes` bytes.
 
     - checks: (start, end, checksum) of each piece of the bytes.
     - num_frames: number of frames in the whole clip.
@@ -49,11 +52,35 @@ class ClipBlock(NamedTuple):
     key_time: int = 0
 
 
+class AudioTask(NamedTuple):
+    """Audio of a clip to decode into the frame ring, as float32 (num_channels, num_samples) at `out_offset`.
+
+    - stream: AudioStreamInfo as JSON; "" to decode it through the clip's container; None for silence.
+    - table: shape of the audio's packet table, which follows that of the video.
+    - first_sample, offset_seconds: as in AudioPart.
+    """
+
+    sample_rate: int
+    num_channels: int
+    num_samples: int
+    out_offset: int
+    stream: str | None = None
+    table: tuple[int, int] = (0, 0)
+    first_sample: int | None = None
+    offset_seconds: float = 0.0
+
+    @property
+    def table_bytes(self) -> int:
+        """Size in bytes of the packet table."""
+        return 8 * self.table[0] * self.table[1]
+
+
 class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
     numbers: indices of the frames, if they are chosen by the timestamps of another clip; else None.
     out_offset: offset of the pictures in the frame ring.
+    audio: audio to decode after the pictures; None if no audio is delivered.
     """
 
     task_id: int
@@ -65,6 +92,7 @@ class DecodeTask(NamedTuple):
     out_offset: int
     num_threads: int = 1
     numbers: Sequence[int] | None = None
+    audio: AudioTask | None = None
 
     def to_json(self) -> bytes:
         return _encode(("decode", *self))
@@ -76,7 +104,7 @@ class DecodeTask(NamedTuple):
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
 
-        task_id, generation, source, pick, crop, picture, *others = value
+        task_id, generation, source, pick, crop, picture, out_offset, num_threads, numbers, audio = value
         offset, table_bytes, num_bytes, checks, num_frames, stream, key_time = source
         pieces = tuple((start, end, bytes.fromhex(checksum)) for start, end, checksum in checks)
         return DecodeTask(
@@ -86,7 +114,10 @@ class DecodeTask(NamedTuple):
             Pick.from_json(pick),
             None if crop is None else Crop(*crop),
             PictureFormat(*picture),
-            *others,
+            out_offset,
+            num_threads,
+            numbers,
+            None if audio is None else AudioTask(*audio),
         )
 
 
@@ -177,6 +208,7 @@ class Answer(NamedTuple):
     color: colors of yuv420p pictures.
     results: one result per clip of a ReadTask; empty if the run is over.
     begun: id of the DecodeTask that the worker starts next, if it has already received one. This saves a message.
+    audio: what was decoded for the AudioTask of a DecodeTask.
     """
 
     pid: int
@@ -187,6 +219,7 @@ class Answer(NamedTuple):
     color: PictureColors = None
     results: tuple[ReadResult, ...] = ()
     begun: int | None = None
+    audio: DecodedAudio = None
 
     def messages(self) -> Iterator[bytes]:
         """Yield the answer as JSON messages. Results that do not fit into one message are split."""
@@ -200,8 +233,9 @@ class Answer(NamedTuple):
 
     @staticmethod
     def from_json(data: bytes) -> Answer:
-        pid, task_id, kind, text, seconds, color, results, begun = json.loads(data.decode())
-        return Answer(pid, task_id, kind, text, seconds, color, tuple(ReadResult(*one) for one in results), begun)
+        pid, task_id, kind, text, seconds, color, results, begun, audio = json.loads(data.decode())
+        found = tuple(ReadResult(*one) for one in results)
+        return Answer(pid, task_id, kind, text, seconds, color, found, begun, audio)
 
 
 def _plain(value: Any) -> Any:

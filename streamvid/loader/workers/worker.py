@@ -23,6 +23,8 @@ from streamvid.loader.workers.messages import (
     GENERATION,
     MAX_MESSAGE_BYTES,
     Answer,
+    AudioTask,
+    DecodedAudio,
     DecodeTask,
     Kind,
     PictureColors,
@@ -33,8 +35,12 @@ from streamvid.loader.workers.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
     from streamvid.loader.workers.reader import ClipReader
     from streamvid.video.decode.convert import PictureColor
+    from streamvid.video.packets import PacketTable
 
 _SPARE_BYTES = 256 * 2**20  # never touched, so it costs nothing; a 4K decoder holds about this much in pictures
 
@@ -57,8 +63,9 @@ class TaskRunner:
         if not isinstance(task, DecodeTask):
             return self._reader.run(task)
         since = time.monotonic()
-        kind, text, color = self._try(task)
-        return Answer(os.getpid(), task.task_id, kind, short_text(text), time.monotonic() - since, color)
+        kind, text, color, audio = self._try(task)
+        seconds = time.monotonic() - since
+        return Answer(os.getpid(), task.task_id, kind, short_text(text), seconds, color, audio=audio)
 
     @cached_property
     def _reader(self) -> ClipReader:
@@ -66,51 +73,40 @@ class TaskRunner:
 
         return ClipReader(self._clips, self._ring)
 
-    def _try(self, task: DecodeTask) -> tuple[Kind, str, PictureColors]:
+    def _try(self, task: DecodeTask) -> tuple[Kind, str, PictureColors, DecodedAudio]:
         try:
             # Skip the tasks of a run that is over.
             if task.generation != GENERATION.unpack_from(self._clips)[0]:
-                return "done", "", None
+                return "done", "", None, None
             first = task.source.offset + task.source.table_bytes
             data = self._clips[first : first + task.source.num_bytes]
             problem = wrong_bytes(data, task.source.checks)
             if problem is not None:
-                return "corrupt", problem, None
-            color = self._decode(task, data)
+                return "corrupt", problem, None, None
+            color, seconds = self._decode(task, data)
+            audio = None if task.audio is None else self._decode_audio(task.audio, first, data, seconds)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 problem = f"its decoder ran out of memory (limit: {_MAX_PRIVATE_BYTES >> 30} GiB per worker)"
-                return "error", f"{problem}; lower num_workers or limits.prefetch_bytes", None
+                return "error", f"{problem}; lower num_workers or limits.prefetch_bytes", None, None
             is_bad = isinstance(error, DecodeError | ProbeError)
-            return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None
-        return "done", "", (color.matrix, color.color_range, color.siting)
+            return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None, None
+        return "done", "", (color.matrix, color.color_range, color.siting), audio
 
-    def _decode(self, task: DecodeTask, data: memoryview) -> PictureColor:
+    def _decode(self, task: DecodeTask, data: memoryview) -> tuple[PictureColor, Fraction | None]:
+        """Decode the pictures. Return their color and, for a whole clip, the presentation time of the first one."""
         import numpy as np
 
-        from streamvid.video.decode.file import decode_pictures
-        from streamvid.video.limits import STORED_LIMITS
         from streamvid.video.stream_info import StreamInfo
 
         source, pick, picture = task.source, task.pick, task.picture
         out = np.ndarray((pick.count, picture.num_bytes), np.uint8, self._ring, task.out_offset)
         if not source.stream:
-            return decode_pictures(
-                data,
-                0,
-                out,
-                picture,
-                num_frames=source.num_frames,
-                limits=STORED_LIMITS,
-                crop=task.crop,
-                choose=lambda table: (
-                    task.numbers or pick.numbers(len(table.timestamps), table.timestamps, table.time_base)
-                ),
-            )
-        packets = np.ndarray((source.table_bytes // 32, 4), np.int64, self._clips, source.offset)
-        return self._decoder.decode(
+            return self._decode_file(task, data, out)
+        table_bytes = source.table_bytes - (0 if task.audio is None else task.audio.table_bytes)
+        color = self._decoder.decode(
             StreamInfo.from_json(source.stream),
-            packets,
+            np.ndarray((table_bytes // 32, 4), np.int64, self._clips, source.offset),
             data,
             source.key_time,
             out,
@@ -119,6 +115,36 @@ class TaskRunner:
             crop=task.crop,
             num_threads=task.num_threads,
         )
+        return color, None
+
+    def _decode_file(self, task: DecodeTask, data: memoryview, out: Any) -> tuple[PictureColor, Fraction]:
+        from streamvid.video.decode.file import decode_pictures
+        from streamvid.video.limits import STORED_LIMITS
+
+        starts: list[Fraction] = []
+
+        def choose(table: PacketTable) -> Sequence[int]:
+            times, base = table.timestamps, table.time_base
+            numbers = task.numbers or task.pick.numbers(len(times), times, base)
+            starts.append(times[numbers[0]] * base)
+            return numbers
+
+        color = decode_pictures(
+            data,
+            0,
+            out,
+            task.picture,
+            num_frames=task.source.num_frames,
+            limits=STORED_LIMITS,
+            crop=task.crop,
+            choose=choose,
+        )
+        return color, starts[0]
+
+    def _decode_audio(self, task: AudioTask, first: int, data: memoryview, seconds: Fraction | None) -> DecodedAudio:
+        from streamvid.loader.workers.audio import decode_audio  # most loaders deliver no audio
+
+        return decode_audio(task, self._clips[first - task.table_bytes : first], data, seconds, self._ring)
 
 
 def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:

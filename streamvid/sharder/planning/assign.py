@@ -175,6 +175,7 @@ class _Assigner:
         if options.clips.is_native:
             probe = probe.without(record.bars)
         _check_rate(probe, options)
+        _check_audio(probe, options)
         extra = fit_media(record, probe, self.probes, options.source.media_columns, self.stills)
         try:
             windows = list(_windows(record.time_range, probe, options))
@@ -280,6 +281,12 @@ def _check_rate(probe: Probe, options: ShardOptions) -> None:
         raise Rejected(
             f"the video has {probe.fps:.4g} frames per second; at least min_fps={least} is required", kind="min-fps"
         )
+
+
+def _check_audio(probe: Probe, options: ShardOptions) -> None:
+    if options.clips.audio == "require" and probe.has_audio is False:
+        reason = f"its sound cannot be used ({probe.audio_problem})" if probe.audio_problem else "the file has no sound"
+        raise Rejected(f"{reason}; audio='require' needs it", kind="no-audio")
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:

@@ -32,8 +32,12 @@ FACTS = {
     "fps": "float",
     "duration_seconds": "float",
     "aspect_ratio": "float",
+    "has_audio": "bool",
+    "audio_offset_seconds": "float",
 }
-"""Types of the facts that probing determines. Sizes are display sizes in pixels; aspect_ratio is width / height."""
+"""Types of the facts that probing determines. Sizes are display sizes in pixels; aspect_ratio is width / height;
+audio_offset_seconds is the time at which the sound begins, minus that of the first frame."""
+_OF_AUDIO = frozenset(("has_audio", "audio_offset_seconds"))
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
 _ARROW = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}
@@ -154,6 +158,11 @@ def apply_where(
         raise ConfigError(
             f"source.where={text!r}: {names[0]!r} describes videos, but clips.kind='text' has none; use one of text, "
             f"source{''.join(f', {name}' for name in records.user_types)}"
+        )
+    if options.trust_metadata and (names := sorted(where.node.columns & _OF_AUDIO)):
+        raise ConfigError(
+            f"source.where={text!r}: {names[0]!r} is not known before files are probed, which trust_metadata=True "
+            "does last; to require sound, set clips.audio='require' (--audio require), or omit trust_metadata"
         )
     if not is_curated:
         return where.keep(records, probes, is_final=False) if where.can_fail_early else records

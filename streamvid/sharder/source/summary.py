@@ -67,6 +67,28 @@ class Duplicates:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioSummary:
+    """Sound of the videos that have a bucket.
+
+    num_videos, num_with_audio: number of videos, and of those with sound that can be read.
+    unreadable: videos whose sound cannot be read, with the reason.
+    other_start: videos whose sound begins MAX_START_SECONDS or more before or after the first frame.
+    other_length: videos whose sound is MAX_LENGTH_SECONDS or more longer or shorter than the pictures.
+    """
+
+    num_videos: int
+    num_with_audio: int
+    unreadable: Counted
+    other_start: Counted
+    other_length: Counted
+
+
+MAX_START_SECONDS, MAX_LENGTH_SECONDS = 0.045, 0.125
+"""Differences from which on the sound and the pictures of a file are reported to disagree: the offsets that viewers
+detect, early and late, according to ITU-R BT.1359."""
+
+
+@dataclass(frozen=True, slots=True)
 class InputSummary:
     """The sharder's interpretation of its input. A value that was not determined is None.
 
@@ -79,6 +101,7 @@ class InputSummary:
         dropped.
     num_without_bucket: number of files, windows or rows that no bucket accepts.
     near_duplicates: groups of rows with similar pictures; None unless `curation.dedup` is set.
+    audio: sound of the videos; None if files are not probed first.
     """
 
     sources: tuple[SourceSummary, ...]
@@ -90,6 +113,7 @@ class InputSummary:
     num_dropped: int | None = None
     num_without_bucket: int | None = None
     near_duplicates: Duplicates | None = None
+    audio: AudioSummary | None = None
 
 
 def duplicates(files: Iterable[Media]) -> Counted:

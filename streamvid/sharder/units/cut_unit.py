@@ -24,11 +24,13 @@ class CutUnit:
 
     windows: (name of the clip in `clips`, window) pairs.
     verify: True to decode every frame of each clip.
+    has_audio: False to leave out the sound.
     """
 
     media: Media
     windows: tuple[tuple[str, Window], ...]
     verify: bool
+    has_audio: bool
     clips: ClipFolder
     limits: Limits
 
@@ -48,7 +50,7 @@ def _cut_all(unit: CutUnit, source: Source) -> Finding:
     from streamvid.video.encode.cut import Cutter
 
     with open_video(source, unit.limits) as video:
-        cutter = Cutter(video)
+        cutter = Cutter(source, video, has_audio=unit.has_audio)
         return {
             "clips": [
                 attempt("cutting", unit.media.source, partial(_cut, unit, cutter, name, window))

@@ -16,6 +16,7 @@ from streamvid.sharder.windows import Clip, Timing, Window, copied
 from streamvid.sharder.work.clips import ClipFolder
 from streamvid.sharder.work.worker import clock_paused
 from streamvid.video.cropping import Margins
+from streamvid.video.encode.audio_profiles import MadeAudioCodec
 from streamvid.video.encode.made import MadeClip
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, make_timeline
@@ -32,6 +33,7 @@ class EncodeUnit:
     follows: for a conditioning video, the Timing of the sample's source as text; else "".
     bars: black bars to crop.
     max_bytes: size limit of the clip; None for no limit.
+    audio: codec of the sound; None to leave it out.
     fps: output frame rate; None keeps all frames of the window.
     """
 
@@ -45,6 +47,7 @@ class EncodeUnit:
     max_bytes: float | None
     clips: ClipFolder
     encoding: Encoding
+    audio: MadeAudioCodec | None
     fps: Fraction | None
     limits: Limits
 
@@ -95,6 +98,7 @@ def _encode(unit: EncodeUnit, source: Source) -> Finding:
         is_mask=unit.is_mask,
         bars=unit.bars,
         max_bytes=unit.max_bytes,
+        audio=unit.audio,
         limits=unit.limits,
     )
     return put_clip(unit.clips, unit.name, made)

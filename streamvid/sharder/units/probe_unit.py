@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from streamvid.sharder.source.extra_media import MediaFile
     from streamvid.sharder.source.records import Record
     from streamvid.video.container import Source
+    from streamvid.video.info import VideoInfo
 
 _EXTENSIONS = {
     "mov": "mp4",
@@ -64,6 +65,10 @@ class Probe:
     width, height: display size in pixels.
     extension: extension of the tar member if the file is copied.
     timing: a `Timing` as text; "" if it is not needed.
+    has_audio: True if the file has sound that can be read; None if this is unknown.
+    audio_offset_seconds: time at which the sound begins, minus that of the first frame.
+    audio_seconds: duration of the sound.
+    audio_problem: reason why the file's sound cannot be read, or "".
     """
 
     width: int
@@ -76,6 +81,10 @@ class Probe:
     is_image: bool
     pixel_format: str = ""
     timing: str = ""
+    has_audio: bool | None = None
+    audio_offset_seconds: float | None = None
+    audio_seconds: float | None = None
+    audio_problem: str = ""
 
     def without(self, bars: Margins) -> Probe:
         """Return the facts of the file without its black bars: (left, top, right, bottom), in pixels."""
@@ -124,7 +133,35 @@ def _probe(unit: ProbeUnit, source: Source) -> Finding:
     extension = (
         _HEIF_EXTENSIONS.get(info.codec, "heic") if is_heif else clip_extension(info.container, unit.media.source)
     )
-    return asdict(copied(Probe, info, extension=extension, timing=timing))
+    facts = asdict(copied(Probe, info, extension=extension, timing=timing))
+    return (
+        {**facts, **_sound(unit, source, info)}
+        if info.has_audio and not info.is_image
+        else {**facts, "has_audio": False}
+    )
+
+
+def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
+    """Return the facts about a video's sound. Only damaged sound rejects the video, and only if all is decoded."""
+    from streamvid.video.audio.facts import read_audio_facts
+    from streamvid.video.audio.span import read_audio_span
+
+    try:
+        span = read_audio_span(source, unit.limits)
+    except ProbeError as error:
+        return {"has_audio": False, "audio_problem": str(error)[:200]}
+    if span is None:
+        return {"has_audio": False}
+    if unit.verify:
+        try:
+            read_audio_facts(source, unit.limits)
+        except (ProbeError, DecodeError) as error:
+            raise ProbeError(f"its sound is damaged: {error}", kind="audio") from error
+    return {
+        "has_audio": True,
+        "audio_offset_seconds": float(span.begin_seconds - info.timestamps[0] * info.time_base),
+        "audio_seconds": float(span.end_seconds - span.begin_seconds),
+    }
 
 
 def attempt(what: str, name: str, work: Callable[[], Finding]) -> Finding:

@@ -1,4 +1,4 @@
-"""Loudness of a video's audio over time, for display. The loader delivers no audio."""
+"""Loudness of a video's audio over time, for display."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamvid.video.audio.codecs import AUDIO_CODECS
-from streamvid.video.container import Source, ffmpeg_errors, open_video
+from streamvid.video.audio.samples import audio_packets, decode_pieces
+from streamvid.video.audio.stream import audio_stream
+from streamvid.video.container import Source, open_video
 from streamvid.video.limits import STORED_LIMITS, Limits
+from streamvid.video.packets import read_packets
 
 
 @dataclass(frozen=True, slots=True)
 class Waveform:
-    """Largest amplitude (0 to 1) of the mono audio in each of several equal parts of a clip's duration."""
+    """Largest amplitude (0 to 1) of any channel in each of several equal parts of a clip's duration."""
 
     codec: str
     sample_rate: int
@@ -24,34 +26,28 @@ class Waveform:
 def read_waveform(
     source: Source, num_parts: int, duration_seconds: float, limits: Limits = STORED_LIMITS
 ) -> Waveform | None:
-    """Return the waveform of the first audio stream of a video, from the video's first frame on, or None without one.
+    """Return the waveform of a video's default audio stream, from its first frame on, or None if it has none.
 
     duration_seconds: duration of the video, which the parts divide.
-    Raises ProbeError if the file cannot be read.
+    Raises ProbeError if the file cannot be read, or its audio is not allowed or does not decode.
     """
-    import av
-
-    with open_video(source, limits) as video, ffmpeg_errors("the audio does not decode"):
+    with open_video(source, limits) as video:
         if not video.has_audio or duration_seconds <= 0:
             return None
-        stream = video.container.streams.audio[0]
-        context = stream.codec_context
-        if context is None or context.codec.canonical_name not in AUDIO_CODECS:
+        table = read_packets(video)
+        begin = float(table.timestamps[0] * table.time_base)
+        video.reopen()
+        stream = audio_stream(video)
+        if stream is None:
             return None
-        from av.stream import Discard
-
-        stream.discard = Discard.default
-        begin = float((video.stream.start_time or 0) * (video.stream.time_base or 0))
-        peaks = np.zeros(num_parts, np.float32)
-        mono = av.AudioResampler(format="flt", layout="mono")
-        for frame in video.container.decode(stream):
-            start = (frame.time or 0.0) - begin
+        context, peaks = stream.codec_context, np.zeros(num_parts, np.float32)
+        for piece in decode_pieces(stream, audio_packets(video, stream), video.container_name == "mov"):
+            start = piece.position / piece.sample_rate - begin
             if start > duration_seconds:
                 break
-            for part in mono.resample(frame):
-                values = np.abs(part.to_ndarray().reshape(-1))
-                places = (start + np.arange(len(values)) / part.sample_rate) * (num_parts / duration_seconds)
-                inside = (places >= 0) & (places < num_parts)
-                np.maximum.at(peaks, places[inside].astype(np.int64), values[inside])
+            values = np.abs(piece.samples).max(axis=0)
+            places = (start + np.arange(len(values)) / piece.sample_rate) * (num_parts / duration_seconds)
+            inside = (places >= 0) & (places < num_parts)
+            np.maximum.at(peaks, places[inside].astype(np.int64), values[inside])
         found = tuple(min(1.0, round(float(peak), 4)) for peak in peaks)
         return Waveform(context.codec.canonical_name, context.sample_rate, context.layout.nb_channels, found)

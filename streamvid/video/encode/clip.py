@@ -21,6 +21,8 @@ from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video.container import Source, VideoFile, open_video
 from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.decode.file import decode_from, from_key_frame
+from streamvid.video.encode.audio import AudioTrack, AudioWindow, check_track, find_window
+from streamvid.video.encode.audio_profiles import MadeAudioCodec
 from streamvid.video.encode.check import LOSSLESS_PSNR, QualityMeter, check_clip, picture_checksum
 from streamvid.video.encode.cover import ColorTags, Cover
 from streamvid.video.encode.made import MadeClip
@@ -60,6 +62,7 @@ def encode_clip(
     is_mask: bool = False,
     bars: Margins = NO_MARGINS,
     max_bytes: float | None = None,
+    audio: MadeAudioCodec | None = None,
     limits: Limits = LIMITS,
 ) -> MadeClip:
     """Encode frames `start` to `start + num_frames` (exclusive; None: to the end) at size (height, width).
@@ -70,6 +73,8 @@ def encode_clip(
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
+    audio: codec of the clip's sound; None leaves it out. The track holds the source's sound from the first frame to the
+        end of the last, in mono if the source is, otherwise in stereo. Without sound in this time, there is no track.
     max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
         codec's highest crf is reached.
 
@@ -103,8 +108,11 @@ def encode_clip(
             usual_rate=video.stream.average_rate,
         )
 
+        begin_time = table.timestamps[line.numbers[0]] * table.time_base
+        sound = find_window(source, video, begin_time, line.duration_seconds, audio)
+
         def encode(encoding: Encoding) -> tuple[bytes, float]:
-            make = partial(_encode_from, video, table, line, size, encoding, is_mask, limits)
+            make = partial(_encode_from, video, table, line, size, encoding, is_mask, sound, limits)
             return from_key_frame(table, line.numbers, make)
 
         data, psnr_y = _within(max_bytes, encode, encoding)
@@ -119,6 +127,7 @@ def encode_clip(
         height=height,
         psnr_y=psnr_y,
         encode_seconds=time.process_time() - begin,
+        has_audio=sound is not None,
     )
 
 
@@ -148,6 +157,7 @@ def _encode_from(
     size: _Size,
     encoding: Encoding,
     is_mask: bool,
+    sound: AudioWindow | None,
     limits: Limits,
     key: tuple[int, int],
 ) -> tuple[bytes, float]:
@@ -160,7 +170,7 @@ def _encode_from(
         if not made:
             pixels = "gray" if is_mask else "yuv420p"
             cover = Cover(video, frame, *size, pixel_format="yuvj420p" if encoding.codec == "mjpeg" else pixels)
-            made.append((cover, ClipWriter(encoding, timeline, size.height, size.width, cover.tags, pixels)))
+            made.append((cover, ClipWriter(encoding, timeline, size, cover.tags, pixels, sound)))
         cover, writer = made[0]
         if place != written:
             raise DecodeError(
@@ -179,6 +189,8 @@ def _encode_from(
         for _, writer in made:
             writer.close()
     check_clip(writer.data, encoding, timeline, cover.tags, writer.meter.checksums, limits)
+    if sound is not None:
+        check_track(writer.data, sound)
     return writer.data, psnr_y
 
 
@@ -186,10 +198,16 @@ def _encode_from(
 
 
 class ClipWriter:
-    """Encoder and in-memory MP4 file with one track. Its bytes depend only on the arguments and the pictures."""
+    """Encoder and in-memory MP4 file. Its bytes depend only on the arguments, the pictures and the sound."""
 
     def __init__(
-        self, encoding: Encoding, timeline: Timeline, height: int, width: int, tags: ColorTags, pixel_format: str
+        self,
+        encoding: Encoding,
+        timeline: Timeline,
+        size: _Size,
+        tags: ColorTags,
+        pixel_format: str,
+        sound: AudioWindow | None = None,
     ) -> None:
         import av
         from av.bitstream import BitStreamFilterContext
@@ -198,15 +216,15 @@ class ClipWriter:
         # SVT-AV1 writes to standard error whatever FFmpeg's log level is.
         os.environ.setdefault("SVT_LOG", "0")
         self._timeline, self._sink = timeline, io.BytesIO()
-        # bitexact omits dates and versions. Time begins at 0 and nothing is reordered, so no edit list is needed.
-        self._container = av.open(self._sink, "w", format="mp4", options={"fflags": "+bitexact", "use_editlist": "0"})
+        self._container = av.open(self._sink, "w", format="mp4", options=_muxer_options(sound))
         self._stream = cast(
             "VideoStream",
             self._container.add_stream(encoding.profile.encoder, rate=_RATE, options=encoding.encoder_options()),
         )
+        self._track = None if sound is None else AudioTrack(self._container, sound)
         encoder = self._stream.codec_context
-        encoder.width = width
-        encoder.height = height
+        encoder.width = size.width
+        encoder.height = size.height
         encoder.pix_fmt = pixel_format
         encoder.sample_aspect_ratio = Fraction(1)
         encoder.time_base = Fraction(1, _RATE)
@@ -221,7 +239,7 @@ class ClipWriter:
         # This drops SEI units, in which x264 stores its version and settings, about 700 bytes per clip.
         is_h264 = encoding.codec == "h264"
         self._filter = BitStreamFilterContext("filter_units=remove_types=6", self._stream) if is_h264 else None
-        self.meter = QualityMeter(encoding.profile.decoder, bytes(encoder.extradata or b""), height, width)
+        self.meter = QualityMeter(encoding.profile.decoder, bytes(encoder.extradata or b""), size.height, size.width)
 
     def write(self, picture: VideoFrame, number: int) -> None:
         """Encode a picture as frame `number`."""
@@ -232,6 +250,8 @@ class ClipWriter:
     def finish(self) -> float:
         """Write the packets that the encoder held back, complete `data`, and return the PSNR of luma in decibels."""
         self._mux(self._stream.codec_context.encode(None))
+        if self._track is not None:
+            self._track.write_until(None)
         self.close()
         return self.meter.finish()
 
@@ -250,7 +270,21 @@ class ClipWriter:
                 kept.stream, kept.time_base = self._stream, self._timeline.time_base
                 kept.pts = kept.dts = self._timeline.ticks[number]
                 kept.duration = self._timeline.ticks_shown(number)
+                if self._track is not None:
+                    self._track.write_until((kept.pts + kept.duration) * self._timeline.time_base)
                 self._container.mux_one(kept)
+
+
+def _muxer_options(sound: AudioWindow | None) -> dict[str, str]:
+    """Return FFmpeg's options. bitexact omits dates and versions.
+
+    The pictures begin at 0 and are not reordered. Only the packets of a sound track may begin before time 0, because
+    lossy decoders need some to start; an edit list hides their samples, and ends exactly where the clip ends.
+    """
+    if sound is None:
+        return {"fflags": "+bitexact", "use_editlist": "0"}
+    exact = {"avoid_negative_ts": "disabled", "movie_timescale": str(sound.format.sample_rate)}
+    return {"fflags": "+bitexact", "use_editlist": "1", **exact}
 
 
 # Still images.

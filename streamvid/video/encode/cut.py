@@ -2,6 +2,9 @@
 
 A file starts at the last key frame from which its window can be decoded, and ends with the last packet that the window
 needs. Its edit list hides all other frames, so that every reader that follows edit lists shows exactly the window.
+
+The sound of the window is stored without loss in a track of its own (encode/audio.py): packets of sound rarely begin
+where a window begins, and not every codec fits in MP4.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from typing import TYPE_CHECKING, cast
 from streamvid.errors import ProbeError
 from streamvid.video.bitstream import h264
 from streamvid.video.bitstream.boxes import find_box
-from streamvid.video.container import VideoFile
+from streamvid.video.container import Source, VideoFile
 from streamvid.video.decode.file import from_key_frame
+from streamvid.video.encode.audio import AudioTrack, AudioWindow, check_track, find_window
+from streamvid.video.encode.audio_profiles import MadeAudioCodec
 from streamvid.video.encode.made import MadeClip
 from streamvid.video.encode.timeline import Timeline, make_timeline
 from streamvid.video.info import VideoInfo
@@ -31,7 +36,8 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.stream import VideoStream
 
-_FORMATS = ("mp4", "mov")
+#: The formats that are tried, and the lossless codec that each can hold.
+_FORMATS: dict[str, MadeAudioCodec] = {"mp4": "flac", "mov": "pcm_s16le"}
 _UNWRITTEN = frozenset({"vp8"})  # FFmpeg reads it from QuickTime files, but does not write it
 #: Boxes that state how long the file plays: (path, offset of the value in version 0, the same in version 1).
 _DURATIONS = (
@@ -44,10 +50,13 @@ _DURATIONS = (
 class Cutter:
     """Cutter of windows from an opened video, whose packet table is read only once.
 
+    source: the file that was opened. has_audio: False to leave out its sound.
     Raises ProbeError if the video is not supported; see `probe`.
     """
 
-    def __init__(self, video: VideoFile) -> None:
+    def __init__(self, source: Source, video: VideoFile, *, has_audio: bool = True) -> None:
+        self._source = source
+        self._codec: MadeAudioCodec | None = "flac" if has_audio else None
         self._video, self._has_new_headers = video, False
         self._table = read_packets(video, self._see)
         self._format = first_frame(video, self._table)[0]
@@ -59,9 +68,11 @@ class Cutter:
         """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged and at their times.
 
         Times are measured from the first frame. The size and orientation of the pictures, the shape of their pixels and
-        their colors are those of the source. Audio is omitted. The same video gives the same bytes.
+        their colors are those of the source. The sound from the first frame to the end of the last is stored without
+        loss, in 16 bits, as FLAC, or as PCM in QuickTime files. The same video gives the same bytes.
 
-        The file is probed before it is returned. verify: True to decode all of its frames, too.
+        The file is probed and its sound is compared before it is returned. verify: True to decode all of its frames,
+        too.
 
         Raises ProbeError if the packets cannot be stored so that exactly these frames are shown, and DecodeError if the
         source has fewer frames or, with `verify`, one of them does not decode.
@@ -76,11 +87,16 @@ class Cutter:
             usual_rate=self._video.stream.average_rate,
         )
 
+        first_time = table.timestamps[start] * table.time_base
+        sound = find_window(self._source, self._video, first_time, line.duration_seconds, self._codec)
+
         def cut_from(key: tuple[int, int]) -> tuple[bytes, VideoInfo]:
-            data = self._copy(key[1], line)
+            data = self._copy(key[1], line, sound)
             return data, self._probe(data, line, verify)
 
         data, info = from_key_frame(table, line.numbers, cut_from)
+        if sound is not None:
+            check_track(data, sound)
         return MadeClip(
             data=data,
             extension="mp4",
@@ -90,9 +106,10 @@ class Cutter:
             duration_seconds=float(line.duration_seconds),
             width=info.width,
             height=info.height,
+            has_audio=sound is not None,
         )
 
-    def _copy(self, first: int, line: Timeline) -> bytes:
+    def _copy(self, first: int, line: Timeline, sound: AudioWindow | None) -> bytes:
         """Return a file with the packets from position `first` to the last one that the window needs."""
         video, table = self._video, self._table
         if self._has_new_headers:
@@ -105,7 +122,7 @@ class Cutter:
             raise _refused("some packets have no timestamp or share one with another packet")
         keys = {ordinal for _, ordinal in table.keys}
         packets = packets_from(video, table, first)  # it may reopen the video, which replaces the stream
-        with _muxing(), closing(_Writer(video, line.time_base)) as writer:
+        with _muxing(), closing(_Writer(video, line.time_base, sound)) as writer:
             for entry, (ordinal, packet) in zip(_schedule(known, line.last_ticks), packets, strict=False):
                 writer.write(packet, *entry, is_key=ordinal in keys, core=table.x264_core if ordinal == first else 0)
             return writer.finish(line.ticks[-1] + line.last_ticks)
@@ -140,15 +157,16 @@ def _schedule(times: Sequence[int], last_ticks: int) -> list[tuple[int, int, int
 
 
 class _Writer:
-    """MP4 or QuickTime file in memory, with one video track whose packets come from `video`."""
+    """MP4 or QuickTime file in memory, with a video track whose packets come from `video`, and a track of sound."""
 
-    def __init__(self, video: VideoFile, time_base: Fraction) -> None:
+    def __init__(self, video: VideoFile, time_base: Fraction, sound: AudioWindow | None) -> None:
         # A track's time base is one over an integer.
         self._scale, self._time_base = time_base.numerator, Fraction(1, time_base.denominator)
         self._header, self._sink = video.decoder.extradata or b"", io.BytesIO()
-        self._container, self._stream = self._open(video)
+        self._container, self._stream, codec = self._open(video)
+        self._track = None if sound is None else AudioTrack(self._container, sound, codec)
 
-    def _open(self, video: VideoFile) -> tuple[OutputContainer, VideoStream]:
+    def _open(self, video: VideoFile) -> tuple[OutputContainer, VideoStream, MadeAudioCodec]:
         import av
 
         timescale = str(self._time_base.denominator)
@@ -160,7 +178,7 @@ class _Writer:
             "video_track_timescale": timescale,
             "movie_timescale": timescale,
         }
-        for name in () if video.codec_name in _UNWRITTEN else _FORMATS:
+        for name, codec in () if video.codec_name in _UNWRITTEN else _FORMATS.items():
             container = av.open(self._sink, "w", format=name, options=options)
             try:
                 stream = container.add_stream_from_template(video.stream, opaque=True)
@@ -169,7 +187,7 @@ class _Writer:
             if ratio := video.stream.sample_aspect_ratio:  # Matroska states it only there
                 stream.codec_context.sample_aspect_ratio = ratio
             stream.time_base = self._time_base
-            return container, stream
+            return container, stream, codec
         raise _refused(f"FFmpeg cannot store {video.codec_name} in MP4 or QuickTime files")
 
     def write(
@@ -182,6 +200,8 @@ class _Writer:
             packet.update(content)
         packet.stream, packet.time_base, packet.is_keyframe = self._stream, self._time_base, is_key
         packet.pts, packet.dts, packet.duration = (ticks * self._scale for ticks in (time, decode_time, duration))
+        if self._track is not None:
+            self._track.write_until(decode_time * self._scale * self._time_base)
         self._container.mux_one(packet)
 
     def close(self) -> None:
@@ -189,6 +209,8 @@ class _Writer:
 
     def finish(self, ticks: int) -> bytes:
         """Return the file. Its edit list ends after `ticks`; the muxer alone would hide only frames before time 0."""
+        if self._track is not None:
+            self._track.write_until(None)
         self.close()
         with self._sink.getbuffer() as data:
 

@@ -18,6 +18,7 @@ class MadeClip:
     psnr_y: PSNR of all luma relative to the encoder's input (the direct resize of the source), in decibels; 100.0 if
         lossless; None if nothing was encoded.
     encode_seconds: CPU time for decoding, encoding and verification; 0.0 if nothing was encoded.
+    has_audio: True if there is an audio track.
     """
 
     data: bytes
@@ -30,6 +31,7 @@ class MadeClip:
     height: int
     psnr_y: float | None = None
     encode_seconds: float = 0.0
+    has_audio: bool = False
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,1 @@
+"""Number of audio samples that belong to the frames of a bucket."""

@@ -1,0 +1,132 @@
+"""Audio of a loader: which options it can be combined with, and how many samples the clips of each bucket have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError
+from streamvid.loader.mix import Mix, MixPart
+from streamvid.loader.view.audio import HAS_AUDIO, AudioOptions, AudioPlan, AudioShape
+from streamvid.loader.view.view import ViewOptions
+
+_EXACT_RULES = ("resample", "fix_frame_rate")
+_MAX_DENOMINATOR = 1001
+
+
+def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *, is_decoded: bool) -> Mix:
+    """Return the mix with the audio of its clips. is_decoded: see OutputOptions.decode.
+
+    Raises ConfigError if the audio cannot be combined with the other options, or does not fit the datasets.
+    """
+    if options is None:
+        return mix
+    _check(mix, view, is_decoded=is_decoded)
+    rates = {name: _rate(mix, bucket, options.fps) for name, bucket in mix.buckets.items() if not bucket.is_text}
+    known = [rate for rate in rates.values() if rate is not None]
+    if not known:
+        raise ConfigError(
+            "output.audio: the number of audio samples of an image follows from a frame rate, but the loader delivers "
+            "only images; set output.audio.fps, or leave output.audio out"
+        )
+    form, shapes = options.form, dict[str, AudioShape]()
+    for name, rate in rates.items():
+        fps, num_frames = rate or known[0], mix.buckets[name].num_frames
+        count = form.rule.num_samples(num_frames, fps, form.sample_rate)
+        shapes[name] = AudioShape(form.sample_rate, form.num_channels, count, num_frames, fps)
+    plan = AudioPlan(form, shapes)
+    return replace(mix, parts=tuple(replace(part, audio=plan) for part in mix.parts))
+
+
+def _check(mix: Mix, view: ViewOptions, *, is_decoded: bool) -> None:
+    if any(part.sidecar is not None for part in mix.parts):
+        raise ConfigError(
+            "output.audio: cannot be combined with features, which contain no audio of the clips; leave one of them out"
+        )
+    if not is_decoded:
+        raise ConfigError(
+            "output.audio: cannot be combined with output.decode=False, which delivers clips as they are stored; leave "
+            "one of them out"
+        )
+    pictured = [part for part in mix.parts if part.dataset.manifest.clips != "text"]
+    if not pictured:
+        raise ConfigError("output.audio: the datasets contain only texts, which have no audio; leave output.audio out")
+    _check_view(pictured, view)
+    for part in pictured:
+        _check_columns(part.dataset)
+
+
+def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
+    """Raise ConfigError if a view changes the speed of the pictures, which would no longer match their audio."""
+    named = f"view.temporal={view.temporal!r}"
+    is_capped = view.temporal == "opensora" and any(part.rate.rule == "cap" for part in parts)
+    if view.max_interval > 1:
+        named = f"view.max_interval={view.max_interval}"
+    elif view.temporal != "uniform" and not is_capped:
+        return
+    raise ConfigError(
+        f"output.audio: cannot be combined with {named}, which changes the speed of the pictures; use "
+        "view.temporal='random', 'head', 'middle', 'chunk' or 'full' without view.max_interval, or leave output.audio "
+        "out. To deliver another frame rate at the same speed, shard the dataset with --fps"
+    )
+
+
+def _check_columns(dataset: Dataset) -> None:
+    if HAS_AUDIO not in dataset.samples_schema.names:
+        raise ConfigError(
+            f"output.audio: {dataset.url} was sharded by a version of streamvid that recorded no audio; shard it "
+            "again, or leave output.audio out"
+        )
+
+
+def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
+    """Return the rate at which frames of a bucket are delivered; None if it has only images. given: AudioOptions.fps.
+
+    Raises ConfigError if datasets are read at different rates.
+    """
+    found = {fps: part for part, fps in _exact_rates(mix, bucket)}
+    if given is not None:
+        found.setdefault(given, mix.parts[0])
+    first = next(iter(found), None)
+    if first is None:
+        return _first_rate(mix, bucket)
+    for fps, part in found.items():
+        if abs(fps / first - 1) * bucket.num_frames > Fraction(1, 2):
+            where = "output.audio.fps" if fps == given else part.dataset.url
+            raise ConfigError(
+                f"output.audio: bucket {bucket.id} is delivered at {float(first):.6g} fps and, by {where}, at "
+                f"{float(fps):.6g} fps, so its clips would need different numbers of audio samples; shard the datasets "
+                "with the same --fps, or use one loader for each"
+            )
+    return first
+
+
+def _exact_rates(mix: Mix, bucket: Bucket) -> Iterator[tuple[MixPart, Fraction]]:
+    for part in mix.parts:
+        rate = part.dataset.manifest.frame_rate  # native clips were resampled when they were encoded
+        if bucket.id in part.subset.shards and rate.rule in _EXACT_RULES and rate.fps is not None:
+            yield part, rate.fps
+
+
+def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
+    """Return the rate of the first video of a bucket, in plan order. Each delivery is compared with it later."""
+    for part in mix.parts:
+        if bucket.id in part.subset.shards:
+            fps = _fps_of_first(part, bucket)
+            if fps is not None and 0 < fps < math.inf:
+                return (Fraction(fps) / part.rate.interval(fps)).limit_denominator(_MAX_DENOMINATOR)
+    return None
+
+
+def _fps_of_first(part: MixPart, bucket: Bucket) -> float | None:
+    """Return the frame rate of the first sample of a bucket that passes the part's filter."""
+    chosen = part.subset.filter
+    names = list(dict.fromkeys(["fps", *(chosen.columns if chosen else ())]))
+    table = part.dataset.samples(part.subset.shard_info(bucket.id, 0), names)
+    number = 0 if chosen is None else int(chosen.matching(table)[0])
+    fps: float | None = table.column("fps")[number].as_py()
+    return fps

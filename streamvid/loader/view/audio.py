@@ -1,0 +1,196 @@
+"""Audio of a delivery: its options, its samples on the time line of the clip, and the bytes to read for them.
+
+Output sample k has the time k / sample_rate on the clip's presentation timeline, on which its frames have their
+timestamps. The audio of a window begins with the sample nearest to the presentation time of the first delivered frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, TypeAlias
+
+from streamvid.buckets.audio.rule import AUDIO_PRESETS, EXACT, SampleRule
+from streamvid.config import check_options, option
+from streamvid.errors import ConfigError, DecodeError, IntegrityError
+from streamvid.loader.view.clip_part import AudioPart, ClipPart, fits, whole_clip
+from streamvid.video.audio.grid import LAYOUTS, first_sample_at, offset_seconds
+
+if TYPE_CHECKING:
+    from streamvid.loader.view.index_row import SampleFile
+    from streamvid.video.audio.index import AudioIndex
+    from streamvid.video.clip_index import ClipIndex, Int64s
+
+Checks: TypeAlias = tuple[tuple[int, int, bytes], ...]
+
+HAS_AUDIO = "has_audio"
+"""Column of the samples index that says whether a clip has audio."""
+
+MAX_SAMPLE_RATE = 192_000
+_FLOAT_BYTES = 4
+_MAX_STREAM_CHARS = 40_000  # of 65,536 bytes; the checks of 512 pieces take 22,000
+
+
+@dataclass(frozen=True, slots=True)
+class AudioOptions:
+    """Audio that is delivered with each clip, as `batch.audio`. It requires `sample_rate` or `preset`."""
+
+    sample_rate: int | None = option(
+        None, help="Samples per second and channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
+    )
+    num_channels: int | None = option(
+        None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="2, or that of preset"
+    )
+    rule: str | None = option(
+        None,
+        help="Number of samples per bucket: exact (the duration of its frames, rounded to samples), or a grid such as "
+        "640k, of which the nearest count is delivered.",
+        shown_default="exact, or that of preset",
+    )
+    fps: Fraction | None = option(
+        None,
+        help="Frame rate that the number of samples is computed from, for datasets whose clips keep their own rates.",
+        shown_default="the rate at which the dataset is read, else that of the first clip of each bucket",
+        above=0.0,
+    )
+    preset: str | None = option(
+        None, help="Audio of a model, for options that are not given.", choices=tuple(AUDIO_PRESETS)
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.sample_rate is None and self.preset is None:
+            raise ConfigError(
+                f"sample_rate=None: set it to a number such as 32000, or set preset to {', '.join(AUDIO_PRESETS)}"
+            )
+        if self.num_channels not in (None, *LAYOUTS):
+            raise ConfigError(f"num_channels={self.num_channels}: must be one of {', '.join(map(str, LAYOUTS))}")
+        if self.rule is not None:
+            SampleRule.of(self.rule)
+
+    @property
+    def form(self) -> AudioForm:
+        """Form of the delivered audio, with the values of the preset for options that are not given."""
+        preset = None if self.preset is None else AUDIO_PRESETS[self.preset]
+        rate = self.sample_rate or (preset.sample_rate if preset else 0)
+        channels = self.num_channels or (preset.num_channels if preset else 2)
+        return AudioForm(rate, channels, SampleRule.of(self.rule or (preset.rule if preset else EXACT)))
+
+
+@dataclass(frozen=True, slots=True)
+class AudioForm:
+    """Sample rate, number of channels, and rule for the number of samples of the delivered audio."""
+
+    sample_rate: int
+    num_channels: int
+    rule: SampleRule
+
+
+@dataclass(frozen=True, slots=True)
+class AudioShape:
+    """Audio of a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second."""
+
+    sample_rate: int
+    num_channels: int
+    num_samples: int
+    num_frames: int
+    fps: Fraction
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes of a sample's audio, as float32."""
+        return self.num_channels * self.num_samples * _FLOAT_BYTES
+
+    def check_rate(self, fps: float) -> None:
+        """Raise ConfigError if frames at another rate do not end within half a frame of their audio's end."""
+        if not fps > 0:
+            return
+        ours = float(self.fps)
+        if abs(ours / fps - 1) * self.num_frames > 0.5:
+            raise ConfigError(
+                f"its frames are delivered at {fps:.6g} fps, but output.audio has as many samples as "
+                f"{self.num_frames} frames at {ours:.6g} fps, so their ends would be more than half a frame apart. "
+                f"Shard the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of one rate, such "
+                f"as where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with output.audio.fps={ours:.6g}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPlan:
+    """Audio of all deliveries of a loader. shapes: bucket id → shape, for all buckets with pictures."""
+
+    form: AudioForm
+    shapes: Mapping[str, AudioShape]
+
+    def of(self, bucket_id: str) -> AudioShape:
+        """Return the shape of a bucket's audio."""
+        return self.shapes[bucket_id]
+
+
+def with_audio(
+    part: ClipPart, clip: SampleFile, index: tuple[ClipIndex, AudioIndex] | None, shape: AudioShape, max_pieces: int
+) -> ClipPart:
+    """Return a part of a clip that also covers the audio of its frames, or the whole clip if no smaller part does.
+
+    index: packets of the clip's video and audio; None if its audio is decoded through the container.
+    max_pieces: see `clip_part`.
+    Raises IntegrityError if the index is invalid.
+    """
+    if index is not None and index[0].time_base is not None and part.window is not None:
+        found = _with_packets(part, *index, shape)
+        if fits(found, clip, None, max_pieces) and _are_short(found):
+            return found
+    return replace(whole_clip(clip, part.pick, part.numbers), audio=AudioPart())
+
+
+def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: AudioShape) -> ClipPart:
+    """Return the part with the packets of its audio. Overlapping byte ranges are joined, and no byte is read twice."""
+    assert part.window is not None and part.numbers is not None and video.time_base is not None
+    seconds = int(video.frame_times[part.numbers[0]]) * video.time_base
+    number = first_sample_at(seconds, shape.sample_rate)
+    try:
+        found = audio.window(number, shape.num_samples, shape.sample_rate)
+    except DecodeError as error:
+        raise IntegrityError(f"its audio: {error}") from error
+    offset = offset_seconds(seconds, number, shape.sample_rate)
+    mine = AudioPart(audio.info.to_json(), found.packets, number, offset)
+    if not found.num_bytes:
+        return replace(part, audio=mine)
+    first, end = part.first_byte, part.first_byte + part.num_bytes
+    last = found.first_byte + found.num_bytes
+    if found.first_byte <= end and first <= last:
+        start = min(first, found.first_byte)
+        num_bytes, before, place = max(end, last) - start, first - start, found.first_byte - start
+    else:
+        start, num_bytes, before, place = first, part.num_bytes + found.num_bytes, 0, part.num_bytes
+        mine = replace(mine, own_range=(found.first_byte, found.num_bytes))
+    return replace(
+        part,
+        first_byte=start,
+        num_bytes=num_bytes,
+        checks=(*_shifted(part.checks, before), *_shifted(found.pieces, place)),
+        window=replace(part.window, packets=_moved(part.window.packets, before)),
+        audio=replace(mine, packets=_moved(found.packets, place)),
+    )
+
+
+def _are_short(part: ClipPart) -> bool:
+    """Return True if the descriptions of the streams fit into a message to a worker."""
+    assert part.stream is not None and part.audio is not None
+    return len(part.stream.to_json()) + len(part.audio.stream) <= _MAX_STREAM_CHARS
+
+
+def _moved(packets: Int64s, distance: int) -> Int64s:
+    """Return a packet table whose offsets (column 1) are relative to a position `distance` bytes earlier."""
+    if not distance:
+        return packets
+    moved = packets.copy()
+    moved[:, 1] += distance
+    return moved
+
+
+def _shifted(checks: Checks, distance: int) -> Checks:
+    if not distance:
+        return checks
+    return tuple((start + distance, end + distance, checksum) for start, end, checksum in checks)

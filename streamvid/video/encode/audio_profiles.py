@@ -1,0 +1,45 @@
+"""Codecs of the audio tracks of clips that are encoded or cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+AudioCodec: TypeAlias = Literal["opus", "aac", "flac"]
+"""Codec of the sound of native clips."""
+MadeAudioCodec: TypeAlias = Literal["opus", "aac", "flac", "pcm_s16le"]
+"""Codec of the sound of any clip that is encoded or cut. QuickTime files hold PCM instead of FLAC."""
+DEFAULT_AUDIO_CODEC: AudioCodec = "opus"
+
+
+@dataclass(frozen=True, slots=True)
+class AudioProfile:
+    """FFmpeg's names for a codec and its encoder, and what it encodes.
+
+    sample_format: FFmpeg's name of the encoder's input.
+    bits_per_second: bit rate per channel; None for a lossless codec.
+    max_channels: maximum number of channels; sources with more are mixed down to it.
+    sample_rates: allowed sample rates in descending order; () for all up to 192 kHz.
+    """
+
+    codec: str
+    encoder: str
+    sample_format: str
+    bits_per_second: int | None
+    max_channels: int = 2
+    sample_rates: tuple[int, ...] = ()
+
+    def sample_rate(self, of_source: int) -> int:
+        """Return the sample rate of a track: that of its source if the codec allows it, otherwise 48 kHz."""
+        is_allowed = of_source in self.sample_rates if self.sample_rates else 8000 <= of_source <= 192_000
+        return of_source if is_allowed else 48_000
+
+
+_AAC_RATES = (96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8000)
+#: Opus has one clock, of 48 kHz.
+AUDIO_PROFILES: dict[MadeAudioCodec, AudioProfile] = {
+    "opus": AudioProfile("opus", "libopus", "flt", 64_000, sample_rates=(48_000,)),
+    "aac": AudioProfile("aac", "aac", "fltp", 96_000, sample_rates=_AAC_RATES),
+    "flac": AudioProfile("flac", "flac", "s16", None, max_channels=8),
+    "pcm_s16le": AudioProfile("pcm_s16le", "pcm_s16le", "s16", None, max_channels=8),
+}

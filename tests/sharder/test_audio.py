@@ -1,0 +1,248 @@
+"""Sound of stored clips: what is kept, dropped or required, what the index says of it, and what reports show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamvid
+from streamvid.buckets.bucket import parse_buckets
+from streamvid.dataset.upkeep.merge import merge
+from streamvid.dataset.versions.open import open_dataset
+from streamvid.errors import ConfigError, DatasetError
+from streamvid.sharder.append import append
+from streamvid.sharder.report import ShardReport
+from streamvid.sharder.sharder import dry_run, shard
+from tests.conftest import run_streamvid
+from tests.files import tree_of, write_rows
+from tests.shard_options import shard_options
+from tests.sharder.conftest import rows_of
+from tests.sharder.test_native import clip_of
+from tests.sounding import Sound, chirps, heard, shift_of, sounding
+
+FPS, RATE, NUM_FRAMES = 24, 48_000, 48
+OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@17"), "workers": 1, "caption_column": ""}
+AUDIO = ("codec", "sample_rate", "channels", "offset_seconds", "gap_seconds", "silence_share")
+SECONDS = NUM_FRAMES / FPS
+
+
+@dataclass(frozen=True)
+class Source:
+    folder: Path
+    sound: Sound
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    folder, sound = tmp_path_factory.mktemp("sounding"), chirps(SECONDS, RATE)
+    files = {
+        "whole.mp4": sounding(NUM_FRAMES, sound),
+        "late.mp4": sounding(NUM_FRAMES, sound, start_seconds=Fraction(1, 2)),
+        "short.mov": sounding(NUM_FRAMES, sound[:1, : RATE // 2], container="mov", codec="aac"),
+        "mute.mp4": sounding(NUM_FRAMES, sound[:, :0]),
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return Source(folder, sound)
+
+
+def build(source: Source, dest: Path, **options: Any) -> ShardReport:
+    return shard(source.folder, dest, shard_options(**{**OPTIONS, **options}))
+
+
+def by_name(dest: Path) -> dict[str, dict[str, Any]]:
+    return {row["source"]: row for row in rows_of(dest)}
+
+
+def kinds(report: ShardReport) -> dict[str, str]:
+    return {one.source: one.kind for one in report.rejections}
+
+
+@pytest.fixture(scope="module")
+def kept(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source as copies, with their sound."""
+    dest = tmp_path_factory.mktemp("kept") / "ds"
+    build(source, dest)
+    return dest
+
+
+def test_the_index_describes_the_sound_of_each_copy(kept: Path) -> None:
+    rows = by_name(kept)
+    assert {name: row["has_audio"] for name, row in rows.items()} == {
+        **dict.fromkeys(("whole.mp4", "late.mp4", "short.mov"), True),
+        "mute.mp4": False,
+    }
+    assert all(rows["mute.mp4"][f"audio_{name}"] is None for name in (*AUDIO, "loudness_lufs", "clipping_share"))
+    found = {name: [rows[name][f"audio_{fact}"] for fact in AUDIO[:4]] for name in ("whole.mp4", "late.mp4")}
+    assert found == {"whole.mp4": ["flac", RATE, 2, 0.0], "late.mp4": ["flac", RATE, 2, 0.5]}
+    assert rows["short.mov"]["audio_codec"] == "aac" and rows["short.mov"]["audio_channels"] == 1
+    assert rows["whole.mp4"]["audio_gap_seconds"] == 0 and -60 < rows["whole.mp4"]["audio_loudness_lufs"] < 0
+
+
+def test_conditions_of_a_loader_select_by_sound(kept: Path) -> None:
+    names = {row["key"]: row["source"] for row in rows_of(kept)}
+    for where, wanted in {
+        "has_audio": {"whole.mp4", "late.mp4", "short.mov"},
+        "not has_audio": {"mute.mp4"},
+        "has_audio and audio_offset_seconds < 0.1 and audio_channels == 2": {"whole.mp4"},
+    }.items():
+        with streamvid.VideoLoader(kept, batch_size=1, num_workers=0, where=where, tail="uneven") as loader:
+            assert {names[key] for batch in loader for key in batch.sample_keys} == wanted, where
+
+
+@pytest.mark.parametrize("codec", ["opus", "flac"])
+def test_native_clips_of_long_videos_have_the_sound_of_their_frames(codec: str, source: Source, tmp_path: Path) -> None:
+    """Each clip's sound is its part of the source's, and together they are all of it."""
+    build(source, tmp_path / "ds", clips="native", audio_codec=codec, max_clip_seconds=1)
+    dataset = open_dataset(tmp_path / "ds")
+    assert dataset.manifest.native is not None and dataset.manifest.native.encoding["audio"] == codec
+    heard_of: dict[str, list[int]] = {}
+    for row in rows_of(tmp_path / "ds"):
+        first = row["window_start"] * RATE // FPS
+        wanted = np.zeros((2, round(SECONDS * RATE)))
+        offset = RATE // 2 if row["source"] == "late.mp4" else 0
+        wanted[:, offset:] = source.sound[:, : wanted.shape[1] - offset] / 32768
+        wanted = wanted[:, first : first + RATE * row["window_source_frames"] // FPS]
+        if row["source"] in ("mute.mp4", "short.mov"):
+            assert row["has_audio"] == (row["source"] == "short.mov" and first == 0)
+            continue
+        assert row["has_audio"] and row["audio_codec"] == codec
+        found = heard(clip_of(tmp_path / "ds", row), tmp_path, RATE)
+        assert shift_of(found, wanted) == 0
+        assert codec == "opus" or np.array_equal(found[:, : wanted.shape[1]], wanted)
+        heard_of.setdefault(row["source"], []).append(row["window_start"])
+    assert sorted(heard_of["whole.mp4"]) == [0, 24]
+
+
+def test_parts_of_files_have_the_sound_of_their_range(source: Source, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"path": "whole.mp4", "start": 0.25, "end": 1.25},
+        {"path": "whole.mp4", "start": 1, "end": 2},
+    ]
+    table = write_rows(tmp_path / "rows.csv", rows)
+    options = {"metadata": table, "time_columns": ("start", "end")}
+    assert build(source, tmp_path / "ds", **options).num_samples == 2
+    for row in rows_of(tmp_path / "ds"):
+        first = row["window_start"] * RATE // FPS
+        assert (row["has_audio"], row["audio_codec"], row["audio_offset_seconds"]) == (True, "flac", 0.0)
+        found = heard(clip_of(tmp_path / "ds", row), tmp_path, RATE)
+        assert np.array_equal(found, source.sound[:, first : first + RATE] / 32768)
+    build(source, tmp_path / "mute", **options, audio="drop")
+    assert not any(row["has_audio"] for row in rows_of(tmp_path / "mute"))
+
+
+@pytest.mark.parametrize("clips", ["copy", "native"])
+def test_drop_leaves_the_sound_out(clips: str, source: Source, tmp_path: Path) -> None:
+    report = build(source, tmp_path / "ds", clips=clips, audio="drop")
+    rows = by_name(tmp_path / "ds")
+    assert report.num_samples == 4 and not any(row["has_audio"] for row in rows.values())
+    stored, own = clip_of(tmp_path / "ds", rows["whole.mp4"]), (source.folder / "whole.mp4").read_bytes()
+    assert stored == own if clips == "copy" else b"Opus" not in stored
+
+
+@pytest.mark.parametrize("clips", ["copy", "native"])
+def test_require_rejects_clips_without_sound(clips: str, source: Source, tmp_path: Path) -> None:
+    """SHARD-3: a clip whose frames are shown in silence only is rejected too, with a reason."""
+    report = build(source, tmp_path / "ds", clips=clips, audio="require")
+    assert kinds(report) == {"mute.mp4": "no-audio"}
+    (reason,) = (one.reason for one in report.rejections)
+    assert "has no sound" in reason and "--audio require" in report.rejected_by_kind[0].remedy
+    if clips == "native":
+        cut = build(source, tmp_path / "cut", clips=clips, audio="require", max_clip_seconds=1)
+        assert [(one.source, one.kind) for one in cut.rejections if one.source == "short.mov"] == [
+            ("short.mov", "no-audio")
+        ]
+
+
+def test_require_holds_for_trusted_metadata(source: Source, tmp_path: Path) -> None:
+    facts = {"width": 96, "height": 64, "num_frames": NUM_FRAMES, "fps": FPS}
+    table = write_rows(tmp_path / "rows.csv", [{"path": name, **facts} for name in ("whole.mp4", "mute.mp4")])
+    options = {"metadata": table, "trust_metadata": True}
+    report = build(source, tmp_path / "ds", **options, audio="require")
+    assert kinds(report) == {"mute.mp4": "no-audio"} and report.num_samples == 1
+    with pytest.raises(ConfigError, match="'has_audio' is not known before files are probed"):
+        build(source, tmp_path / "other", **options, where="has_audio")
+
+
+def test_where_selects_input_by_sound(source: Source, tmp_path: Path) -> None:
+    report = build(source, tmp_path / "ds", where="has_audio and audio_offset_seconds < 0.1")
+    assert kinds(report) == {"late.mp4": "where", "mute.mp4": "where"}
+
+
+def test_datasets_remember_the_option(source: Source, kept: Path, tmp_path: Path) -> None:
+    """An append has the options of its dataset; datasets with different ones are not merged."""
+    dest = tmp_path / "ds"
+    build(source, dest, audio="require")
+    more = tmp_path / "more"
+    more.mkdir()
+    for name in ("mute.mp4", "whole.mp4"):
+        (more / f"new_{name}").write_bytes((source.folder / name).read_bytes())
+    report = append(dest, more)
+    assert kinds(report) == {"new_mute.mp4": "no-audio"} and report.num_samples == 1
+    assert by_name(dest)["new_whole.mp4"]["has_audio"]
+    with pytest.raises(ConfigError, match=r"audio: the dataset at .* has .require., but .drop. was given"):
+        append(dest, more, {"clips": {"audio": "drop"}})
+    with pytest.raises(DatasetError, match="audio is keep in .* but require"):
+        merge(kept, dest)
+
+
+def test_the_same_bytes_again(source: Source, tmp_path: Path) -> None:
+    """SHARD-1."""
+    for name, workers in (("one", 1), ("two", 2)):
+        build(source, tmp_path / name, clips="native", workers=workers)
+    assert tree_of(tmp_path / "one") == tree_of(tmp_path / "two")
+
+
+def test_reports_name_files_whose_sound_and_pictures_disagree(source: Source, tmp_path: Path) -> None:
+    report = dry_run(source.folder, tmp_path / "none", shard_options(**OPTIONS))
+    assert report.input is not None and report.input.audio is not None
+    found = report.input.audio
+    assert (found.num_videos, found.num_with_audio, found.unreadable.count) == (4, 3, 0)
+    assert found.other_start.examples == ("late.mp4 (+0.500 s)",)
+    assert found.other_length.count == 1 and found.other_length.examples[0].startswith("short.mov (0.5")
+    assert json.loads(json.dumps(report.to_json()))["input"]["audio"]["num_with_audio"] == 3
+    printed = run_streamvid("shard", source.folder, tmp_path / "ds", "--buckets", "96x64@17").stdout
+    assert "sound: 3 of 4 videos" in printed and "late.mp4 (+0.500 s)" in printed
+    assert "with sound: 3 of 4" in run_streamvid("stats", tmp_path / "ds").stdout
+    assert json.loads(run_streamvid("stats", tmp_path / "ds", "--json").stdout)["with_audio"] == 3
+
+
+def test_damaged_sound_is_reported_and_can_be_left_out(source: Source, tmp_path: Path) -> None:
+    data = bytearray((source.folder / "short.mov").read_bytes())
+    import av
+
+    with av.open(str(source.folder / "short.mov")) as container:
+        packets = [(one.pos, one.size) for one in container.demux(audio=0) if one.size]
+    for place, size in packets[3:]:
+        data[place : place + size] = b"\xff" * size
+    damaged = Source(tmp_path / "in", source.sound)
+    damaged.folder.mkdir()
+    (damaged.folder / "damaged.mov").write_bytes(data)
+    (damaged.folder / "whole.mp4").write_bytes((source.folder / "whole.mp4").read_bytes())
+    for number, options in enumerate(({"clips": "native"}, {"verify": "decode"})):
+        report = build(damaged, tmp_path / f"ds{number}", **options)
+        assert kinds(report) == {"damaged.mov": "audio"} and "--audio drop" in report.rejected_by_kind[0].remedy
+    assert build(damaged, tmp_path / "mute", clips="native", audio="drop").num_samples == 2
+    build(damaged, tmp_path / "copies")
+    row = by_name(tmp_path / "copies")["damaged.mov"]
+    assert row["has_audio"] and row["audio_loudness_lufs"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"audio_codec": "opus"}, "encodes nothing; set clips.kind='native'"),
+        ({"clips": "native", "audio_codec": "mp3"}, "opus"),
+        ({"clips": "native", "audio_codec": "aac", "audio": "drop"}, "which stores no sound"),
+        ({"clips": "text", "audio": "require", "buckets": None}, "which has no files"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        shard_options(**{**OPTIONS, **options})
