@@ -6,10 +6,11 @@ Numbers and where they come from (diffusers 0.42.1, pipelines/cogvideo/, unless 
 - uniform integer timesteps and `alphas_cumprod` of the scheduler. The official loss compares denoised latents with
   weight 1 / (1 - alphas_cumprod), which equals the error of the velocity without a weight (`compute_loss` of
   THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07).
-- rotary positions: `_prepare_rotary_positional_embeddings` of the pipeline; 1.5 pairs latent frames (`patch_size_t`), and
-  an odd number of them is preceded by a copy of the first (ibidem).
-- image to video: latents of the first frame with noise of scale exp(normal(-3, 0.5)), followed by zeros; `ofs` 2 (ibidem).
-  They are zeros for 5 % of the samples (diffusers, examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712).
+- rotary positions: `_prepare_rotary_positional_embeddings` of the pipeline. 1.5 pairs latent frames (`patch_size_t`),
+  and an odd number of them is preceded by a copy of the first (ibidem).
+- image to video: latents of the first frame with noise of scale exp(normal(-3, 0.5)), followed by zeros, and `ofs` 2
+  (ibidem). They are zeros for 5 % of the samples (diffusers,
+  examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712).
 - latents: `scaling_factor` of the VAE's config; those of the image are divided by it with `invert_scale_latents`.
 """
 
@@ -134,12 +135,12 @@ class CogVideoXTraining(DiffusionTraining):
 
         config = self.transformer.config
         (_, t, _, h, w), p, p_t = tokens.shape, config.patch_size, config.patch_size_t
-        grid, base = (h // p, w // p), (config.sample_height // p, config.sample_width // p)
+        grid = (h // p, w // p)
         if p_t is None:
-            crops = get_resize_crop_region_for_grid(grid, base[1], base[0])
+            crops = get_resize_crop_region_for_grid(grid, config.sample_width // p, config.sample_height // p)
             settings = {"crops_coords": crops, "temporal_size": t}
         else:
-            settings = {"crops_coords": None, "temporal_size": t // p_t, "grid_type": "slice", "max_size": base}
+            settings = {"crops_coords": None, "temporal_size": t // p_t, "grid_type": "slice", "max_size": grid}
         dim = config.attention_head_dim
         return get_3d_rotary_pos_embed(embed_dim=dim, grid_size=grid, device=tokens.device, **settings)  # type: ignore[no-any-return]
 
