@@ -1,0 +1,153 @@
+"""Recipes by name: which factory trains a model, which layers get adapters, and what is supported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from streamvid.errors import ConfigError
+
+Kind: TypeAlias = Literal["T2V", "I2V"]
+_NONE: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Recipe of a model family.
+
+    name: name on the command line.
+    title: name in documents.
+    factory: import path of the function that builds the training module.
+    pipelines: classes of diffusers pipelines, as model_index.json names them, that the recipe trains.
+    kinds: what the recipe trains: text to video, image to video. A model's folder decides which.
+    presets: bucket presets of the model, the first one by default.
+    lora_targets: layers that get adapters, as `model.lora.target_modules`.
+    base_model: child that trains.
+    base_models: child that trains by the value of the option `expert`, for models with two experts.
+    example: id of such a model on the Hugging Face Hub.
+    args: arguments of the factory that differ from its defaults.
+    """
+
+    name: str
+    title: str
+    factory: str
+    pipelines: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    presets: tuple[str, ...]
+    lora_targets: tuple[str, ...]
+    example: str
+    base_model: str = "transformer"
+    base_models: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    args: Mapping[str, object] = field(default_factory=lambda: _NONE)
+
+
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+# Joint attention also projects the text states.
+_JOINT_ATTENTION = (*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+_FAMILIES = "streamvid.recipes.families"
+_WAN_TARGETS = (*_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
+
+_ALL = (
+    Recipe(
+        name="wan2.1",
+        title="Wan 2.1",
+        factory=f"{_FAMILIES}.wan:build",
+        pipelines=("WanPipeline", "WanImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("wan2.1-480p", "wan2.1-720p"),
+        lora_targets=_WAN_TARGETS,
+        example="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+    ),
+    Recipe(
+        name="wan2.2",
+        title="Wan 2.2 A14B",
+        factory=f"{_FAMILIES}.wan:build",
+        pipelines=("WanPipeline", "WanImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("wan2.2-a14b-480p", "wan2.2-a14b-720p"),
+        lora_targets=_WAN_TARGETS,
+        example="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
+        base_models=MappingProxyType({"high": "transformer", "low": "transformer_2"}),
+    ),
+    Recipe(
+        name="wan2.2-5b",
+        title="Wan 2.2 TI2V-5B",
+        factory=f"{_FAMILIES}.wan:build",
+        pipelines=("WanPipeline",),
+        kinds=("T2V", "I2V"),
+        presets=("wan2.2-ti2v-5b",),
+        lora_targets=_WAN_TARGETS,
+        example="Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+    ),
+    Recipe(
+        name="ltx-video",
+        title="LTX-Video",
+        factory=f"{_FAMILIES}.ltx:build",
+        pipelines=("LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("ltx",),
+        lora_targets=_ATTENTION,
+        example="Lightricks/LTX-Video",
+    ),
+    Recipe(
+        name="cogvideox",
+        title="CogVideoX",
+        factory=f"{_FAMILIES}.cogvideox:build",
+        pipelines=("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("cogvideox",),
+        lora_targets=_ATTENTION,
+        example="THUDM/CogVideoX-5b",
+    ),
+    Recipe(
+        name="cogvideox1.5",
+        title="CogVideoX 1.5",
+        factory=f"{_FAMILIES}.cogvideox:build",
+        pipelines=("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("cogvideox1.5",),
+        lora_targets=_ATTENTION,
+        example="THUDM/CogVideoX1.5-5B",
+    ),
+    Recipe(
+        name="hunyuanvideo",
+        title="HunyuanVideo",
+        factory=f"{_FAMILIES}.hunyuanvideo:build",
+        pipelines=("HunyuanVideoPipeline",),
+        kinds=("T2V",),
+        presets=("hunyuanvideo-540p", "hunyuanvideo-720p"),
+        lora_targets=_JOINT_ATTENTION,
+        example="hunyuanvideo-community/HunyuanVideo",
+    ),
+    Recipe(
+        name="hunyuanvideo1.5",
+        title="HunyuanVideo 1.5",
+        factory=f"{_FAMILIES}.hunyuanvideo:build",
+        pipelines=("HunyuanVideo15Pipeline",),
+        kinds=("T2V",),
+        presets=("hunyuanvideo1.5-480p",),
+        lora_targets=_JOINT_ATTENTION,
+        example="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+    ),
+    Recipe(
+        name="mochi",
+        title="Mochi 1",
+        factory=f"{_FAMILIES}.mochi:build",
+        pipelines=("MochiPipeline",),
+        kinds=("T2V",),
+        presets=("mochi",),
+        lora_targets=_JOINT_ATTENTION,
+        example="genmo/mochi-1-preview",
+    ),
+)
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return a recipe by name. Raises ConfigError for an unknown name."""
+    if name not in RECIPES:
+        raise ConfigError(f"recipe {name!r} does not exist; allowed: {', '.join(RECIPES)}")
+    return RECIPES[name]
