@@ -45,6 +45,8 @@ ROOMS_OF = {
     "safetensors": {"modules", "recipes", "trainer", "dataset/features"},
     "peft": {"modules"},
     "transformers": {"recipes"},
+    "diffusers": {"recipes"},
+    "huggingface_hub": {"recipes", "modules"},
     "webdataset": {"dataset"},
     "ray": {"cluster"},
     "prometheus_client": {"loader/monitor"},

@@ -1,0 +1,8 @@
+"""What the recipes of video diffusion models share: model folders, latents, texts, times, losses, samples.
+
+    encode   video ─► VAE ─► normalized latents        text ─► the pipeline's `encode_prompt` ─► its outputs by name
+    forward  latents, noise and times from the sample's seed ─► transformer ─► loss per sample
+    sample   the family's pipeline of diffusers, built from the children of the training module
+
+Reading order: training (the module), config (its options), folder, latents, times, losses.
+"""

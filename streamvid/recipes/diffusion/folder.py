@@ -1,0 +1,145 @@
+"""Folder of a diffusers pipeline: `model_index.json` and one subfolder per component.
+
+Only safetensors are read, no code in the folder runs, and a component's class must be one that the recipe allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from streamvid.errors import ConfigError
+
+INDEX = "model_index.json"
+_MAX_INDEX_BYTES = 1 << 20
+_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """Folder of a pipeline.
+
+    index: content of `model_index.json`; a component is a list [library, class].
+    """
+
+    root: Path
+    index: Mapping[str, Any]
+
+    def class_of(self, name: str) -> str | None:
+        """Return the class name of a component, or None if the pipeline lacks it."""
+        entry = self.index.get(name)
+        found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        return found if isinstance(found, str) else None
+
+    def setting(self, name: str, default: Any) -> Any:
+        """Return a setting of the pipeline, such as `boundary_ratio`, or the default if it has none."""
+        found = self.index.get(name)
+        return default if found is None else found
+
+    def load(self, name: str, allowed: Sequence[str], dtype: torch.dtype) -> nn.Module:
+        """Load a component on the CPU, in eval mode. Draws no random numbers.
+
+        allowed: names of the classes that the recipe supports.
+        Raises ConfigError if the component is missing, has another class, or cannot be loaded.
+        """
+        found = self.class_of(name)
+        if found is None or found not in allowed:
+            raise ConfigError(
+                f"{self.root / INDEX}: {name} is {found}, but this recipe needs {' or '.join(allowed)}; choose the "
+                "recipe of this model's family"
+            )
+        module: nn.Module = self._from_pretrained(_class(found), name, torch_dtype=dtype, use_safetensors=True)
+        return module.eval()
+
+    def tokenizer(self, name: str) -> Any:
+        """Load a tokenizer. Raises ConfigError if it cannot be loaded."""
+        from transformers import AutoTokenizer
+
+        return self._from_pretrained(AutoTokenizer, name, trust_remote_code=False)
+
+    def processor(self, name: str) -> Any:
+        """Load an image processor. Raises ConfigError if it cannot be loaded."""
+        found = self.class_of(name)
+        if found is None or not found.endswith(("ImageProcessor", "ImageProcessorFast", "CLIPProcessor")):
+            raise ConfigError(f"{self.root / INDEX}: {name} is {found}; allowed: an image processor of transformers")
+        return self._from_pretrained(_class(found), name)
+
+    def scheduler(self) -> Any:
+        """Load the scheduler. Raises ConfigError if it is missing."""
+        found = self.class_of("scheduler")
+        if found is None or not found.endswith("Scheduler"):
+            raise ConfigError(f"{self.root / INDEX}: scheduler is {found}; allowed: a scheduler of diffusers")
+        return self._from_pretrained(_class(found), "scheduler")
+
+    def _from_pretrained(self, kind: Any, name: str, **settings: Any) -> Any:
+        with _quiet():
+            try:
+                return kind.from_pretrained(self.root / name, local_files_only=True, **settings)
+            except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+                reason = " ".join(str(error).split())[:500]
+                raise ConfigError(
+                    f"cannot load {self.root / name} as {kind.__name__}: {reason}; use a folder that save_pretrained "
+                    "wrote, with safetensors"
+                ) from error
+
+
+def open_folder(model: str, download: bool = False) -> ModelFolder:
+    """Open a local folder or, with `download`, a pipeline of the Hugging Face Hub.
+
+    Raises ConfigError if the folder does not contain a diffusers pipeline.
+    """
+    root = Path(model).expanduser()
+    if not root.is_dir() and download:
+        from huggingface_hub import snapshot_download
+
+        root = Path(snapshot_download(model, allow_patterns=[f"**/{one}" for one in _PATTERNS] + list(_PATTERNS)))
+    file = root / INDEX
+    if not file.is_file():
+        raise ConfigError(
+            f"model={model!r}: {file} does not exist; specify the folder of a diffusers pipeline, such as a download "
+            "of Wan-AI/Wan2.1-T2V-1.3B-Diffusers, or its id on the Hugging Face Hub with download: true"
+        )
+    if file.stat().st_size > _MAX_INDEX_BYTES:
+        raise ConfigError(f"{file} has more than {_MAX_INDEX_BYTES} bytes; it is not a diffusers pipeline")
+    try:
+        index = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"cannot read {file}: {error}; download the model again") from None
+    if not isinstance(index, dict):
+        raise ConfigError(f"{file} is not a JSON object; download the model again")
+    return ModelFolder(root, index)
+
+
+def _class(name: str) -> Any:
+    import diffusers
+    import transformers
+
+    for library in (diffusers, transformers):
+        if hasattr(library, name):
+            return getattr(library, name)
+    raise ConfigError(
+        f"neither diffusers nor transformers has a class {name}; upgrade them: pip install 'streamvid[recipes]'"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress bars of both libraries, which would interleave with the log of several ranks."""
+    import diffusers.utils.logging as of_diffusers
+    import transformers.utils.logging as of_transformers
+
+    shown = [one for one in (of_diffusers, of_transformers) if one.is_progress_bar_enabled()]
+    for one in shown:
+        one.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for one in shown:
+            one.enable_progress_bar()

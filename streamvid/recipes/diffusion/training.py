@@ -1,0 +1,273 @@
+"""Training module of a diffusion model over the components of a diffusers pipeline.
+
+Children have the names of the pipeline's components. A family's module states which classes they may have, what its
+text encoders return, and how its transformer is called; everything else is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from streamvid.errors import ConfigError
+from streamvid.recipes.diffusion import latents as latent_space
+from streamvid.recipes.diffusion import losses
+from streamvid.recipes.diffusion.config import ENCODER_ARGS, DiffusionConfig, torch_dtype
+from streamvid.recipes.diffusion.folder import ModelFolder
+from streamvid.recipes.diffusion.times import Draw, scheduler_shift, times_of, uniform_numbers
+
+if TYPE_CHECKING:
+    from streamvid.loader.batch.batch import Batch
+
+CLASSES = Mapping[str, tuple[str, ...]]
+
+
+class DiffusionTraining(nn.Module):
+    """Training module. Attributes in capitals are set by the family.
+
+    PIPELINE: name of the pipeline's class in diffusers.
+    DENOISERS, ENCODERS: components that train, and frozen ones that only `encode` uses, with their allowed classes.
+    TOKENIZERS: tokenizers by name.
+    TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None: ignored. They are the fields
+        of a batch and the arguments of the pipeline's call.
+    MAX_TEXT: name of the argument of `encode_prompt` for the text length, or None.
+    NUM_STEPS: timestep of the transformer at time 1.
+    """
+
+    PIPELINE: ClassVar[str]
+    DENOISERS: ClassVar[CLASSES]
+    ENCODERS: ClassVar[CLASSES]
+    TOKENIZERS: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    TEXT_OUTPUTS: ClassVar[tuple[str | None, ...]]
+    MAX_TEXT: ClassVar[str | None] = "max_sequence_length"
+    NUM_STEPS: ClassVar[float] = 1000.0
+
+    encoder_args = ENCODER_ARGS
+    transformer: Any
+    vae: Any
+
+    def __init__(self, folder: ModelFolder, config: DiffusionConfig, with_encoders: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.folder = folder
+        self.scheduler = folder.scheduler()
+        self.encoders = self.encoder_names()
+        for name in self.denoiser_names():
+            setattr(self, name, folder.load(name, self.DENOISERS[name], torch_dtype(config.dtype)))
+            getattr(self, name).requires_grad_(True)
+        if with_encoders:
+            for name in self.encoders:
+                setattr(self, name, self._encoder(name))
+
+    def denoiser_names(self) -> tuple[str, ...]:
+        """Return the names of the components that train."""
+        return tuple(self.DENOISERS)
+
+    def encoder_names(self) -> tuple[str, ...]:
+        """Return the names of the frozen components that only `encode` uses."""
+        return tuple(self.ENCODERS)
+
+    def _encoder(self, name: str) -> nn.Module:
+        dtype = self.config.vae_dtype if name == "vae" else self.config.encoder_dtype
+        return self.folder.load(name, self.ENCODERS[name], torch_dtype(dtype)).requires_grad_(False)
+
+    @property
+    def denoiser(self) -> Any:
+        """First component that trains."""
+        return getattr(self, self.denoiser_names()[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        found: torch.device = next(self.denoiser.parameters()).device
+        return found
+
+    # Encoding
+
+    @torch.no_grad()
+    def encode(self, batch: Batch) -> dict[str, Tensor | list[Tensor]]:
+        """Return `latents`, float32 (B, C, t, h, w), the encoded texts, and the family's conditions."""
+        video = channels_first(batch, batch.normalized(torch.float32))
+        self.check_size((video.shape[2], video.shape[3], video.shape[4]), batch.bucket.id)
+        found = latent_space.encode_clips(self.vae, video, self.config.posterior, batch.sample_seeds)
+        return {"latents": found, **self.conditions(batch, video), **self.encode_text(batch.text)}
+
+    def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
+        """Return tensors that the transformer needs besides latents and texts. video: floats (B, 3, T, H, W)."""
+        return {}
+
+    def encode_text(self, texts: list[str]) -> dict[str, Tensor | list[Tensor]]:
+        """Return the outputs of the pipeline's `encode_prompt`, (B, …) by name."""
+        # One text at a time, because the last bits depend on the batch.
+        rows = [self._encode_one(text) for text in texts]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    def _encode_one(self, text: str) -> dict[str, Tensor]:
+        settings: dict[str, Any] = {"device": self.device, **self.prompt_settings()}
+        if self.MAX_TEXT is not None and self.config.max_text_tokens is not None:
+            settings[self.MAX_TEXT] = self.config.max_text_tokens
+        found = self.pipeline().encode_prompt(prompt=text, **settings)
+        named = zip(self.TEXT_OUTPUTS, found, strict=False)
+        return {name: tensor for name, tensor in named if name is not None}
+
+    def prompt_settings(self) -> dict[str, Any]:
+        """Return further arguments of the pipeline's `encode_prompt`."""
+        return {"do_classifier_free_guidance": False}
+
+    @torch.no_grad()
+    def encode_null(self) -> dict[str, Tensor]:
+        """Return the encoding of an empty text, without a batch dimension."""
+        return {name: rows[0] for name, rows in self.encode_text([""]).items()}
+
+    # Training
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `loss`, float32 (B,), with noise and time drawn from each sample's seed."""
+        return {"loss": self.losses(batch, self.draw(batch))}
+
+    @torch.no_grad()
+    def validate(self, batch: Batch) -> dict[str, Tensor]:
+        """Return `loss` (B,), the mean over `validation_times` with the same noise, and the loss at each time."""
+        drawn = self.draw(batch)
+        found = {}
+        for time in self.config.validation_times:
+            times = torch.full_like(drawn.times, time)
+            found[f"loss_at_{time:g}"] = self.losses(batch, Draw(drawn.noise, times, drawn.given))
+        return {"loss": torch.stack(list(found.values())).mean(dim=0), **found}
+
+    def draw(self, batch: Batch) -> Draw:
+        """Draw noise and times of a batch from its seeds."""
+        latents: Tensor = batch.latents
+        noise, numbers = uniform_numbers(latents.shape[1:], batch.sample_seeds, latents.device)
+        times = times_of(numbers[:, 0], self.config, self.time_shift(latents), self.interval())
+        given = (numbers[:, 1] < self.config.first_frame) & (latents.shape[2] > 1)
+        return Draw(noise, times, given)
+
+    def time_shift(self, latents: Tensor) -> float:
+        """Return the shift of training times for latents (B, C, t, h, w)."""
+        if self.config.time_shift is not None:
+            return self.config.time_shift
+        return scheduler_shift(self.scheduler.config, self.num_tokens(latents))
+
+    def num_tokens(self, latents: Tensor) -> int:
+        """Return the number of tokens of one sample of latents (B, C, t, h, w)."""
+        patch = self.denoiser.config.patch_size
+        t, h, w = patch if isinstance(patch, list | tuple) else (1, patch, patch)
+        return int((latents.shape[2] // t) * (latents.shape[3] // h) * (latents.shape[4] // w))
+
+    def interval(self) -> tuple[float, float]:
+        """Return the part of 0..1 from which times are drawn."""
+        return (0.0, 1.0)
+
+    def losses(self, batch: Batch, drawn: Draw) -> Tensor:
+        """Return the weighted flow-matching loss per sample, float32 (B,)."""
+        latents = batch.latents.float()
+        noisy = losses.mix(latents, drawn.noise, drawn.times)
+        if bool(drawn.given.any()):
+            first = torch.where(drawn.given.view(-1, 1, 1, 1, 1), latents[:, :, :1], noisy[:, :, :1])
+            noisy = torch.cat([first, noisy[:, :, 1:]], dim=2)
+        predicted = self.predict(noisy, drawn, batch)
+        errors = losses.squared_error(predicted, drawn.noise - latents, drawn.given)
+        return errors * losses.weights_of(drawn.times, self.config.weighting)
+
+    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+        """Return the transformer's prediction for noisy latents, in their shape."""
+        raise NotImplementedError
+
+    # Samples
+
+    def pipeline(self, **others: Any) -> Any:
+        """Build the family's pipeline of diffusers from the children of this module.
+
+        others: components that replace children or are not among them.
+        """
+        import diffusers
+
+        kind = getattr(diffusers, self.PIPELINE)
+        names = (*self.denoiser_names(), *self.encoders)
+        parts: dict[str, Any] = {name: getattr(self, name, None) for name in names}
+        parts |= {name: self._tokenizer(name) for name in self.TOKENIZERS}
+        pipe = kind(**{**parts, "scheduler": self.sampler(), **self.pipeline_settings(), **others})
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    def pipeline_settings(self) -> dict[str, Any]:
+        """Return further arguments of the pipeline's constructor."""
+        return {}
+
+    def sampler(self) -> Any:
+        """Return a fresh copy of the pipeline's scheduler."""
+        return type(self.scheduler).from_config(self.scheduler.config)
+
+    def _tokenizer(self, name: str) -> Any:
+        if name not in self.__dict__:
+            self.__dict__[name] = self.folder.tokenizer(name)
+        return self.__dict__[name]
+
+    @torch.no_grad()
+    def sample(self, batch: Batch) -> Tensor:
+        """Render uint8 videos (B, 3, T, H, W) for a batch's texts and bucket with the family's pipeline."""
+        made = {name: self._encoder(name).to(self.device) for name in self.encoders if not hasattr(self, name)}
+        for name, module in made.items():
+            setattr(self, name, module)
+        try:
+            pipe = self.pipeline()
+            negative = {f"negative_{name}": rows for name, rows in self.encode_text([""]).items()}
+            rows = [self._render(pipe, batch, row, self.prompt_arguments(negative)) for row in range(len(batch.text))]
+        finally:
+            for name in made:
+                delattr(self, name)
+        return torch.cat(rows)
+
+    def _render(self, pipe: Any, batch: Batch, row: int, negative: dict[str, Any]) -> Tensor:
+        size = batch.bucket
+        texts = {name: batch[name][row : row + 1] for name in self.TEXT_OUTPUTS if name is not None}
+        video = pipe(
+            **self.prompt_arguments(texts),
+            **negative,
+            **self.sample_arguments(batch, row),
+            height=size.height,
+            width=size.width,
+            num_frames=size.num_frames,
+            num_inference_steps=self.config.sample_steps,
+            generator=torch.Generator().manual_seed(batch.sample_seeds[row]),
+            output_type="pt",
+        ).frames
+        pixels: Tensor = video.float().transpose(1, 2) * 255
+        return pixels.round().clamp(0, 255).to(torch.uint8)
+
+    def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the pipeline for encoded texts (1, …) by name."""
+        return texts
+
+    def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
+        """Return further arguments of the pipeline for one sample."""
+        return {"guidance_scale": self.config.guidance}
+
+    # Sizes
+
+    def size_factors(self) -> tuple[int, int]:
+        """Return the number of frames per latent frame, and the number of pixels per side of a token."""
+        raise NotImplementedError
+
+    def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
+        """Raise ConfigError if a video of this size (T, H, W) cannot be encoded without cutting it."""
+        temporal, spatial = self.size_factors()
+        if (size[0] - 1) % temporal or size[1] % spatial or size[2] % spatial:
+            raise ConfigError(
+                f"bucket {bucket} has shape {size}, but this model needs {temporal}·k + 1 frames and sides that are "
+                f"multiples of {spatial}; shard the dataset with a preset of this model (`streamvid presets`)"
+            )
+
+
+def channels_first(batch: Batch, video: Tensor) -> Tensor:
+    """Return a video in the batch's layout as (B, C, T, H, W)."""
+    return video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
+
+
+def pad_text(states: Tensor, length: int) -> Tensor:
+    """Pad text states (B, L, D) with zeros to (B, length, D)."""
+    return nn.functional.pad(states, (0, 0, 0, length - states.shape[1]))
