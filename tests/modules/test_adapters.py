@@ -150,7 +150,7 @@ def test_peft_loads_an_exported_folder(tmp_path: Path) -> None:
     export_adapters(source, "peft", tmp_path / "folder")
     theirs = PeftModel.from_pretrained(wan(), str(tmp_path / "folder"))
     assert torch.allclose(output(theirs.base_model.model), merged(source), atol=1e-4)
-    export_adapters(tmp_path / "folder", "diffusers", tmp_path / "again.safetensors")
+    export_adapters(tmp_path / "folder/adapter_model.safetensors", "diffusers", tmp_path / "again.safetensors")
     assert load_file(tmp_path / "again.safetensors").keys() == load_file(source).keys()
 
 
