@@ -11,6 +11,7 @@ import click
 
 from streamvid.cli.console import ProgressBar, size
 from streamvid.cli.flags import LOCATION, GroupedCommand
+from streamvid.cli.preflight import run_check, run_profile
 from streamvid.cli.training import run_encoding, run_training
 from streamvid.compat.diffsynth import TrainRequest, add_train_flags
 from streamvid.config import dump_config
@@ -46,6 +47,8 @@ its newest checkpoint."""
 @click.option("--output", type=LOCATION, metavar="FOLDER", help="Folder of the run; sets output.")
 @click.option("--lora", is_flag=True, default=None, help="Train adapters instead of all weights, with a recipe.")
 @click.option("--print-config", "prints", is_flag=True, default=None, help="Print the config of the run, then exit.")
+@click.option("--check", "checks", is_flag=True, default=None, help="Check dataset, memory and one step, then exit.")
+@click.option("--profile", "profiles", is_flag=True, default=None, help="Measure each bucket, write OUTPUT/costs.json.")
 @click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
@@ -69,11 +72,15 @@ def command(
         raise click.UsageError(
             "nothing to train; pass --recipe NAME, --config FILE, --dataset_base_path FOLDER or --init FOLDER"
         )
-    prints = flags.pop("prints")
+    prints, checks, profiles = (flags.pop(name) for name in ("prints", "checks", "profiles"))
     run = request_of(config, overrides, factory, trackers, flags).resolve(_shard)
     if prints:
         click.echo(dump_config(run), nl=False)
         return 0
+    if checks:
+        return run_check(run)
+    if profiles:
+        return run_profile(run)
     return run_encoding(run) if run.task == "sft:data_process" else run_training(run)
 
 
