@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from streamvid.trainer.preflight.check import CheckReport
 
 
-def run_check(config: TrainConfig) -> int:
+def run_check(config: TrainConfig, device_bytes: int | None) -> int:
     """Check a run and print what it needs. Return 1 if it would not fit, or 0."""
     from streamvid.trainer.preflight.check import check
 
-    report = check(config)
+    report = check(config, device_bytes)
     _print_memory(report)
     if report.step_seconds is not None and report.epoch_seconds is not None:
         click.echo(

@@ -70,7 +70,7 @@ def _mean(sums: Sequence[HeldOut]) -> float:
 
 
 def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
-    """Return a batch with one sample per prompt: the bucket and conditioning inputs of the first sample, fixed seeds."""
+    """Return a batch with one sample per prompt, fixed seeds, and the bucket and conditions of the first sample."""
     rows = len(prompts)
 
     def repeated(tensor: Tensor) -> Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streamvid.cli.console import ProgressBar, size
-from streamvid.cli.flags import LOCATION, GroupedCommand
+from streamvid.cli.flags import BYTE_SIZE, LOCATION, GroupedCommand
 from streamvid.cli.preflight import run_check, run_profile
 from streamvid.cli.training import run_encoding, run_training
 from streamvid.compat.diffsynth import TrainRequest, add_train_flags
@@ -48,6 +48,7 @@ its newest checkpoint."""
 @click.option("--lora", is_flag=True, default=None, help="Train adapters instead of all weights, with a recipe.")
 @click.option("--print-config", "prints", is_flag=True, default=None, help="Print the config of the run, then exit.")
 @click.option("--check", "checks", is_flag=True, default=None, help="Check dataset, memory and one step, then exit.")
+@click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="For --check: memory of the device.")
 @click.option("--profile", "profiles", is_flag=True, default=None, help="Measure each bucket, write OUTPUT/costs.json.")
 @click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
@@ -72,13 +73,16 @@ def command(
         raise click.UsageError(
             "nothing to train; pass --recipe NAME, --config FILE, --dataset_base_path FOLDER or --init FOLDER"
         )
+    device_bytes: Any = flags.pop("device_memory")
+    if device_bytes is not None and not flags.get("checks"):
+        raise click.UsageError("--device-memory belongs to --check; add it, or omit both")
     prints, checks, profiles = (flags.pop(name) for name in ("prints", "checks", "profiles"))
     run = request_of(config, overrides, factory, trackers, flags).resolve(_shard)
     if prints:
         click.echo(dump_config(run), nl=False)
         return 0
     if checks:
-        return run_check(run)
+        return run_check(run, device_bytes)
     if profiles:
         return run_profile(run)
     return run_encoding(run) if run.task == "sft:data_process" else run_training(run)

@@ -75,9 +75,10 @@ class CheckReport:
         return asdict(self)
 
 
-def check(config: TrainConfig) -> CheckReport:
+def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
     """Check a configuration without saving anything.
 
+    device_bytes: memory of the device that will train; None for the device of this machine.
     Raises the errors of a run that prevent even its first batch, such as a dataset that the model's rule refuses.
     """
     has_blocks = bool(config.model.activation_checkpointing.blocks)
@@ -96,7 +97,8 @@ def check(config: TrainConfig) -> CheckReport:
         activations = Activations(stored, inputs, num_blocks)
         ran = _run_largest(trial, batches[0]) if has_blocks else ran
         rows = _rows(trial, batches, tokens, fixed, activations, has_blocks, ran)
-        device, limit = trial.accelerator.device, _device_bytes(trial.accelerator.device)
+        device = trial.accelerator.device
+        limit = _device_bytes(device) if device_bytes is None else device_bytes
     too_large = [row for row in rows if row.needed_bytes > limit]
     problems = [f"bucket {row.bucket_id} needs about {_gb(row.needed_bytes)} of {_gb(limit)}" for row in too_large]
     if ran is None:
