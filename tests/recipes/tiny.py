@@ -102,7 +102,297 @@ def wan(folder: Path) -> Any:
     return WanPipeline(vae=wan_vae(), scheduler=scheduler, transformer=shake(wan_transformer()), **wan_text(folder))
 
 
-MODELS: dict[str, Callable[[Path], Any]] = {"wan2.1": wan}
+def wan_2_2(folder: Path) -> Any:
+    """Two experts, as A14B."""
+    from diffusers import UniPCMultistepScheduler, WanPipeline
+
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    experts = {"transformer": shake(wan_transformer()), "transformer_2": shake(wan_transformer())}
+    return WanPipeline(vae=wan_vae(), scheduler=scheduler, boundary_ratio=0.875, **experts, **wan_text(folder))
+
+
+def wan_2_2_5b(folder: Path) -> Any:
+    """One timestep per token, as TI2V-5B."""
+    from diffusers import UniPCMultistepScheduler, WanPipeline
+
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0)
+    return WanPipeline(
+        vae=wan_vae(),
+        scheduler=scheduler,
+        transformer=shake(wan_transformer()),
+        expand_timesteps=True,
+        **wan_text(folder),
+    )
+
+
+def wan_i2v(folder: Path) -> Any:
+    from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    size = {"height": 16, "width": 16}
+    return WanImageToVideoPipeline(
+        vae=wan_vae(),
+        scheduler=scheduler,
+        transformer=shake(wan_transformer(in_channels=36, image_dim=16, added_kv_proj_dim=24)),
+        image_encoder=CLIPVisionModel(vision),
+        image_processor=CLIPImageProcessor(size=size, crop_size=size),
+        **wan_text(folder),
+    )
+
+
+def t5_text(folder: Path) -> dict[str, Any]:
+    from transformers import T5Config, T5EncoderModel
+
+    return {
+        "tokenizer": make_tokenizer(folder / "own_tokenizer"),
+        "text_encoder": T5EncoderModel(T5Config(**t5_config())),
+    }
+
+
+def ltx(folder: Path) -> Any:
+    from diffusers import (
+        AutoencoderKLLTXVideo,
+        FlowMatchEulerDiscreteScheduler,
+        LTXPipeline,
+        LTXVideoTransformer3DModel,
+    )
+
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+    )
+    vae.latents_mean.copy_(torch.linspace(-0.2, 0.2, 8))
+    vae.latents_std.copy_(torch.linspace(0.5, 1.5, 8))
+    transformer = LTXVideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        cross_attention_dim=24,
+        num_layers=2,
+        caption_channels=16,
+    )
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True,
+        base_shift=0.95,
+        max_shift=2.05,
+        base_image_seq_len=1024,
+        max_image_seq_len=4096,
+        shift_terminal=0.1,
+    )
+    return LTXPipeline(scheduler=scheduler, vae=vae, transformer=shake(transformer), **t5_text(folder))
+
+
+def mochi(folder: Path) -> Any:
+    from diffusers import AutoencoderKLMochi, FlowMatchEulerDiscreteScheduler, MochiPipeline, MochiTransformer3DModel
+
+    vae = AutoencoderKLMochi(
+        latent_channels=12,
+        encoder_block_out_channels=(32, 32, 32, 32),
+        decoder_block_out_channels=(32, 32, 32, 32),
+        layers_per_block=(1, 1, 1, 1, 1),
+    )
+    transformer = MochiTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=2,
+        pooled_projection_dim=16,
+        text_embed_dim=16,
+        time_embed_dim=16,
+        in_channels=12,
+    )
+    return MochiPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+        vae=vae,
+        transformer=shake(transformer),
+        force_zeros_for_empty_prompt=True,
+        **t5_text(folder),
+    )
+
+
+def cog_vae(**changes: Any) -> Any:
+    from diffusers import AutoencoderKLCogVideoX
+
+    return AutoencoderKLCogVideoX(
+        **{
+            "block_out_channels": (8, 8, 8, 8),
+            "latent_channels": 4,
+            "layers_per_block": 1,
+            "norm_num_groups": 4,
+            "down_block_types": ("CogVideoXDownBlock3D",) * 4,
+            "up_block_types": ("CogVideoXUpBlock3D",) * 4,
+            **changes,
+        }
+    )
+
+
+def cog(folder: Path, kind: str = "CogVideoXPipeline", vae: Any = None, **changes: Any) -> Any:
+    import diffusers
+
+    transformer = diffusers.CogVideoXTransformer3DModel(
+        **{
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "time_embed_dim": 8,
+            "text_embed_dim": 16,
+            "num_layers": 2,
+            "sample_width": 6,
+            "sample_height": 4,
+            "sample_frames": 9,
+            "max_text_seq_length": 16,
+            "use_rotary_positional_embeddings": True,
+            **changes,
+        }
+    )
+    scheduler = diffusers.CogVideoXDDIMScheduler(
+        prediction_type="v_prediction",
+        rescale_betas_zero_snr=True,
+        snr_shift_scale=1.0,
+        beta_schedule="scaled_linear",
+        timestep_spacing="trailing",
+        set_alpha_to_one=True,
+    )
+    return getattr(diffusers, kind)(
+        vae=vae or cog_vae(), scheduler=scheduler, transformer=shake(transformer), **t5_text(folder)
+    )
+
+
+def cog_2b(folder: Path) -> Any:
+    """Without rotary positions, as CogVideoX 2B."""
+    return cog(folder, use_rotary_positional_embeddings=False)
+
+
+def cog_i2v(folder: Path) -> Any:
+    return cog(folder, "CogVideoXImageToVideoPipeline", in_channels=8)
+
+
+def cog_1_5(folder: Path) -> Any:
+    return cog(folder, patch_size_t=2, patch_bias=False)
+
+
+def cog_1_5_i2v(folder: Path) -> Any:
+    vae = cog_vae(invert_scale_latents=True)
+    changes = {"patch_size_t": 2, "patch_bias": False, "in_channels": 8, "ofs_embed_dim": 8}
+    return cog(folder, "CogVideoXImageToVideoPipeline", vae, **changes)
+
+
+def hunyuan(folder: Path) -> Any:
+    import diffusers
+    from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel
+
+    vae = diffusers.AutoencoderKLHunyuanVideo(
+        latent_channels=4,
+        block_out_channels=(8, 8, 8, 8),
+        layers_per_block=1,
+        norm_num_groups=4,
+        down_block_types=("HunyuanVideoDownBlock3D",) * 4,
+        up_block_types=("HunyuanVideoUpBlock3D",) * 4,
+    )
+    transformer = diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=10,
+        num_layers=1,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        text_embed_dim=16,
+        pooled_projection_dim=8,
+        rope_axes_dim=(2, 4, 4),
+    )
+    llama = LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2, vocab_size=64, pad_token_id=0
+    )
+    clip = CLIPTextConfig(
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=64,
+        projection_dim=8,
+        eos_token_id=1,
+        bos_token_id=2,
+    )
+    return diffusers.HunyuanVideoPipeline(
+        text_encoder=LlamaModel(llama),
+        tokenizer=make_tokenizer(folder / "own_tokenizer"),
+        transformer=shake(transformer),
+        vae=vae,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        text_encoder_2=CLIPTextModel(clip),
+        tokenizer_2=make_tokenizer(folder / "own_tokenizer_2", 77),
+    )
+
+
+def hunyuan_1_5(folder: Path) -> Any:
+    import diffusers
+    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
+
+    vae = diffusers.AutoencoderKLHunyuanVideo15(
+        latent_channels=4,
+        block_out_channels=(16, 16, 16, 16, 16),
+        layers_per_block=1,
+    )
+    transformer = diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=9,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=10,
+        num_layers=1,
+        num_refiner_layers=1,
+        text_embed_dim=16,
+        text_embed_2_dim=16,
+        image_embed_dim=8,
+        rope_axes_dim=(2, 4, 4),
+        task_type="t2v",
+    )
+    text = Qwen2_5_VLTextConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=64,
+        rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]},
+    )
+    tokenizer = make_tokenizer(folder / "own_tokenizer", 2000)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    return diffusers.HunyuanVideo15Pipeline(
+        text_encoder=Qwen2_5_VLTextModel(text),
+        tokenizer=tokenizer,
+        transformer=shake(transformer),
+        vae=vae,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0),
+        text_encoder_2=T5EncoderModel(T5Config(**t5_config())),
+        tokenizer_2=make_tokenizer(folder / "own_tokenizer_2"),
+        guider=diffusers.ClassifierFreeGuidance(),
+    )
+
+
+MODELS: dict[str, Callable[[Path], Any]] = {
+    "wan2.1": wan,
+    "wan2.1-i2v": wan_i2v,
+    "wan2.2": wan_2_2,
+    "wan2.2-5b": wan_2_2_5b,
+    "ltx-video": ltx,
+    "mochi": mochi,
+    "cogvideox": cog,
+    "cogvideox-2b": cog_2b,
+    "cogvideox-i2v": cog_i2v,
+    "cogvideox1.5": cog_1_5,
+    "cogvideox1.5-i2v": cog_1_5_i2v,
+    "hunyuanvideo": hunyuan,
+    "hunyuanvideo1.5": hunyuan_1_5,
+}
 
 
 def make_model(name: str, folder: Path, seed: int = 0) -> Path:

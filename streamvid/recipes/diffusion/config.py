@@ -39,8 +39,11 @@ class DiffusionConfig(Options):
         None, above=0, help="Shift of training times toward the noise.", shown_default="from the scheduler's config"
     )
     weighting: Weighting = option("none", help="Weight of the loss by time.")
+    image: str | None = option(
+        None, help="Conditioning input that holds first frames.", shown_default="the first frame of each clip"
+    )
     first_frame: float = option(
-        0.0, minimum=0, maximum=1, help="Probability that a sample trains with its first frame given."
+        0.0, minimum=0, maximum=1, help="Probability that a sample trains with its first frame given, for models that take it."
     )
     expert: Expert = option("high", help="Wan 2.2 A14B: the expert that trains.")
     validation_times: tuple[float, ...] = option((0.1, 0.3, 0.5, 0.7, 0.9), help="Times of the held-out loss.")
@@ -55,7 +58,7 @@ class DiffusionConfig(Options):
         require(bool(times) and all(0 < one < 1 for one in times), "validation_times", times, "numbers between 0 and 1")
 
 
-ENCODER_ARGS = ("model", "encoder_dtype", "vae_dtype", "posterior", "max_text_tokens")
+ENCODER_ARGS = ("model", "encoder_dtype", "vae_dtype", "posterior", "max_text_tokens", "image")
 """Options that the output of `encode` depends on."""
 
 

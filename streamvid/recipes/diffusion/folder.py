@@ -32,6 +32,11 @@ class ModelFolder:
     root: Path
     index: Mapping[str, Any]
 
+    @property
+    def pipeline(self) -> str:
+        """Class name of the pipeline."""
+        return str(self.index.get("_class_name"))
+
     def class_of(self, name: str) -> str | None:
         """Return the class name of a component, or None if the pipeline lacks it."""
         entry = self.index.get(name)
@@ -67,7 +72,7 @@ class ModelFolder:
     def processor(self, name: str) -> Any:
         """Load an image processor. Raises ConfigError if it cannot be loaded."""
         found = self.class_of(name)
-        if found is None or not found.endswith(("ImageProcessor", "ImageProcessorFast", "CLIPProcessor")):
+        if found is None or "ImageProcessor" not in found:
             raise ConfigError(f"{self.root / INDEX}: {name} is {found}; allowed: an image processor of transformers")
         return self._from_pretrained(_class(found), name)
 

@@ -27,11 +27,13 @@ class Draw:
 
     noise: float32 (B, C, t, h, w).
     times: float32 (B,) in 0..1.
+    numbers: uniform numbers (B,), for choices of the family.
     given: bool (B,), True for a sample whose first frame is given.
     """
 
     noise: Tensor
     times: Tensor
+    numbers: Tensor
     given: Tensor
 
 

@@ -6,7 +6,9 @@ text encoders return, and how its transformer is called; everything else is shar
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,7 +18,7 @@ from streamvid.errors import ConfigError
 from streamvid.recipes.diffusion import latents as latent_space
 from streamvid.recipes.diffusion import losses
 from streamvid.recipes.diffusion.config import ENCODER_ARGS, DiffusionConfig, torch_dtype
-from streamvid.recipes.diffusion.folder import ModelFolder
+from streamvid.recipes.diffusion.folder import INDEX, ModelFolder
 from streamvid.recipes.diffusion.times import Draw, scheduler_shift, times_of, uniform_numbers
 
 if TYPE_CHECKING:
@@ -28,32 +30,45 @@ CLASSES = Mapping[str, tuple[str, ...]]
 class DiffusionTraining(nn.Module):
     """Training module. Attributes in capitals are set by the family.
 
-    PIPELINE: name of the pipeline's class in diffusers.
+    PIPELINES: names of the pipelines of diffusers that the family trains.
     DENOISERS, ENCODERS: components that train, and frozen ones that only `encode` uses, with their allowed classes.
-    TOKENIZERS: tokenizers by name.
+    TOKENIZERS: names of tokenizers and image processors.
+    TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None: the one that renders samples.
     TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None: ignored. They are the fields
         of a batch and the arguments of the pipeline's call.
     MAX_TEXT: name of the argument of `encode_prompt` for the text length, or None.
     NUM_STEPS: timestep of the transformer at time 1.
     """
 
-    PIPELINE: ClassVar[str]
+    PIPELINES: ClassVar[tuple[str, ...]]
     DENOISERS: ClassVar[CLASSES]
     ENCODERS: ClassVar[CLASSES]
     TOKENIZERS: ClassVar[tuple[str, ...]] = ("tokenizer",)
     TEXT_OUTPUTS: ClassVar[tuple[str | None, ...]]
+    TEXT_PIPELINE: ClassVar[str | None] = None
     MAX_TEXT: ClassVar[str | None] = "max_sequence_length"
     NUM_STEPS: ClassVar[float] = 1000.0
 
     encoder_args = ENCODER_ARGS
     transformer: Any
+    transformer_2: Any
     vae: Any
 
     def __init__(self, folder: ModelFolder, config: DiffusionConfig, with_encoders: bool = True) -> None:
         super().__init__()
         self.config = config
         self.folder = folder
+        if folder.pipeline not in self.PIPELINES:
+            raise ConfigError(
+                f"{folder.root / INDEX}: _class_name is {folder.pipeline}, but this recipe needs "
+                f"{' or '.join(self.PIPELINES)}; choose the recipe of this model's family"
+            )
         self.scheduler = folder.scheduler()
+        if config.first_frame and not self.takes_first_frame():
+            raise ConfigError(
+                f"first_frame is {config.first_frame}, but {folder.root} is not a model that takes a clean first frame; "
+                "set first_frame to 0"
+            )
         self.encoders = self.encoder_names()
         for name in self.denoiser_names():
             setattr(self, name, folder.load(name, self.DENOISERS[name], torch_dtype(config.dtype)))
@@ -64,15 +79,22 @@ class DiffusionTraining(nn.Module):
 
     def denoiser_names(self) -> tuple[str, ...]:
         """Return the names of the components that train."""
-        return tuple(self.DENOISERS)
+        return tuple(name for name in self.DENOISERS if self.folder.class_of(name) is not None)
 
     def encoder_names(self) -> tuple[str, ...]:
         """Return the names of the frozen components that only `encode` uses."""
-        return tuple(self.ENCODERS)
+        return tuple(name for name in self.ENCODERS if self.folder.class_of(name) is not None)
+
+    def takes_first_frame(self) -> bool:
+        """Return True if the model can be given the first frame of some samples of a batch."""
+        return False
 
     def _encoder(self, name: str) -> nn.Module:
-        dtype = self.config.vae_dtype if name == "vae" else self.config.encoder_dtype
-        return self.folder.load(name, self.ENCODERS[name], torch_dtype(dtype)).requires_grad_(False)
+        """Load a frozen component: an encoder, or a denoiser that does not train."""
+        config = self.config
+        dtype = config.dtype if name in self.DENOISERS else config.vae_dtype if name == "vae" else config.encoder_dtype
+        allowed = {**self.DENOISERS, **self.ENCODERS}[name]
+        return self.folder.load(name, allowed, torch_dtype(dtype)).requires_grad_(False)
 
     @property
     def denoiser(self) -> Any:
@@ -109,7 +131,7 @@ class DiffusionTraining(nn.Module):
         settings: dict[str, Any] = {"device": self.device, **self.prompt_settings()}
         if self.MAX_TEXT is not None and self.config.max_text_tokens is not None:
             settings[self.MAX_TEXT] = self.config.max_text_tokens
-        found = self.pipeline().encode_prompt(prompt=text, **settings)
+        found = self.pipeline(self.TEXT_PIPELINE).encode_prompt(prompt=text, **settings)
         named = zip(self.TEXT_OUTPUTS, found, strict=False)
         return {name: tensor for name, tensor in named if name is not None}
 
@@ -133,9 +155,11 @@ class DiffusionTraining(nn.Module):
         """Return `loss` (B,), the mean over `validation_times` with the same noise, and the loss at each time."""
         drawn = self.draw(batch)
         found = {}
-        for time in self.config.validation_times:
+        low, high = self.interval()
+        inside = [time for time in self.config.validation_times if low <= time < high]
+        for time in inside or [(low + high) / 2]:
             times = torch.full_like(drawn.times, time)
-            found[f"loss_at_{time:g}"] = self.losses(batch, Draw(drawn.noise, times, drawn.given))
+            found[f"loss_at_{time:g}"] = self.losses(batch, replace(drawn, times=times))
         return {"loss": torch.stack(list(found.values())).mean(dim=0), **found}
 
     def draw(self, batch: Batch) -> Draw:
@@ -144,7 +168,7 @@ class DiffusionTraining(nn.Module):
         noise, numbers = uniform_numbers(latents.shape[1:], batch.sample_seeds, latents.device)
         times = times_of(numbers[:, 0], self.config, self.time_shift(latents), self.interval())
         given = (numbers[:, 1] < self.config.first_frame) & (latents.shape[2] > 1)
-        return Draw(noise, times, given)
+        return Draw(noise, times, numbers[:, 1], given)
 
     def time_shift(self, latents: Tensor) -> float:
         """Return the shift of training times for latents (B, C, t, h, w)."""
@@ -179,20 +203,28 @@ class DiffusionTraining(nn.Module):
 
     # Samples
 
-    def pipeline(self, **others: Any) -> Any:
-        """Build the family's pipeline of diffusers from the children of this module.
-
-        others: components that replace children or are not among them.
-        """
+    def pipeline(self, name: str | None = None) -> Any:
+        """Build a pipeline of diffusers, by default the one that renders samples, from the children of this module."""
         import diffusers
 
-        kind = getattr(diffusers, self.PIPELINE)
-        names = (*self.denoiser_names(), *self.encoders)
-        parts: dict[str, Any] = {name: getattr(self, name, None) for name in names}
-        parts |= {name: self._tokenizer(name) for name in self.TOKENIZERS}
-        pipe = kind(**{**parts, "scheduler": self.sampler(), **self.pipeline_settings(), **others})
+        kind = getattr(diffusers, name or self.pipeline_name())
+        parts: dict[str, Any] = {name: getattr(self, name, None) for name in self.components()}
+        named = [name for name in self.TOKENIZERS if self.folder.class_of(name) is not None]
+        taken = inspect.signature(kind.__init__).parameters
+        parts |= {name: self._tokenizer(name) for name in named}
+        parts = {name: part for name, part in parts.items() if name in taken}
+        pipe = kind(**{**parts, "scheduler": self.sampler(), **self.pipeline_settings()})
         pipe.set_progress_bar_config(disable=True)
         return pipe
+
+    def pipeline_name(self) -> str:
+        """Return the name of the pipeline that renders samples."""
+        return self.folder.pipeline
+
+    def components(self) -> tuple[str, ...]:
+        """Return the names of all models of the pipeline."""
+        names = (*self.DENOISERS, *self.ENCODERS)
+        return tuple(name for name in names if self.folder.class_of(name) is not None)
 
     def pipeline_settings(self) -> dict[str, Any]:
         """Return further arguments of the pipeline's constructor."""
@@ -204,13 +236,14 @@ class DiffusionTraining(nn.Module):
 
     def _tokenizer(self, name: str) -> Any:
         if name not in self.__dict__:
-            self.__dict__[name] = self.folder.tokenizer(name)
+            is_processor = name.endswith("processor")
+            self.__dict__[name] = self.folder.processor(name) if is_processor else self.folder.tokenizer(name)
         return self.__dict__[name]
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
         """Render uint8 videos (B, 3, T, H, W) for a batch's texts and bucket with the family's pipeline."""
-        made = {name: self._encoder(name).to(self.device) for name in self.encoders if not hasattr(self, name)}
+        made = {name: self._encoder(name).to(self.device) for name in self.components() if not hasattr(self, name)}
         for name, module in made.items():
             setattr(self, name, module)
         try:
@@ -247,7 +280,18 @@ class DiffusionTraining(nn.Module):
         """Return further arguments of the pipeline for one sample."""
         return {"guidance_scale": self.config.guidance}
 
-    # Sizes
+    # Sizes and first frames
+
+    def first_frames(self, batch: Batch, video: Tensor) -> Tensor:
+        """Return the first frames, floats (B, 3, 1, H, W) in -1..1, of the clips or of the configured input."""
+        if self.config.image is None:
+            return video[:, :, :1]
+        if self.config.image not in getattr(batch, "media", {}):
+            raise ConfigError(
+                f"image is {self.config.image!r}, but the batch has no such conditioning input; add it to "
+                f"data.loader: {{media: [{self.config.image}]}}, or set image to null"
+            )
+        return channels_first(batch, batch.normalized(torch.float32, medium=self.config.image))[:, :, :1]
 
     def size_factors(self) -> tuple[int, int]:
         """Return the number of frames per latent frame, and the number of pixels per side of a token."""
@@ -261,6 +305,18 @@ class DiffusionTraining(nn.Module):
                 f"bucket {bucket} has shape {size}, but this model needs {temporal}·k + 1 frames and sides that are "
                 f"multiples of {spatial}; shard the dataset with a preset of this model (`streamvid presets`)"
             )
+
+
+def as_pixels(frames: Tensor) -> Tensor:
+    """Return first frames (B, 3, 1, H, W) in -1..1 as uint8 (B, 3, H, W)."""
+    return ((frames[:, :, 0] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def as_image(pixels: Tensor) -> Any:
+    """Return pixels, uint8 (3, H, W), as an image of Pillow."""
+    from PIL import Image
+
+    return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
 
 
 def channels_first(batch: Batch, video: Tensor) -> Tensor:

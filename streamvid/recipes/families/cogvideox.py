@@ -1,0 +1,145 @@
+"""CogVideoX and 1.5: v-prediction on latents of a causal VAE, with T5 text states.
+
+Numbers and where they come from (diffusers 0.42.1, pipelines/cogvideo/, and its example scripts):
+
+- 226 text tokens without a mask; CogVideoX 1.5: 224 (`max_text_seq_length` of the transformer's config).
+- uniform integer timesteps and `alphas_cumprod` of the scheduler. The official loss compares denoised latents with
+  weight 1 / (1 - alphas_cumprod), which equals the error of the velocity without a weight
+  (examples/cogvideo/train_cogvideox_lora.py at ed6847a).
+- rotary positions: `_prepare_rotary_positional_embeddings` of the pipeline; 1.5 pairs latent frames (`patch_size_t`), and
+  an odd one is preceded by a copy of the first (THUDM/CogVideo, finetune/models/cogvideox1dot5_t2v/lora_trainer.py at
+  aa240dc).
+- image to video: latents of the first frame with noise of exp(normal(-3, 0.5)), followed by zeros, replaced by zeros in
+  5 % of the samples (examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712); `ofs` 2 (the pipeline).
+- latents: `scaling_factor` of the VAE's config; those of the image are divided by it with `invert_scale_latents`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from streamvid.config import options_of
+from streamvid.recipes.diffusion import losses
+from streamvid.recipes.diffusion.config import DiffusionConfig
+from streamvid.recipes.diffusion.folder import open_folder
+from streamvid.recipes.diffusion.latents import encode_clips
+from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.diffusion.training import CLASSES, DiffusionTraining, as_image, as_pixels
+
+if TYPE_CHECKING:
+    from streamvid.loader.batch.batch import Batch
+
+DEFAULTS = {"time_sampling": "uniform", "guidance": 6.0}
+IMAGE_TO_VIDEO = "CogVideoXImageToVideoPipeline"
+KEPT_IMAGES = 0.95
+
+
+def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
+    """Build the training module of the CogVideoX model in `model`. Draws no random numbers.
+
+    task: task of the run; "sft:train" builds no encoders.
+    settings: fields of DiffusionConfig.
+    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    """
+    config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
+    return CogVideoXTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
+
+
+class CogVideoXTraining(DiffusionTraining):
+    """Training module of CogVideoX."""
+
+    PIPELINES = ("CogVideoXPipeline", IMAGE_TO_VIDEO)
+    DENOISERS: ClassVar[CLASSES] = {"transformer": ("CogVideoXTransformer3DModel",)}
+    ENCODERS: ClassVar[CLASSES] = {"vae": ("AutoencoderKLCogVideoX",), "text_encoder": ("T5EncoderModel",)}
+    TEXT_OUTPUTS = ("prompt_embeds",)
+
+    def uses_image(self) -> bool:
+        """Return True for image to video."""
+        return self.folder.pipeline == IMAGE_TO_VIDEO
+
+    def prompt_settings(self) -> dict[str, Any]:
+        """Return the text length of the transformer's config."""
+        return {**super().prompt_settings(), "max_sequence_length": self.transformer.config.max_text_seq_length}
+
+    def size_factors(self) -> tuple[int, int]:
+        """Return the number of frames per latent frame, and the number of pixels per side of a token."""
+        spatial = 2 ** (len(self.vae.config.block_out_channels) - 1)
+        return self.vae.config.temporal_compression_ratio, spatial * self.transformer.config.patch_size
+
+    def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
+        """Return, for image to video, the first frame: its pixels and the latents (B, C, 1, h, w) of a noisy copy."""
+        if not self.uses_image():
+            return {}
+        first = self.first_frames(batch, video)
+        noisy = first.clone()
+        for row, seed in enumerate(batch.sample_seeds):
+            generator = torch.Generator().manual_seed(seed)
+            level = torch.exp(-3 + 0.5 * torch.randn((), generator=generator))
+            noisy[row] += (level * torch.randn(first.shape[1:], generator=generator)).to(first)
+        found = encode_clips(self.vae, noisy, self.config.posterior, batch.sample_seeds)
+        scale = self.vae.config.scaling_factor
+        return {
+            "first_frame": as_pixels(first),
+            "condition": found / scale**2 if self.vae.config.invert_scale_latents else found,
+        }
+
+    def losses(self, batch: Batch, drawn: Draw) -> Tensor:
+        """Return the loss of the velocity per sample, float32 (B,)."""
+        latents = batch.latents.float()
+        steps = self.timesteps(drawn)
+        alphas = losses.over(self.scheduler.alphas_cumprod.to(latents.device)[steps], latents)
+        noisy = alphas.sqrt() * latents + (1 - alphas).sqrt() * drawn.noise
+        target = alphas.sqrt() * drawn.noise - (1 - alphas).sqrt() * latents
+        return losses.squared_error(self.predict(noisy, drawn, batch), target)
+
+    def timesteps(self, drawn: Draw) -> Tensor:
+        """Return the integer timestep of each sample."""
+        count = self.scheduler.config.num_train_timesteps
+        return (drawn.times * count).long().clamp(max=count - 1)
+
+    def num_tokens(self, latents: Tensor) -> int:
+        """Return 0: the time shift does not depend on it."""
+        return 0
+
+    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+        """Return the velocity."""
+        model, config = self.transformer, self.transformer.config
+        if self.uses_image():
+            kept = (drawn.numbers < KEPT_IMAGES).view(-1, 1, 1, 1, 1)
+            image = torch.where(kept, batch.condition.to(noisy), 0)
+            noisy = torch.cat([noisy, torch.cat([image, torch.zeros_like(noisy[:, :, 1:])], dim=2)], dim=1)
+        num_added = -noisy.shape[2] % (config.patch_size_t or 1)
+        tokens = torch.cat([noisy[:, :, :num_added], noisy], dim=2).transpose(1, 2)
+        found: Tensor = model(
+            hidden_states=tokens.to(model.dtype),
+            encoder_hidden_states=batch.prompt_embeds.to(model.dtype),
+            timestep=self.timesteps(drawn),
+            ofs=None if config.ofs_embed_dim is None else noisy.new_full((1,), 2.0),
+            image_rotary_emb=self._rotary(tokens) if config.use_rotary_positional_embeddings else None,
+            return_dict=False,
+        )[0]
+        return found.transpose(1, 2)[:, :, num_added:]
+
+    def _rotary(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of the positions of latents (B, t, C, h, w)."""
+        from diffusers.models.embeddings import get_3d_rotary_pos_embed
+        from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_region_for_grid
+
+        config = self.transformer.config
+        (_, t, _, h, w), p, p_t = tokens.shape, config.patch_size, config.patch_size_t
+        grid, base = (h // p, w // p), (config.sample_height // p, config.sample_width // p)
+        if p_t is None:
+            crops = get_resize_crop_region_for_grid(grid, base[1], base[0])
+            settings = {"crops_coords": crops, "temporal_size": t}
+        else:
+            settings = {"crops_coords": None, "temporal_size": t // p_t, "grid_type": "slice", "max_size": base}
+        dim = config.attention_head_dim
+        return get_3d_rotary_pos_embed(embed_dim=dim, grid_size=grid, device=tokens.device, **settings)  # type: ignore[no-any-return]
+
+    def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
+        """Return the guidance scale and, for image to video, the image."""
+        image = {"image": as_image(batch.first_frame[row])} if self.uses_image() else {}
+        return {"guidance_scale": self.config.guidance, **image}
