@@ -14,8 +14,10 @@ import torch
 import yaml
 from torch import Tensor
 
+import streamvid
 from streamvid.cli.verbs.train import command, request_of
 from streamvid.errors import ConfigError
+from streamvid.loader.batch.batch import Batch
 from streamvid.modules.export import export_adapters, write_pipeline_folder
 from streamvid.plan.cost import CostTable
 from streamvid.trainer import train
@@ -184,3 +186,35 @@ def test_a_profile_is_the_cost_table_that_training_reads(place: Place, tmp_path:
     costs = ("--set", f"data.loader.schedule.costs={tmp_path / 'costs.json'}", "--set", "data.loader.sync=cost")
     result = train(of(place, *costs, "--set", "max_steps=2", "--set", "eval.steps=null", output=tmp_path / "run"))
     assert result.step == 2
+
+
+def test_uneven_batches_of_images_and_videos_weigh_every_sample_alike(place: Place) -> None:
+    """PLAN-3, with a recipe: two ranks, batches by tokens, and buckets of equal cost in one step."""
+    from streamvid.modules.build import build_module
+    from streamvid.trainer.tasks import TaskModule, find_task
+
+    config = of(place)
+    module = TaskModule(build_module(config.model, task="sft", seed=0), find_task("sft"))
+    options: dict[str, Any] = {"preset": "wan2.1-480p", "sync": "cost", "tail": "shrink", "num_workers": 0}
+    ranks = []
+    for rank in range(2):
+        world = streamvid.World(rank, 2)
+        with streamvid.VideoLoader(place.dataset, max_tokens_per_batch=64, world=world, **options) as loader:
+            ranks.append([batch.clone() for batch in loader])
+    weights = {batch.loss_weight for batches in ranks for batch in batches}
+    assert len(weights) > 1 and len({batch.bucket.id for batches in ranks for batch in batches}) == 2
+    for step in zip(*ranks, strict=True):
+        with torch.no_grad():
+            weighted = sum(float(module(batch)["loss"].mean()) * batch.loss_weight for batch in step) / 2
+            alone = [float(module(one)["loss"]) for batch in step for one in single(batch)]
+        assert weighted == pytest.approx(sum(alone) / len(alone), rel=1e-4)
+
+
+def single(batch: Batch) -> list[Batch]:
+    """The samples of a batch as batches of one."""
+    found = []
+    for row in range(len(batch.sample_keys)):
+        rows = batch.map_tensors(lambda tensor, row=row: tensor[row : row + 1])  # type: ignore[misc]
+        lists = {name: [value[row]] for name, value in rows.items() if isinstance(value, list)}
+        found.append(rows.with_fields(lists))
+    return found
