@@ -9,6 +9,8 @@ import difflib
 import json
 from pathlib import Path
 
+import torch
+
 from streamvid.errors import ConfigError
 from streamvid.recipes.registry import RECIPES, Recipe, find_recipe
 
@@ -39,14 +41,14 @@ def recipe_named(name: str | None, model: str | None) -> Recipe:
 
 
 def recipe_options(
-    recipe: Recipe, *, model: str | None, is_lora: bool, has_accelerator: bool, expert: str | None = None
+    recipe: Recipe, *, model: str | None, is_lora: bool, expert: str | None = None, has_gpu: bool | None = None
 ) -> dict[str, object]:
     """Return the options of TrainConfig for a run of the recipe, by dotted name.
 
     model: folder of a diffusers pipeline, or its id on the Hugging Face Hub.
     is_lora: True to train adapters, False to train all weights of the model.
-    has_accelerator: True to compute in bfloat16 and to checkpoint activations, as on a GPU.
     expert: value of the recipe's option `expert`, if it is set.
+    has_gpu: True to compute in bfloat16 and to checkpoint activations; None for the accelerators of this machine.
     """
     base = recipe.base_models.get(expert or "high", recipe.base_model)
     found: dict[str, object] = {
@@ -61,7 +63,7 @@ def recipe_options(
         found["model.args.model"] = model
     if is_lora:
         found |= {"model.lora.base_model": base, "model.lora.target_modules": list(recipe.lora_targets)}
-    if has_accelerator:
+    if torch.accelerator.is_available() if has_gpu is None else has_gpu:
         found |= {"accelerate.mixed_precision": "bf16", "model.activation_checkpointing.blocks": ["auto"]}
         if is_lora:
             found["model.args.dtype"] = "bfloat16"

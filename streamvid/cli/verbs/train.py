@@ -118,15 +118,8 @@ def _recipe(flags: Mapping[str, object]) -> Callable[[Mapping[str, str]], Mappin
     recipe = recipe_named(name, model)
 
     def options(sets: Mapping[str, str]) -> Mapping[str, object]:
-        import torch
-
-        return recipe_options(
-            recipe,
-            model=model,
-            is_lora=bool(flags.get("lora")),
-            has_accelerator=torch.accelerator.is_available(),
-            expert=sets.get("model.args.expert"),
-        )
+        expert = sets.get("model.args.expert")
+        return recipe_options(recipe, model=model, is_lora=bool(flags.get("lora")), expert=expert)
 
     return options
 

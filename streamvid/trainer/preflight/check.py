@@ -21,7 +21,7 @@ from streamvid.trainer.preflight.memory import (
     count_activations,
     fixed_memory,
 )
-from streamvid.trainer.preflight.trial import Trial, open_trial
+from streamvid.trainer.preflight.trial import TrialRun, open_trial
 
 if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
@@ -125,7 +125,7 @@ class _Ran:
     peak_bytes: int | None
 
 
-def _run_largest(trial: Trial, batch: Batch) -> _Ran | None:
+def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
     """Run two steps, the first of which warms up. Return None if they run out of memory."""
     has_cuda = trial.accelerator.device.type == "cuda"
     try:
@@ -139,7 +139,7 @@ def _run_largest(trial: Trial, batch: Batch) -> _Ran | None:
 
 
 def _rows(
-    trial: Trial,
+    trial: TrialRun,
     batches: Sequence[Batch],
     tokens: Sequence[int],
     fixed: FixedMemory,
@@ -191,7 +191,7 @@ def _advice(
     return tuple(enough) or (*(text for _, text in saved), "shard the weights over several GPUs (FSDP, DeepSpeed)")
 
 
-def _check_sizes(trial: Trial, buckets: Sequence[Bucket]) -> None:
+def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
     """Let the module refuse sizes that it cannot take, if it has a method `check_size` and its VAE is at hand."""
     model: Any = trial.module.model
     if not hasattr(model, "check_size") or not hasattr(model, "vae"):
@@ -200,7 +200,7 @@ def _check_sizes(trial: Trial, buckets: Sequence[Bucket]) -> None:
         model.check_size(bucket.shape, bucket.id)
 
 
-def _tokens(trial: Trial, bucket: Bucket) -> int:
+def _tokens(trial: TrialRun, bucket: Bucket) -> int:
     return tokens_of(bucket, rule_of(trial.config.data.loader.get("preset")))
 
 

@@ -25,7 +25,7 @@ from streamvid.modules.config import ActivationCheckpointingConfig
 
 if TYPE_CHECKING:
     from streamvid.loader.batch.batch import Batch
-    from streamvid.trainer.preflight.trial import Trial
+    from streamvid.trainer.preflight.trial import TrialRun
 
 _GRADIENT_BYTES, _ADAM_BYTES, _AVERAGE_BYTES = 4, 8, 4
 
@@ -83,7 +83,7 @@ def fixed_memory(module: nn.Module, has_average: bool) -> FixedMemory:
     )
 
 
-def count_activations(trial: Trial, batches: Sequence[Batch], tokens: Sequence[int]) -> ActivationLine:
+def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequence[int]) -> ActivationLine:
     """Count the activations of the smallest batches.
 
     batches: one batch per bucket; tokens: tokens per sample of each.
@@ -94,7 +94,7 @@ def count_activations(trial: Trial, batches: Sequence[Batch], tokens: Sequence[i
     return _line([(count, _saved_bytes(trial, batch)) for batch, count in chosen])
 
 
-def checkpoint_blocks(trial: Trial) -> int:
+def checkpoint_blocks(trial: TrialRun) -> int:
     """Checkpoint the activations of all blocks of the parts that train, for good; return the number of blocks."""
     model = trial.module.model
     encoders = tuple(f"{name}." for name in getattr(model, "encoders", ()))
@@ -112,7 +112,7 @@ def _line(points: Sequence[tuple[int, float]]) -> ActivationLine:
     return ActivationLine(low - slope * first, slope) if slope > 0 else ActivationLine(0.0, high / last)
 
 
-def _saved_bytes(trial: Trial, batch: Batch) -> float:
+def _saved_bytes(trial: TrialRun, batch: Batch) -> float:
     """Return the bytes per sample that a forward pass stores for the backward pass, except for parameters."""
     parameters = {one.untyped_storage().data_ptr() for one in trial.module.parameters()}
     seen: dict[tuple[int, int], int] = {}

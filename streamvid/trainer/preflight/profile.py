@@ -18,7 +18,7 @@ _WARMUP = 1
 
 
 @dataclass(frozen=True)
-class Profile:
+class MeasuredCosts:
     """Result of `profile`.
 
     seconds: (bucket id, batch size) → median seconds per step.
@@ -36,7 +36,7 @@ class Profile:
 
 def profile(
     config: TrainConfig, num_steps: int = 3, progress: Callable[[str, int, int], object] | None = None
-) -> Profile:
+) -> MeasuredCosts:
     """Measure `num_steps` steps of each bucket, after one that warms up. Nothing is saved.
 
     Data loading is not part of the measurement, because ranks wait for each other's steps, not for prefetched batches.
@@ -56,4 +56,4 @@ def profile(
     groups: dict[tuple[str, int], list[float]] = {}
     for name, size, seconds in measured:
         groups.setdefault((name, size), []).append(seconds)
-    return Profile({group: median(values) for group, values in groups.items()}, costs)
+    return MeasuredCosts({group: median(values) for group, values in groups.items()}, costs)

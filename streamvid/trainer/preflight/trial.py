@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRun:
     """The parts of a run on one process.
 
     loader: loader of the run, whose first steps are one step of each bucket, the costliest first.
@@ -75,7 +75,7 @@ class Trial:
 
 
 @contextmanager
-def open_trial(config: TrainConfig, checkpoints_activations: bool | None = None) -> Iterator[Trial]:
+def open_trial(config: TrainConfig, checkpoints_activations: bool | None = None) -> Iterator[TrialRun]:
     """Open the parts of a run in this process.
 
     checkpoints_activations: False to keep all activations; None for the run's configuration.
@@ -97,4 +97,4 @@ def open_trial(config: TrainConfig, checkpoints_activations: bool | None = None)
         module = build_module(config.model, task=config.task, seed=config.seed)
         opened, _ = stack.enter_context(open_loaders(config, module))
         moved = TaskModule(module, find_task(config.task)).to(accelerator.device)
-        yield Trial(config, accelerator, cast(VideoLoader, opened), moved, build_optimizer(config.optimizer, module))
+        yield TrialRun(config, accelerator, cast(VideoLoader, opened), moved, build_optimizer(config.optimizer, module))
