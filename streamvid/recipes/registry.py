@@ -44,17 +44,102 @@ class Recipe:
 
 
 _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+# Joint attention also projects the text states.
+_JOINT_ATTENTION = (*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+_FAMILIES = "streamvid.recipes.families"
+_WAN_TARGETS = (*_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
 
 _ALL = (
     Recipe(
         name="wan2.1",
         title="Wan 2.1",
-        factory="streamvid.recipes.families.wan:build",
+        factory=f"{_FAMILIES}.wan:build",
         pipelines=("WanPipeline", "WanImageToVideoPipeline"),
         kinds=("T2V", "I2V"),
         presets=("wan2.1-480p", "wan2.1-720p"),
-        lora_targets=(*_ATTENTION, "ffn.net.0.proj", "ffn.net.2"),
+        lora_targets=_WAN_TARGETS,
         example="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+    ),
+    Recipe(
+        name="wan2.2",
+        title="Wan 2.2 A14B",
+        factory=f"{_FAMILIES}.wan:build",
+        pipelines=("WanPipeline", "WanImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("wan2.2-a14b-480p", "wan2.2-a14b-720p"),
+        lora_targets=_WAN_TARGETS,
+        example="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
+        base_models=MappingProxyType({"high": "transformer", "low": "transformer_2"}),
+    ),
+    Recipe(
+        name="wan2.2-5b",
+        title="Wan 2.2 TI2V-5B",
+        factory=f"{_FAMILIES}.wan:build",
+        pipelines=("WanPipeline",),
+        kinds=("T2V", "I2V"),
+        presets=("wan2.2-ti2v-5b",),
+        lora_targets=_WAN_TARGETS,
+        example="Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+    ),
+    Recipe(
+        name="ltx-video",
+        title="LTX-Video",
+        factory=f"{_FAMILIES}.ltx:build",
+        pipelines=("LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("ltx",),
+        lora_targets=_ATTENTION,
+        example="Lightricks/LTX-Video",
+    ),
+    Recipe(
+        name="cogvideox",
+        title="CogVideoX",
+        factory=f"{_FAMILIES}.cogvideox:build",
+        pipelines=("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("cogvideox",),
+        lora_targets=_ATTENTION,
+        example="THUDM/CogVideoX-5b",
+    ),
+    Recipe(
+        name="cogvideox1.5",
+        title="CogVideoX 1.5",
+        factory=f"{_FAMILIES}.cogvideox:build",
+        pipelines=("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("cogvideox1.5",),
+        lora_targets=_ATTENTION,
+        example="THUDM/CogVideoX1.5-5B",
+    ),
+    Recipe(
+        name="hunyuanvideo",
+        title="HunyuanVideo",
+        factory=f"{_FAMILIES}.hunyuanvideo:build",
+        pipelines=("HunyuanVideoPipeline",),
+        kinds=("T2V",),
+        presets=("hunyuanvideo-540p", "hunyuanvideo-720p"),
+        lora_targets=_JOINT_ATTENTION,
+        example="hunyuanvideo-community/HunyuanVideo",
+    ),
+    Recipe(
+        name="hunyuanvideo1.5",
+        title="HunyuanVideo 1.5",
+        factory=f"{_FAMILIES}.hunyuanvideo:build",
+        pipelines=("HunyuanVideo15Pipeline",),
+        kinds=("T2V",),
+        presets=("hunyuanvideo1.5-480p",),
+        lora_targets=_JOINT_ATTENTION,
+        example="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+    ),
+    Recipe(
+        name="mochi",
+        title="Mochi 1",
+        factory=f"{_FAMILIES}.mochi:build",
+        pipelines=("MochiPipeline",),
+        kinds=("T2V",),
+        presets=("mochi",),
+        lora_targets=_JOINT_ATTENTION,
+        example="genmo/mochi-1-preview",
     ),
 )
 

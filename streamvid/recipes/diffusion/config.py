@@ -43,7 +43,10 @@ class DiffusionConfig(Options):
         None, help="Conditioning input that holds first frames.", shown_default="the first frame of each clip"
     )
     first_frame: float = option(
-        0.0, minimum=0, maximum=1, help="Probability that a sample trains with its first frame given, for models that take it."
+        0.0,
+        minimum=0,
+        maximum=1,
+        help="Probability that a sample trains with its first frame given, for models that take it.",
     )
     expert: Expert = option("high", help="Wan 2.2 A14B: the expert that trains.")
     validation_times: tuple[float, ...] = option((0.1, 0.3, 0.5, 0.7, 0.9), help="Times of the held-out loss.")

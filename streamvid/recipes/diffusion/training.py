@@ -66,8 +66,8 @@ class DiffusionTraining(nn.Module):
         self.scheduler = folder.scheduler()
         if config.first_frame and not self.takes_first_frame():
             raise ConfigError(
-                f"first_frame is {config.first_frame}, but {folder.root} is not a model that takes a clean first frame; "
-                "set first_frame to 0"
+                f"first_frame is {config.first_frame}, but {folder.root} is not a model that takes a clean first "
+                "frame; set first_frame to 0"
             )
         self.encoders = self.encoder_names()
         for name in self.denoiser_names():
@@ -164,11 +164,16 @@ class DiffusionTraining(nn.Module):
 
     def draw(self, batch: Batch) -> Draw:
         """Draw noise and times of a batch from its seeds."""
-        latents: Tensor = batch.latents
+        latents = self.latents_of(batch)
         noise, numbers = uniform_numbers(latents.shape[1:], batch.sample_seeds, latents.device)
         times = times_of(numbers[:, 0], self.config, self.time_shift(latents), self.interval())
         given = (numbers[:, 1] < self.config.first_frame) & (latents.shape[2] > 1)
         return Draw(noise, times, numbers[:, 1], given)
+
+    def latents_of(self, batch: Batch) -> Tensor:
+        """Return the latents that get noise, float32 (B, C, t, h, w)."""
+        found: Tensor = batch.latents.float()
+        return found
 
     def time_shift(self, latents: Tensor) -> float:
         """Return the shift of training times for latents (B, C, t, h, w)."""
@@ -188,7 +193,7 @@ class DiffusionTraining(nn.Module):
 
     def losses(self, batch: Batch, drawn: Draw) -> Tensor:
         """Return the weighted flow-matching loss per sample, float32 (B,)."""
-        latents = batch.latents.float()
+        latents = self.latents_of(batch)
         noisy = losses.mix(latents, drawn.noise, drawn.times)
         if bool(drawn.given.any()):
             first = torch.where(drawn.given.view(-1, 1, 1, 1, 1), latents[:, :, :1], noisy[:, :, :1])

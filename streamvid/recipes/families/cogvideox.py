@@ -1,16 +1,16 @@
 """CogVideoX and 1.5: v-prediction on latents of a causal VAE, with T5 text states.
 
-Numbers and where they come from (diffusers 0.42.1, pipelines/cogvideo/, and its example scripts):
+Numbers and where they come from (diffusers 0.42.1, pipelines/cogvideo/, unless stated):
 
 - 226 text tokens without a mask; CogVideoX 1.5: 224 (`max_text_seq_length` of the transformer's config).
 - uniform integer timesteps and `alphas_cumprod` of the scheduler. The official loss compares denoised latents with
-  weight 1 / (1 - alphas_cumprod), which equals the error of the velocity without a weight
-  (examples/cogvideo/train_cogvideox_lora.py at ed6847a).
-- rotary positions: `_prepare_rotary_positional_embeddings` of the pipeline; 1.5 pairs latent frames (`patch_size_t`), and
-  an odd one is preceded by a copy of the first (THUDM/CogVideo, finetune/models/cogvideox1dot5_t2v/lora_trainer.py at
-  aa240dc).
-- image to video: latents of the first frame with noise of exp(normal(-3, 0.5)), followed by zeros, replaced by zeros in
-  5 % of the samples (examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712); `ofs` 2 (the pipeline).
+  weight 1 / (1 - alphas_cumprod), which equals the error of the velocity without a weight (`compute_loss` of
+  THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07).
+- rotary positions: `_prepare_rotary_positional_embeddings` of the pipeline. 1.5 pairs latent frames (`patch_size_t`),
+  and an odd number of them is preceded by a copy of the first (ibidem).
+- image to video: latents of the first frame with noise of scale exp(normal(-3, 0.5)), followed by zeros, and `ofs` 2
+  (ibidem). They are zeros for 5 % of the samples (diffusers,
+  examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712).
 - latents: `scaling_factor` of the VAE's config; those of the image are divided by it with `invert_scale_latents`.
 """
 
@@ -88,12 +88,18 @@ class CogVideoXTraining(DiffusionTraining):
 
     def losses(self, batch: Batch, drawn: Draw) -> Tensor:
         """Return the loss of the velocity per sample, float32 (B,)."""
-        latents = batch.latents.float()
+        latents = self.latents_of(batch)
         steps = self.timesteps(drawn)
         alphas = losses.over(self.scheduler.alphas_cumprod.to(latents.device)[steps], latents)
         noisy = alphas.sqrt() * latents + (1 - alphas).sqrt() * drawn.noise
         target = alphas.sqrt() * drawn.noise - (1 - alphas).sqrt() * latents
         return losses.squared_error(self.predict(noisy, drawn, batch), target)
+
+    def latents_of(self, batch: Batch) -> Tensor:
+        """Return the latents, with copies of the first frame in front where the transformer merges several."""
+        latents = super().latents_of(batch)
+        num_added = -latents.shape[2] % (self.transformer.config.patch_size_t or 1)
+        return torch.cat([latents[:, :, :1].expand(-1, -1, num_added, -1, -1), latents], dim=2)
 
     def timesteps(self, drawn: Draw) -> Tensor:
         """Return the integer timestep of each sample."""
@@ -111,8 +117,7 @@ class CogVideoXTraining(DiffusionTraining):
             kept = (drawn.numbers < KEPT_IMAGES).view(-1, 1, 1, 1, 1)
             image = torch.where(kept, batch.condition.to(noisy), 0)
             noisy = torch.cat([noisy, torch.cat([image, torch.zeros_like(noisy[:, :, 1:])], dim=2)], dim=1)
-        num_added = -noisy.shape[2] % (config.patch_size_t or 1)
-        tokens = torch.cat([noisy[:, :, :num_added], noisy], dim=2).transpose(1, 2)
+        tokens = noisy.transpose(1, 2)
         found: Tensor = model(
             hidden_states=tokens.to(model.dtype),
             encoder_hidden_states=batch.prompt_embeds.to(model.dtype),
@@ -121,7 +126,7 @@ class CogVideoXTraining(DiffusionTraining):
             image_rotary_emb=self._rotary(tokens) if config.use_rotary_positional_embeddings else None,
             return_dict=False,
         )[0]
-        return found.transpose(1, 2)[:, :, num_added:]
+        return found.transpose(1, 2)
 
     def _rotary(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the positions of latents (B, t, C, h, w)."""
@@ -130,12 +135,12 @@ class CogVideoXTraining(DiffusionTraining):
 
         config = self.transformer.config
         (_, t, _, h, w), p, p_t = tokens.shape, config.patch_size, config.patch_size_t
-        grid, base = (h // p, w // p), (config.sample_height // p, config.sample_width // p)
+        grid = (h // p, w // p)
         if p_t is None:
-            crops = get_resize_crop_region_for_grid(grid, base[1], base[0])
+            crops = get_resize_crop_region_for_grid(grid, config.sample_width // p, config.sample_height // p)
             settings = {"crops_coords": crops, "temporal_size": t}
         else:
-            settings = {"crops_coords": None, "temporal_size": t // p_t, "grid_type": "slice", "max_size": base}
+            settings = {"crops_coords": None, "temporal_size": t // p_t, "grid_type": "slice", "max_size": grid}
         dim = config.attention_head_dim
         return get_3d_rotary_pos_embed(embed_dim=dim, grid_size=grid, device=tokens.device, **settings)  # type: ignore[no-any-return]
 

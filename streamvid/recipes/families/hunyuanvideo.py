@@ -61,7 +61,7 @@ class HunyuanVideoTraining(DiffusionTraining):
         "text_encoder_2": ("CLIPTextModel",),
     }
     TOKENIZERS = ("tokenizer", "tokenizer_2")
-    TEXT_OUTPUTS = ("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask")
+    TEXT_OUTPUTS: ClassVar[tuple[str | None, ...]] = ("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask")
 
     def size_factors(self) -> tuple[int, int]:
         """Return the number of frames per latent frame, and the number of pixels per side of a token."""

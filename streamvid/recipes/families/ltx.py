@@ -91,7 +91,7 @@ class LtxTraining(DiffusionTraining):
             rope_interpolation_scale=(temporal / rates, spatial, spatial),
             return_dict=False,
         )[0]
-        return found.transpose(1, 2).unflatten(2, (t, h, w))
+        return found.transpose(1, 2).reshape(len(noisy), -1, t, h, w)
 
     def compression(self) -> tuple[int, int]:
         """Return the number of frames and pixels per latent; those of LTX-Video if there is no VAE."""

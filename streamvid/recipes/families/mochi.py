@@ -2,7 +2,7 @@
 
 Numbers and where they come from:
 
-- 256 text tokens, with a mask; an empty text is all padding if `force_zeros_for_empty_prompt` of model_index.json is set
+- 256 text tokens, with a mask; an empty text is all padding if model_index.json sets `force_zeros_for_empty_prompt`
   (diffusers 0.42.1, pipelines/mochi/pipeline_mochi.py).
 - The model counts time from the noise: its timestep is 1000 · (1 - time), and it predicts the opposite velocity
   (finetrainers, finetrainers/models/mochi/lora.py at 452546c).

@@ -1,0 +1,182 @@
+"""Training steps of the families, restated sample by sample from their official code, to compare losses with.
+
+Each function maps (the transformers, a Case) to the loss of one sample. What is cited was read at that commit:
+
+- Wan: a-r-r-o-w/finetrainers, finetrainers/models/wan/base_specification.py at 01d612b; with a given first frame and for
+  experts modelscope/DiffSynth-Studio, diffsynth/diffusion/loss.py at 0e6976a; the inputs of image to video are those of
+  diffusers 0.42.1, pipelines/wan/pipeline_wan_i2v.py.
+- LTX-Video: finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667; the given first frame as in
+  Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd.
+- CogVideoX: THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07 (1.5 and text to video differ by the
+  configuration alone); rotary positions as diffusers 0.42.1 computes them, pipelines/cogvideo/pipeline_cogvideox.py.
+- HunyuanVideo: finetrainers, finetrainers/models/hunyuan_video/base_specification.py at 03230b8.
+- HunyuanVideo 1.5: Tencent-Hunyuan/HunyuanVideo-1.5, train.py at 995afc6.
+- Mochi: finetrainers, finetrainers/models/mochi/lora.py at 452546c, and flow_match_target of its trainer.
+
+finetrainers and the diffusers scripts truncate timesteps to integers; here they are what the sigma says, as in DiffSynth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample: latents and noise (1, C, t, h, w), sigma, encoded texts (1, …), and whether a first frame is given."""
+
+    module: Any
+    latents: Tensor
+    noise: Tensor
+    sigma: float
+    fields: Mapping[str, Any]
+    first_frame: bool = False
+
+    @property
+    def mixed(self) -> Tensor:
+        return (1.0 - self.sigma) * self.latents + self.sigma * self.noise
+
+    @property
+    def timestep(self) -> Tensor:
+        return torch.tensor([self.sigma * 1000.0])
+
+
+def mse(a: Tensor, b: Tensor) -> float:
+    return float(((a.double() - b.double()) ** 2).mean())
+
+
+def wan(case: Case) -> float:
+    text = case.fields["prompt_embeds"]
+    text = torch.cat([text, text.new_zeros(1, 512 - text.shape[1], text.shape[2])], dim=1)
+    boundary = case.module.folder.index.get("boundary_ratio")
+    has_two = hasattr(case.module, "transformer_2")
+    model = case.module.transformer_2 if has_two and case.sigma < boundary else case.module.transformer
+    x, timestep, others = case.mixed, case.timestep, {}
+    target = case.noise - case.latents
+    if "condition" in case.fields:
+        t, h, w = x.shape[2:]
+        mask = torch.cat([torch.ones(1, 1, 4, h, w), torch.zeros(1, 1, 4 * (t - 1), h, w)], dim=2)
+        x = torch.cat([x, mask.view(1, t, 4, h, w).transpose(1, 2), case.fields["condition"]], dim=1)
+        others["encoder_hidden_states_image"] = case.fields["image_embeds"]
+    if case.module.folder.index.get("expand_timesteps"):
+        mask = torch.ones(x.shape[2:])
+        if case.first_frame:
+            mask[0] = 0
+            x = torch.cat([case.latents[:, :, :1], x[:, :, 1:]], dim=2)
+        timestep = (mask[:, ::2, ::2] * timestep).flatten()[None]
+    out = model(hidden_states=x, timestep=timestep, encoder_hidden_states=text, return_dict=False, **others)[0]
+    return mse(out[:, :, 1:], target[:, :, 1:]) if case.first_frame else mse(out, target)
+
+
+def ltx(case: Case) -> float:
+    _, c, t, h, w = case.latents.shape
+    sigmas = torch.full((1, t * h * w, 1), case.sigma)
+    if case.first_frame:
+        sigmas[:, : h * w] = 0
+    latents, noise = (x.permute(0, 2, 3, 4, 1).reshape(1, -1, c) for x in (case.latents, case.noise))
+    rate = float(case.fields["fps"][0])
+    out = case.module.transformer(
+        hidden_states=(1 - sigmas) * latents + sigmas * noise,
+        encoder_hidden_states=case.fields["prompt_embeds"],
+        encoder_attention_mask=case.fields["prompt_attention_mask"],
+        timestep=sigmas * 1000.0,
+        num_frames=t,
+        height=h,
+        width=w,
+        rope_interpolation_scale=[1 / (rate / 8), 32, 32],
+        return_dict=False,
+    )[0]
+    kept = slice(h * w, None) if case.first_frame else slice(None)
+    return mse(out[:, kept], (noise - latents)[:, kept])
+
+
+def cogvideox(case: Case) -> float:
+    module, scheduler, config = case.module, case.module.scheduler, case.module.transformer.config
+    latent, image = case.latents, case.fields.get("condition")
+    if config.patch_size_t is not None:
+        latent = torch.cat([latent[:, :, :1].repeat(1, 1, latent.shape[2] % config.patch_size_t, 1, 1), latent], dim=2)
+    latent, noise = latent.permute(0, 2, 1, 3, 4), case.noise.permute(0, 2, 1, 3, 4)
+    timesteps = torch.tensor([int(case.sigma * 1000)])
+    noisy = scheduler.add_noise(latent, noise, timesteps)
+    states = noisy
+    if image is not None:
+        image = image.permute(0, 2, 1, 3, 4)
+        padding = image.new_zeros(1, latent.shape[1] - 1, *latent.shape[2:])
+        states = torch.cat([noisy, torch.cat([image, padding], dim=1)], dim=2)
+    from diffusers import CogVideoXPipeline
+
+    pipe = CogVideoXPipeline(None, None, None, module.transformer, scheduler)
+    _, t, _, h, w = latent.shape
+    rotary = pipe._prepare_rotary_positional_embeddings(8 * h, 8 * w, t, torch.device("cpu"))
+    output = module.transformer(
+        hidden_states=states,
+        encoder_hidden_states=case.fields["prompt_embeds"],
+        timestep=timesteps,
+        ofs=None if config.ofs_embed_dim is None else latent.new_full((1,), fill_value=2.0),
+        image_rotary_emb=rotary if config.use_rotary_positional_embeddings else None,
+        return_dict=False,
+    )[0]
+    predicted = scheduler.get_velocity(output.double(), noisy.double(), timesteps)
+    weight = 1 / (1 - scheduler.alphas_cumprod.double()[timesteps])
+    return float((weight.view(-1, 1, 1, 1, 1) * (predicted - latent) ** 2).mean())
+
+
+def hunyuanvideo(case: Case) -> float:
+    out = case.module.transformer(
+        hidden_states=case.mixed,
+        guidance=case.latents.new_full((1,), 1.0) * 1000.0,
+        encoder_hidden_states=case.fields["prompt_embeds"],
+        encoder_attention_mask=case.fields["prompt_attention_mask"],
+        pooled_projections=case.fields["pooled_prompt_embeds"],
+        timestep=case.timestep,
+        return_dict=False,
+    )[0]
+    return mse(out, case.noise - case.latents)
+
+
+def hunyuanvideo15(case: Case) -> float:
+    b, c, f, h, w = case.latents.shape
+    out = case.module.transformer(
+        hidden_states=torch.cat([case.mixed, torch.zeros(b, c + 1, f, h, w)], dim=1),
+        timestep=case.timestep,
+        encoder_hidden_states=case.fields["prompt_embeds"],
+        encoder_attention_mask=case.fields["prompt_embeds_mask"],
+        encoder_hidden_states_2=case.fields["prompt_embeds_2"],
+        encoder_attention_mask_2=case.fields["prompt_embeds_mask_2"],
+        image_embeds=torch.zeros(b, 729, 8),
+        return_dict=False,
+    )[0]
+    return mse(out, case.noise - case.latents)
+
+
+def mochi(case: Case) -> float:
+    out = case.module.transformer(
+        hidden_states=case.mixed,
+        encoder_hidden_states=case.fields["prompt_embeds"],
+        encoder_attention_mask=case.fields["prompt_attention_mask"],
+        timestep=1000 - case.timestep,
+        return_dict=False,
+    )[0]
+    return mse(-out, case.noise - case.latents)
+
+
+STEPS: Mapping[str, Callable[[Case], float]] = {
+    "wan2.1": wan,
+    "wan2.1-i2v": wan,
+    "wan2.2": wan,
+    "wan2.2-5b": wan,
+    "ltx-video": ltx,
+    "cogvideox": cogvideox,
+    "cogvideox-2b": cogvideox,
+    "cogvideox-i2v": cogvideox,
+    "cogvideox1.5": cogvideox,
+    "cogvideox1.5-i2v": cogvideox,
+    "hunyuanvideo": hunyuanvideo,
+    "hunyuanvideo1.5": hunyuanvideo15,
+    "mochi": mochi,
+}

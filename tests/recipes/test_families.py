@@ -1,0 +1,192 @@
+"""Recipes of published models, on tiny random weights of the real classes: encode, train, sample, save and load."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.errors import ConfigError
+from streamvid.loader.batch.batch import Batch
+from streamvid.modules.build import build_module
+from streamvid.modules.config import LoraConfig, ModelConfig
+from streamvid.modules.encoding import with_encoded
+from streamvid.recipes.registry import RECIPES, find_recipe
+from streamvid.trainer.config import CheckpointConfig, OptimizerConfig
+from tests.loader.conftest import build_dataset
+from tests.recipes.small_batches import make_batch
+from tests.recipes.test_losses_of_families import built, recipe_of
+from tests.recipes.tiny import MODELS, make_model
+from tests.trainer.configs import changed
+from tests.trainer.runs import config_of, last_step_in, losses_in, run, start
+
+# Frames, height and width of two buckets that the family accepts, one of them an image.
+SIZES = {"ltx-video": [(9, 64, 96), (1, 64, 64)], "mochi": [(7, 32, 48), (1, 32, 32)]}
+USUAL = [(5, 32, 48), (1, 32, 32)]
+# The families that every run of the tests goes through; the others are slow together.
+QUICK = ("wan2.1",)
+ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:In CPU autocast"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def encoded(module: Any, size: tuple[int, int, int], text: tuple[str, ...] = ("a red bike", "")) -> Batch:
+    batch = make_batch(size, text)
+    return with_encoded(batch, module.encode(batch))
+
+
+def without_pixels(batch: Batch) -> Batch:
+    return Batch({name: value for name, value in batch.items() if name not in ("video", "layout")})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_videos_and_images_are_encoded_trained_on_and_sampled(name: str, tmp_path: Path) -> None:
+    module = built(name, tmp_path, sample_steps=2, guidance=2.0)
+    split = built(name, tmp_path, "sft:train", sample_steps=2, guidance=2.0)
+    assert {part for part, _ in split.named_children()} == set(split.denoiser_names())
+    for size in SIZES.get(name, USUAL):
+        ready = encoded(module, size)
+        loss = module(ready)["loss"]
+        assert loss.shape == (2,) and loss.dtype == torch.float32 and bool(loss.isfinite().all())
+        held_out = module.validate(ready)
+        assert held_out["loss"].shape == (2,) and torch.equal(held_out["loss"], module.validate(ready)["loss"])
+        stored = without_pixels(ready)
+        assert torch.equal(split(stored)["loss"], loss)
+        made = module.sample(ready)
+        assert made.shape == (2, 3, *size) and made.dtype == torch.uint8
+        assert torch.equal(split.sample(stored), made)
+    null = module.encode_null()
+    for field, value in null.items():
+        row = ready[field][1]
+        assert torch.equal(row[: len(value)] if value.ndim else row, value)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_sample_has_the_same_loss_in_any_batch(name: str, tmp_path: Path) -> None:
+    module = built(name, tmp_path)
+    whole = encoded(module, SIZES.get(name, USUAL)[0], ("a red bike", "a blue car at night", ""))
+    losses = module(whole)["loss"]
+    for row in range(3):
+        cut = {field: value[row : row + 1] for field, value in whole.items() if field not in ("bucket", "layout", "loss_weight")}
+        assert torch.allclose(module(whole.with_fields(cut))["loss"], losses[row : row + 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+@pytest.mark.parametrize("name", ALL)
+def test_two_clips_are_learned_by_heart(name: str, kind: str, tmp_path: Path) -> None:
+    """The loss on two clips with fixed noise falls below 30 % of its start; what does not train stays as it is."""
+    recipe = find_recipe(recipe_of(name))
+    args = {"model": str(make_model(name, tmp_path / name)), "encoder_dtype": "float32"}
+    lora = LoraConfig(base_model=recipe.base_model, rank=8, target_modules=recipe.lora_targets)
+    model = ModelConfig(factory=recipe.factory, args=args, lora=lora if kind == "lora" else LoraConfig())
+    module: Any = build_module(model, task="sft", seed=0)
+    trained = {part: value for part, value in module.named_parameters() if value.requires_grad}
+    frozen = {part: value.clone() for part, value in module.named_parameters() if not value.requires_grad}
+    assert all(part.startswith(f"{recipe.base_model}.") for part in trained)
+    assert (kind == "lora") == all(".lora_" in part for part in trained)
+    ready = encoded(module, SIZES.get(name, USUAL)[0])
+    before = float(module(ready)["loss"].mean().detach())
+    optimizer = torch.optim.Adam(trained.values(), lr=1e-2)
+    goal, after = (0.3 if kind == "full" else 0.95) * before, before
+    for _ in range(600):
+        loss = module(ready)["loss"].mean()
+        after = float(loss.detach())
+        if after < goal:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert after < goal
+    assert all(torch.equal(dict(module.named_parameters())[part], value) for part, value in frozen.items())
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ALL)
+def test_a_killed_run_ends_with_the_same_bytes(name: str, ranks: int, tmp_path: Path) -> None:
+    """PLAN-5, with encoders in the step and buckets of videos and images."""
+    recipe = find_recipe(recipe_of(name))
+    layout = {Bucket(*size): [2 * ranks, 2 * ranks] for size in SIZES.get(name, USUAL)}
+    dataset = build_dataset(tmp_path / "ds", layout)
+    args = {"model": str(make_model(name, tmp_path / name)), "encoder_dtype": "float32"}
+    whole = config_of(
+        dataset,
+        tmp_path / "whole",
+        {
+            "max_steps": 6,
+            "data.batch_size": 1,
+            "model": ModelConfig(factory=recipe.factory, args=args),
+            "optimizer": OptimizerConfig(lr=1e-3),
+            "checkpoints": CheckpointConfig(steps=2),
+            # The last block of some families computes text states that nothing uses.
+            "accelerate.find_unused_parameters": True,
+        },
+    )
+    run(whole, ranks)
+    parts = changed(whole, {"output": tmp_path / "parts"})
+    process = start(parts, ranks)
+    while process.is_alive() and last_step_in(parts.output) < 3:
+        time.sleep(0.001)
+    process.send(signal.SIGKILL)
+    assert process.wait() == [-signal.SIGKILL] * ranks
+    run(parts, ranks)
+    assert (parts.output / "step-6.safetensors").read_bytes() == (whole.output / "step-6.safetensors").read_bytes()
+    assert losses_in(parts.output) == losses_in(whole.output)
+
+
+def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:
+    model = make_model("wan2.1", tmp_path / "wan")
+    index = json.loads((model / "model_index.json").read_text())
+    for change, named in (
+        ({"_class_name": "MochiPipeline"}, "_class_name is MochiPipeline"),
+        ({"transformer": ["diffusers", "AutoencoderKL"]}, "transformer is AutoencoderKL"),
+        ({"scheduler": ["os", "system"]}, "scheduler is system"),
+    ):
+        (model / "model_index.json").write_text(json.dumps({**index, **change}))
+        with pytest.raises(ConfigError, match=named):
+            built_again(model)
+    with pytest.raises(ConfigError, match=r"model_index\.json does not exist"):
+        built_again(tmp_path)
+
+
+def test_settings_and_sizes_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    model = make_model("wan2.1", tmp_path / "wan")
+    with pytest.raises(ConfigError, match="first_frame is 0.5"):
+        built_again(model, first_frame=0.5)
+    with pytest.raises(ConfigError, match="no field 'shift'; did you mean 'time_shift'"):
+        built_again(model, shift=3)
+    with pytest.raises(ConfigError, match="validation_times"):
+        built_again(model, validation_times=[0.5, 1.0])
+    module = built_again(model)
+    for size in ((6, 32, 48), (5, 24, 48)):
+        with pytest.raises(ConfigError, match="4·k \\+ 1 frames and sides that are multiples of 16"):
+            module.encode(make_batch(size))
+    with pytest.raises(ConfigError, match="allowed: .*wan2.1"):
+        find_recipe("wan3")
+
+
+def built_again(model: Path, **settings: Any) -> Any:
+    from streamvid.recipes.families.wan import build
+
+    return build(model=str(model), encoder_dtype="float32", **settings)
+
+
+def test_every_recipe_has_presets_and_a_tiny_model() -> None:
+    from streamvid.shipped import preset_names  # type: ignore[attr-defined]
+
+    assert {recipe_of(name) for name in MODELS} == set(RECIPES)
+    for recipe in RECIPES.values():
+        assert set(recipe.presets) <= set(preset_names())

@@ -1,0 +1,96 @@
+"""Losses of every family on fixed latents, texts, noise and times, compared with official training steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from streamvid.modules.factory import import_object
+from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.registry import RECIPES
+from tests.recipes.official import STEPS, Case
+from tests.recipes.small_batches import make_batch
+from tests.recipes.tiny import MODELS, make_model
+
+# Latents (t, h, w) of three buckets, one of them an image. CogVideoX 1.5 merges pairs of frames.
+SHAPES = [(3, 4, 6), (1, 6, 4), (2, 8, 8)]
+TIMES = [0.93, 0.41, 0.07]
+FIRST_FRAMES = {"wan2.2-5b": {"first_frame": 0.5}, "wan2.2": {"expert": "both"}}
+
+pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast")
+
+
+def recipe_of(name: str) -> str:
+    """The recipe that trains a tiny model, whose name may state a variant."""
+    return max((recipe for recipe in RECIPES if name.startswith(recipe)), key=len)
+
+
+def built(name: str, folder: Path, task: str = "sft", **settings: Any) -> Any:
+    model = make_model(name, folder / name)
+    build = import_object(RECIPES[recipe_of(name)].factory)
+    return build(task=task, model=str(model), encoder_dtype="float32", **settings)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def text_fields(name: str, count: int) -> dict[str, Tensor]:
+    """Made-up encoded texts of unequal lengths."""
+    lengths = {"ltx-video": 128, "mochi": 256, "hunyuanvideo": 24, "hunyuanvideo1.5": 24}
+    length = lengths.get(name, 16 if name.startswith("cogvideox") else 7)
+    mask = (torch.arange(length)[None] < torch.arange(3, 3 + count)[:, None]).long()
+    fields = {"prompt_embeds": normal(count, length, 16, seed=3)}
+    if name in lengths and name != "hunyuanvideo1.5":
+        fields["prompt_attention_mask"] = mask.bool() if name == "mochi" else mask
+    if name == "hunyuanvideo":
+        fields["pooled_prompt_embeds"] = normal(count, 8, seed=4)
+    if name == "hunyuanvideo1.5":
+        fields |= {"prompt_embeds_mask": mask, "prompt_embeds_2": normal(count, 8, 16, seed=5)}
+        fields["prompt_embeds_mask_2"] = (torch.arange(8)[None] < torch.arange(count)[:, None]).long()
+    return fields
+
+
+def channels(module: Any) -> int:
+    return int(module.denoiser.config.out_channels or module.denoiser.config.in_channels)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_equals_that_of_the_official_training_step(name: str, tmp_path: Path) -> None:
+    module = built(name, tmp_path, "sft:train", **FIRST_FRAMES.get(name, {}))
+    count = len(TIMES)
+    given = torch.tensor([module.takes_first_frame(), False, False])
+    for shape in SHAPES:
+        latents = normal(count, channels(module), *shape, seed=1)
+        fields: dict[str, Any] = text_fields(name, count)
+        if name.endswith("i2v"):
+            frames = 1 if name.startswith("cogvideox") else shape[0]
+            fields["condition"] = normal(count, channels(module), frames, *shape[1:], seed=6)
+        if name == "wan2.1-i2v":
+            fields["image_embeds"] = normal(count, 5, 16, seed=7)
+        batch = make_batch(text=("",) * count).with_fields({"latents": latents, **fields})
+        noise = normal(*module.latents_of(batch).shape, seed=2)
+        now = given & (shape[0] > 1)
+        drawn = Draw(noise, torch.tensor(TIMES), torch.zeros(count), now)
+        with torch.no_grad():
+            ours = module.losses(batch, drawn)
+            official = [
+                STEPS[name](
+                    Case(
+                        module,
+                        latents[row : row + 1],
+                        noise[row : row + 1],
+                        TIMES[row],
+                        {field: value[row : row + 1] for field, value in {**fields, "fps": batch.fps}.items()},
+                        bool(now[row]),
+                    )
+                )
+                for row in range(count)
+            ]
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double(), torch.tensor(official).double(), rtol=1e-5, atol=0)
+        assert float(ours.std()) > 0
