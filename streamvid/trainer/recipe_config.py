@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,9 +29,7 @@ def recipe_named(name: str | None, model: str | None) -> Recipe:
     if name is None:
         if not fitting:
             raise ConfigError(f"--model {model}: no recipe trains {pipeline}; allowed: --recipe {', '.join(RECIPES)}")
-        if len(fitting) > 1:
-            raise ConfigError(f"--model {model}: several recipes train {pipeline}; add --recipe {' or '.join(fitting)}")
-        return RECIPES[fitting[0]]
+        return RECIPES[fitting[0] if len(fitting) == 1 else _decided(Path(str(model)).expanduser(), fitting)]
     if name not in RECIPES and (near := difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)):
         raise ConfigError(f"--recipe {name!r}: did you mean {near[0]!r}? allowed: {', '.join(RECIPES)}")
     recipe = find_recipe(name)
@@ -70,13 +69,30 @@ def recipe_options(
     return found
 
 
+def _decided(folder: Path, fitting: list[str]) -> str:
+    """Return the recipe among several of one pipeline class, by what distinguishes the models' folders."""
+    index, transformer = _read(folder / "model_index.json"), _read(folder / "transformer" / "config.json")
+    has_expert = bool((index.get("transformer_2") or [None])[0])
+    name = {
+        "wan2.1": "wan2.2" if has_expert else "wan2.2-5b" if index.get("expand_timesteps") else "wan2.1",
+        "cogvideox": "cogvideox" if transformer.get("patch_size_t") is None else "cogvideox1.5",
+    }.get(fitting[0])
+    if name not in fitting:
+        raise ConfigError(f"--model {folder}: several recipes train it; add --recipe {' or '.join(fitting)}")
+    return name
+
+
 def _pipeline_of(folder: Path) -> str | None:
     """Return the class of the pipeline in a folder, or None if it is not a local folder."""
     index = folder / "model_index.json"
-    if not index.is_file():
-        return None
+    return str(_read(index).get("_class_name")) if index.is_file() else None
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"cannot read {index} ({error}); copy the model again") from error
-    return str(found)
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file} ({error}); copy the model again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is not a mapping; copy the model again")
+    return found

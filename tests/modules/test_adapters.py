@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.modules import lora
-from streamvid.modules.adapters.convert import convert_adapters
+from streamvid.modules.adapters.convert import convert_adapters, family_of
+from streamvid.modules.adapters.layers import Adapter
+from streamvid.modules.adapters.names import FAMILIES, diffusers_names, dotted, original_names, require_known
 from streamvid.modules.config import LoraConfig, LoraFormat
 from streamvid.modules.export import export_adapters
+from streamvid.recipes.registry import RECIPES, Recipe
 
 FORMATS: tuple[LoraFormat, ...] = get_args(LoraFormat)
 PUBLISHED = json.loads((Path(__file__).parents[1] / "data/adapter_keys.json").read_text())["lists"]
@@ -216,3 +219,46 @@ def test_tensors_that_are_no_pair_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "lora.safetensors", shapes | {"diffusion_model.blocks.0.self_attn.q.diff_b": [4]})
     with pytest.raises(ConfigError, match="diff_b, which is not one of a pair"):
         convert_adapters(source, "diffusers")
+
+
+TRANSFORMERS: dict[str, tuple[str, dict[str, int]]] = {
+    "wan": ("WanTransformer3DModel", {"num_layers": 2}),
+    "ltx-video": ("LTXVideoTransformer3DModel", {"num_layers": 2}),
+    "ltx-2": ("LTX2VideoTransformer3DModel", {"num_layers": 2}),
+    "cogvideox": ("CogVideoXTransformer3DModel", {"num_layers": 2}),
+    "hunyuanvideo": ("HunyuanVideoTransformer3DModel", {"num_layers": 1, "num_single_layers": 1}),
+    "hunyuanvideo1.5": ("HunyuanVideo15Transformer3DModel", {"num_layers": 2}),
+    "mochi": ("MochiTransformer3DModel", {"num_layers": 2}),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_every_layer_that_a_recipe_adapts_has_a_name_in_every_format(tmp_path: Path, recipe: Recipe) -> None:
+    """The real classes in their own widths, without memory; adapters of rank 2."""
+    import diffusers
+
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": recipe.pipelines[0]}))
+    family = family_of(tmp_path)
+    assert family is not None
+    name, sizes = TRANSFORMERS[family]
+    with torch.device("meta"):
+        model = getattr(diffusers, name)(**sizes)
+    layers = lora.choose_targets(model, recipe.lora_targets)
+    generator = torch.Generator().manual_seed(0)
+    adapters = {}
+    for layer in layers:
+        outputs, inputs = model.get_submodule(layer).weight.shape
+        down, up = torch.randn(2, inputs, generator=generator), torch.randn(outputs, 2, generator=generator)
+        adapters[layer] = Adapter(down, up, 2.0)
+    require_known(adapters, family, "the file")
+    original = original_names(adapters, family)
+    again = diffusers_names(original, family)
+    assert adapters.keys() <= again.keys()
+    first = layers[0]
+    assert torch.allclose(again[first].up[:8] @ again[first].down, adapters[first].up[:8] @ adapters[first].down)
+    dots = {layer.replace(".", "_"): layer for layer in original}
+    assert dotted(dots) == dots
+
+
+def test_every_family_of_the_table_is_that_of_a_class() -> None:
+    assert FAMILIES.keys() == TRANSFORMERS.keys()

@@ -149,7 +149,11 @@ def test_everything_that_a_recipe_sets_can_be_set_otherwise(place: Place, tmp_pa
     ("arguments", "said"),
     [
         (("--recipe", "wan21"), "did you mean 'wan2.1'"),
-        (("--recipe", "sdxl"), "allowed: wan2.1"),
+        (("--recipe", "sdxl"), "allowed: .*wan2.1"),
+        (
+            ("--recipe", "mochi", "--model", "{model}"),
+            "is a WanPipeline, which recipe 'mochi' does not train; use --recipe wan2.1",
+        ),
         (("--model", "{model}/.."), "no recipe trains None"),
     ],
 )
