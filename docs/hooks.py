@@ -1,7 +1,7 @@
 """Page content that mkdocs inserts: reference tables derived from the code, and files of the checkout.
 
 A page says where: `<!-- options: streamvid.ViewOptions -->`, `<!-- command: shard -->`, `<!-- errors -->`,
-`<!-- presets -->`, `<!-- file: CHANGELOG.md -->`. An unknown name fails the build.
+`<!-- presets -->`, `<!-- recipes -->`, `<!-- file: CHANGELOG.md -->`. An unknown name fails the build.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import streamvid
 from streamvid import errors
 from streamvid.cli.main import cli
 from streamvid.config import nested_options, option_info, option_types
+from streamvid.recipes.registry import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
 _PAGE_OF = {"README.md": "index.md", "streamvid/dataset/README.md": "reference/dataset-format.md"}
 _PLACEHOLDER = re.compile(
-    r"^<!-- (?P<kind>options|command|errors|presets|file)(?:: (?P<name>\S+(?: \S+)*?))? -->$", re.MULTILINE
+    r"^<!-- (?P<kind>options|command|errors|presets|recipes|file)(?:: (?P<name>\S+(?: \S+)*?))? -->$", re.MULTILINE
 )
 
 
@@ -111,6 +112,21 @@ def _presets(_: str | None) -> str:
     return "\n\n".join(texts)
 
 
+def _recipes(_: str | None) -> str:
+    rows = [
+        (
+            f"`{recipe.name}`",
+            recipe.title,
+            ", ".join(recipe.kinds),
+            ", ".join(f"`{name}`" for name in recipe.presets),
+            ", ".join(f"`{name}`" for name in recipe.lora_targets),
+            recipe.example,
+        )
+        for recipe in RECIPES.values()
+    ]
+    return _table(("`--recipe`", "Models", "Trains", "`--preset`", "Layers with adapters", "Such as"), rows)
+
+
 def _file(name: str) -> str:
     """Return a Markdown file of the checkout; links to files that are not pages of the site become names."""
 
@@ -137,5 +153,6 @@ _FILLERS: dict[str, Callable[[typing.Any], str]] = {
     "command": _command,
     "errors": _errors,
     "presets": _presets,
+    "recipes": _recipes,
     "file": _file,
 }

@@ -27,6 +27,7 @@ _VERBS = {
     "copy": "Copy a dataset between disks and object stores, verifying every checksum.",
     "demo": "Build a small corpus, shard it, stream it, and train on it.",
     "encode": "Encode a dataset with a model's encoders and store the features.",
+    "export": "Convert trained weights to the files of other tools.",
     "extract": "Write single samples to files: clip, frames that the model gets, caption.",
     "ledger": "Verify and search the log of delivered samples.",
     "merge": "Add the samples of other datasets to a dataset.",

@@ -243,12 +243,15 @@ class TrainRequest:
     overrides: arguments of --set.
     settings: options set by streamvid's own flags.
     given: values of DiffSynth-Studio's flags.
+    defaults: function that returns options by dotted name, which everything else overrides. It gets the options of
+        --set as text.
     """
 
     file: Path | None
     overrides: Sequence[str]
     settings: Mapping[str, object] = field(default_factory=dict)
     given: Given = field(default_factory=dict)
+    defaults: Callable[[Mapping[str, str]], Mapping[str, object]] | None = None
 
     def resolve(self, shard: Shard) -> TrainConfig:
         """Return the configuration of the run. Shard its dataset if the flags describe one that does not exist yet.
@@ -262,6 +265,8 @@ class TrainRequest:
         task = str(sets.get("task") or self.given.get("task") or tree.get("task", "sft"))
         options = flag_options(self.given, named, has_config=self.file is not None, task=task)
         options |= self.settings
+        if self.defaults is not None:
+            options = self._defaults(sets, {*named, *options}) | options
         base = self.given.get("dataset_base_path")
         if base is None:
             self._check_without_data()
@@ -273,6 +278,11 @@ class TrainRequest:
             pending["data.features.url"] = base
         assumed = {name: value for name, value in pending.items() if name not in named}
         return self._load(options | data_options(flags, self._load(assumed | options), shard))
+
+    def _defaults(self, sets: Mapping[str, str], said: set[str]) -> dict[str, object]:
+        assert self.defaults is not None
+        skipped = {"data.batch_size"} if "data.max_tokens_per_batch" in said else set()
+        return {name: value for name, value in self.defaults(sets).items() if name not in said | skipped}
 
     def _load(self, options: Mapping[str, object]) -> TrainConfig:
         return load_config(TrainConfig, self.file, [*options.items(), *self.overrides])

@@ -35,7 +35,7 @@ class WeightsConfig(Options):
                 refuse_credentials("paths", file)
 
 
-LoraFormat: TypeAlias = Literal["diffusers", "peft", "diffsynth"]
+LoraFormat: TypeAlias = Literal["diffusers", "peft", "diffsynth", "kohya", "comfyui"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class LoraConfig(Options):
     dropout: float = option(0.0, minimum=0, help="Dropout probability of the adapters' inputs.")
     checkpoint: Path | None = option(None, help="Adapter file with the initial weights of the adapters.")
     format: LoraFormat = option(
-        "diffusers", help="Format of saved adapters: diffusers, peft (a folder) or diffsynth (DiffSynth-Studio)."
+        "diffusers", help="Format of saved adapters; peft writes a folder, and kohya is that of musubi-tuner too."
     )
     preset_path: Path | None = option(None, help="Adapter file to fuse into `preset_model` before training.")
     preset_model: str | None = option(None, help="Child module that receives the preset adapters.")

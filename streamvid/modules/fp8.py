@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from streamvid.errors import ConfigError
-from streamvid.modules.lora import is_adapter
+from streamvid.modules.adapters.reading import is_adapter
 from streamvid.modules.parts import LAYERS, child_names
 
 FLOAT8 = torch.float8_e4m3fn

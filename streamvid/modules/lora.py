@@ -1,25 +1,14 @@
 """Low-rank adapters (LoRA) through peft: choice of layers, sources of weights, and names in files.
 
-A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. Files are written in one of three
-formats. For a layer `blocks.0.q`, their readers expect:
-
-diffusers   transformer.blocks.0.q.lora_A.weight, and alpha in the header's `lora_adapter_metadata`
-peft        base_model.model.blocks.0.q.lora_A.weight; alpha is in adapter_config.json in the same folder
-diffsynth   blocks.0.q.lora_A.default.weight; there is no alpha, so B is multiplied by the scale
-
-All of these formats can be read, including the place where each stores alpha. ComfyUI's `diffusion_model.` prefix,
-`lora_down` and `lora_up`, and `alpha` tensors are also accepted, as are files of kohya's trainers and musubi-tuner,
-which name this layer `lora_unet_blocks_0_q` and state alpha as `ss_network_alpha` in the header.
+A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. The formats of files are in
+`adapters/`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,24 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
+from streamvid.modules.adapters.formats import EncodedAdapters, encode_adapters
+from streamvid.modules.adapters.layers import paired
+from streamvid.modules.adapters.reading import is_adapter, plain_name, read_adapters
 from streamvid.modules.config import LoraConfig, LoraFormat
 from streamvid.modules.parts import LAYERS, child_names, part_of, some
-from streamvid.modules.weight_files import read_metadata, read_state
 
 _log = logging.getLogger(__name__)
 
 REGEX = "regex:"
 LARGE = 512
-_ADAPTER = ".default."  # peft's name for an unnamed adapter
-_PEFT_MODEL = "base_model.model."  # where a PeftModel holds the model
-_PEFT_FACTS = ("r", "lora_alpha", "lora_dropout", "target_modules", "alpha_pattern", "rank_pattern")
-PEFT_CONFIG_FILE = "adapter_config.json"
-#: Prefixes of keys in diffusers' files. The first one is the default. It also applies to a second transformer, which
-#: diffusers selects by an argument of `load_lora_weights`.
-_PIPELINE_PARTS = ("transformer", "unet", "text_encoder", "text_encoder_2")
-_DIFFUSERS_FACTS = "lora_adapter_metadata"
-#: Prefix of layers in files of kohya's trainers: lora_unet_, lora_transformer_, lora_te1_, …
-_KOHYA_PREFIX = re.compile(r"lora_[a-z0-9]+_")
 
 
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
@@ -134,7 +115,10 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     W += alpha / rank · B @ A, computed in float32. If the file does not state alpha, the scale is 1.
     """
     base, path = _child(module, "preset_model", config.preset_model), config.preset_path
-    found = _read(path, "model.lora.preset_path", base, config.preset_model)
+    assert path is not None
+    found = read_adapters(
+        path, "model.lora.preset_path", [name for name, _ in base.named_modules()], config.preset_model
+    )
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, tensor in found.tensors.items():
         name, _, part = key.removesuffix(".weight").rpartition(".")
@@ -161,16 +145,6 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     return len(pairs)
 
 
-def plain_name(name: str) -> str:
-    """Return a parameter's name without the components that peft adds for the adapter and the wrapped layer."""
-    return name.replace(_ADAPTER, ".").replace(".base_layer.", ".")
-
-
-def is_adapter(name: str) -> bool:
-    """Return whether a parameter with this name, in a module or a file, belongs to an adapter."""
-    return bool({"lora_A", "lora_B"} & set(name.split(".")))
-
-
 def adapter_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the adapters among `tensors` under their names in files; empty if `module` has no adapters."""
     base = base_of(module)
@@ -187,50 +161,19 @@ def base_of(module: nn.Module) -> str | None:
     return next((name for name, part in module.named_modules() if _peft_config(part) is not None), None)
 
 
-def adapter_file(
-    module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return (tensors, metadata) for a file with the adapters among `tensors`; both are empty if there are none.
+def adapter_file(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> EncodedAdapters | None:
+    """Return the file with the adapters among `tensors`, or None if there are none.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """
     state, base = adapter_state(module, tensors), base_of(module)
     if not state or base is None:
-        return {}, {}
+        return None
     config = _peft_config(module.get_submodule(base))
-    layers = sorted({name.rpartition(".lora_A.")[0] for name in state if ".lora_A." in name})
-    alpha = config.lora_alpha
-    if format == "diffsynth":  # has no place for alpha
-        scale = alpha / config.r
-        state = {name: tensor * scale if ".lora_B." in name else tensor for name, tensor in state.items()}
-        state = {name.replace(".weight", ".default.weight"): tensor for name, tensor in state.items()}
-        alpha = config.r
-    facts = {
-        "base_model": base,
-        "rank": str(config.r),
-        "alpha": str(alpha),
-        "dropout": str(config.lora_dropout),
-        "target_modules": json.dumps(layers),
-    }
-    if format == "diffusers":
-        name = base.rpartition(".")[2]
-        prefix = name if name in _PIPELINE_PARTS else _PIPELINE_PARTS[0]
-        theirs = {"r": config.r, "lora_alpha": alpha, "lora_dropout": config.lora_dropout, "target_modules": layers}
-        facts["format"] = "pt"
-        facts[_DIFFUSERS_FACTS] = json.dumps({f"{prefix}.{key}": theirs[key] for key in sorted(theirs)})
-        state = {f"{prefix}.{key}": tensor for key, tensor in state.items()}
-    if format == "peft":
-        state = {f"{_PEFT_MODEL}{key}": tensor for key, tensor in state.items()}
-    return state, facts
-
-
-def peft_config(module: nn.Module) -> dict[str, Any]:
-    """Return the content of peft's adapter_config.json for the adapters of `module`; empty if it has none."""
-    base = base_of(module)
-    if base is None:
-        return {}
-    config = _peft_config(module.get_submodule(base))
-    return {"peft_type": "LORA", **{name: getattr(config, name) for name in _PEFT_FACTS}}
+    scale = config.lora_alpha / config.r
+    layers = dict.fromkeys(name.rpartition(".lora_")[0] for name in state)
+    adapters = paired(state, dict.fromkeys(layers, scale), "the module")
+    return encode_adapters(adapters, format, base=base, dropout=config.lora_dropout)
 
 
 def _peft_config(part: nn.Module) -> Any:
@@ -240,7 +183,8 @@ def _peft_config(part: nn.Module) -> Any:
 
 def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
     path = config.checkpoint
-    found = _read(path, "model.lora.checkpoint", base, config.base_model)
+    assert path is not None
+    found = read_adapters(path, "model.lora.checkpoint", [name for name, _ in base.named_modules()], config.base_model)
     state = found.tensors
     here = {plain_name(name): value for name, value in base.named_parameters() if is_adapter(name)}
     missing, unexpected = [n for n in here if n not in state], [n for n in state if n not in here]
@@ -275,115 +219,6 @@ def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float
         f"model.lora.checkpoint {path} has alphas {some([str(alpha) for alpha in alphas])}, but training uses one "
         "positive alpha for all layers; fuse it with model.lora.preset_path and model.lora.preset_model instead"
     )
-
-
-@dataclass(frozen=True)
-class _Adapters:
-    """Adapters read from a file.
-
-    tensors: adapter tensors by their names in the model.
-    scales: layer name → factor of its B @ A, which is alpha / rank, or 1 if the file does not state alpha.
-    """
-
-    tensors: dict[str, Tensor]
-    scales: Mapping[str, float]
-
-
-def _scales(
-    facts: Mapping[str, Mapping[str, Any]], ranks: Mapping[str, int], alphas: Mapping[str, float], removed: str
-) -> dict[str, float]:
-    """Return the factor of each layer's B @ A.
-
-    facts: result of `_facts`.
-    ranks: layer name → rank.
-    alphas: layer name → alpha, for layers with a separate alpha in the file.
-    removed: prefix of all of these names in the file.
-    """
-    components = {layer: f"{removed}{layer}".partition(".")[0] for layer in ranks}
-    # Files whose keys lack the component, such as those of peft, have one description for all layers.
-    is_shared = len(facts) == 1 and facts.keys().isdisjoint(components.values())
-    shared: Mapping[str, Any] = next(iter(facts.values())) if is_shared else {}
-    found = {}
-    for layer, rank in ranks.items():
-        component, own = components[layer], facts.get(components[layer], shared)
-        name = f"{removed}{layer}".removeprefix(f"{component}.") if component in facts else layer
-        stated = (alphas.get(layer), _matching(own.get("alpha_pattern"), name), own.get("lora_alpha"))
-        alpha = next((value for value in stated if value is not None), None)
-        found[layer] = 1.0 if alpha is None else float(alpha) / (math.sqrt(rank) if own.get("use_rslora") else rank)
-    return found
-
-
-def _matching(pattern: object, layer: str) -> Any:
-    """Return the value of the first key that matches a layer's name, as in peft, or None if no key matches."""
-    if not isinstance(pattern, Mapping):
-        return None
-    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", layer)), None)
-
-
-def _read(path: Path | None, field: str, base: nn.Module, name: str | None) -> _Adapters:
-    """Read an adapter file for the model `base`. field: option that names the file, for messages."""
-    assert path is not None
-    state = {_theirs(key): tensor for key, tensor in read_state([path]).items()}
-    if not any(map(is_adapter, state)):
-        raise ConfigError(f"{field} {path} contains no lora_A or lora_B tensors; use a LoRA adapter file")
-    layers, removed = {layer for layer, _ in base.named_modules()}, ""
-    if all(map(_KOHYA_PREFIX.match, state)):
-        state = _dotted(state, layers)
-    for prefix in (_PEFT_MODEL, "pipe.", f"{name}.", "diffusion_model.", *(f"{p}." for p in _PIPELINE_PARTS)):
-        # Removed only if all names have the prefix and are not those of layers, because a layer may have this name.
-        if all(key.startswith(prefix) for key in state) and not all(_layer(key) in layers for key in state):
-            state = {key.removeprefix(prefix): tensor for key, tensor in state.items()}
-            removed += prefix
-    alphas = {_layer(key): float(tensor) for key, tensor in state.items() if key.endswith(".alpha")}
-    tensors = {key: tensor for key, tensor in state.items() if not key.endswith(".alpha")}
-    ranks = {_layer(key): tensor.shape[0] for key, tensor in tensors.items() if key.endswith(".lora_A.weight")}
-    try:
-        scales = _scales(_facts(path), ranks, alphas, removed)
-    except (ValueError, TypeError, AttributeError, ArithmeticError, re.error) as error:
-        raise ConfigError(
-            f"{field} {path}: the adapter metadata (in its header or in {PEFT_CONFIG_FILE} next to it) is damaged "
-            f"({error}); copy the files again"
-        ) from None
-    return _Adapters(tensors, scales)
-
-
-def _theirs(key: str) -> str:
-    """Return peft's name for a key of an adapter file."""
-    return plain_name(key).replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
-
-
-def _dotted(state: Mapping[str, Tensor], layers: Iterable[str]) -> dict[str, Tensor]:
-    """Return kohya's tensors under the layers' dotted names. Names that match no layer stay as they are."""
-    names = {layer.replace(".", "_"): layer for layer in layers}
-    found = {}
-    for key, tensor in state.items():
-        theirs, _, part = key.partition(".")
-        found[f"{names.get(_KOHYA_PREFIX.sub('', theirs, count=1), theirs)}.{part}"] = tensor
-    return found
-
-
-def _layer(key: str) -> str:
-    return key.removesuffix(".alpha") if key.endswith(".alpha") else re.split(r"\.lora_[AB]\.", key)[0]
-
-
-def _facts(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return what the file's header, or peft's adapter_config.json next to it, states about the adapters.
-
-    The keys are pipeline components, or only "" if the statements apply to the whole file.
-    """
-    known, beside = read_metadata(path), path.with_name(PEFT_CONFIG_FILE)
-    if _DIFFUSERS_FACTS in known:
-        facts: dict[str, dict[str, Any]] = {}
-        for key, value in json.loads(known[_DIFFUSERS_FACTS]).items():
-            component, _, fact = key.rpartition(".")
-            facts.setdefault(component, {})[fact] = value
-        return {**facts}
-    if "alpha" in known:
-        return {"": {"lora_alpha": float(known["alpha"])}}
-    if known.get("ss_network_alpha", "None") != "None":
-        return {"": {"lora_alpha": float(known["ss_network_alpha"]) or None}}  # in kohya's trainers, 0 means the rank
-    config = json.loads(beside.read_bytes()) if beside.is_file() else {}
-    return {"": config if isinstance(config, Mapping) else {}}
 
 
 def _alpha(config: LoraConfig) -> float:

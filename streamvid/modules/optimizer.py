@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,6 +104,18 @@ class Ema:
         """Update the average with the current weights."""
         for name, tensor in self._live.items():
             self.mean[name].lerp_(tensor.detach().float(), 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the module the averaged weights within this context."""
+        live = {name: tensor.detach().clone() for name, tensor in self._live.items()}
+        try:
+            for name, tensor in self._live.items():
+                tensor.data.copy_(self.mean[name])
+            yield
+        finally:
+            for name, tensor in self._live.items():
+                tensor.data.copy_(live[name])
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self.mean)

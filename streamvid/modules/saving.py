@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError, StreamvidError
 from streamvid.modules import lora
+from streamvid.modules.adapters.reading import PEFT_CONFIG_FILE, is_adapter
 from streamvid.modules.config import LoraFormat
 from streamvid.modules.weight_files import SAFETENSORS, write_state
 
@@ -48,14 +49,13 @@ def files(
     whole = _whole_children(module)
     children: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        if not lora.is_adapter(name) and (name in trains or name.startswith(whole)):
+        if not is_adapter(name) and (name in trains or name.startswith(whole)):
             children.setdefault(name.partition(".")[0] if "." in name else "", {})[name] = tensor.detach()
     is_only_one = len(children) == 1
     parts = [WeightFile("" if is_only_one else child, own, {}) for child, own in children.items()]
-    adapters, metadata = lora.adapter_file(module, tensors, lora_format)
-    if adapters:
-        config = lora.peft_config(module) if lora_format == "peft" else {}
-        parts.append(WeightFile("lora" if parts else "", adapters, metadata, config))
+    encoded = lora.adapter_file(module, tensors, lora_format)
+    if encoded is not None:
+        parts.append(WeightFile("lora" if parts else "", encoded.tensors, encoded.facts, encoded.peft_config))
     return tuple(parts)
 
 
@@ -71,7 +71,7 @@ def write(file: WeightFile, path: Path) -> None:
         temporary.mkdir()
         write_state(temporary / PEFT_WEIGHTS_FILE, file.tensors, file.metadata)
         text = json.dumps(file.peft_config, indent=1, sort_keys=True) + "\n"
-        (temporary / lora.PEFT_CONFIG_FILE).write_text(text, encoding="utf-8")
+        (temporary / PEFT_CONFIG_FILE).write_text(text, encoding="utf-8")
         shutil.rmtree(path, ignore_errors=True)
     else:
         write_state(temporary, file.tensors, file.metadata)

@@ -114,6 +114,14 @@ def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
     return state
 
 
+def tensor_names(file: Path) -> list[str]:
+    """Return the names of the tensors of a file. Raises ConfigError if the file is damaged."""
+    if file.suffix != SAFETENSORS:
+        return list(read_state([file]))
+    with _reading(file), safe_open(str(file), framework="pt") as opened:
+        return list(opened.keys())
+
+
 def read_metadata(file: Path) -> dict[str, str]:
     """Return the header metadata of a safetensors file, or an empty dict for any other format."""
     if file.suffix != SAFETENSORS:

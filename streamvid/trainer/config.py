@@ -15,6 +15,8 @@ from streamvid.storage import StorageOptions, redact
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]")  # a path has only one of the slashes
 
+_MAX_PROMPT_BYTES = 1 << 20
+
 DatasetValue = str | dict[str, Any] | tuple[str | dict[str, Any], ...]
 """A URL, the fields of a `streamvid.DatasetConfig`, or several of either."""
 
@@ -67,6 +69,29 @@ class EvalConfig(Options):
     num_batches: int = option(2, minimum=0, help="Held-out batches per rank.")
     split: str = option("val", help="Split to evaluate on; datasets without this split are not evaluated.")
     sample_steps: int | None = option(None, minimum=1, help="Generate videos with the module's `sample` every N steps.")
+    prompts: Path | tuple[str, ...] | None = option(
+        None,
+        help="Texts of generated videos: a list, or a text file with one per line.",
+        shown_default="those of the first held-out batch",
+    )
+
+    def read_prompts(self) -> list[str]:
+        """Return the texts of generated videos; empty if held-out captions are used. Raises ConfigError."""
+        if not isinstance(self.prompts, Path):
+            return list(self.prompts or ())
+        try:
+            with self.prompts.open("rb") as file:
+                content = file.read(_MAX_PROMPT_BYTES + 1)
+            lines = [line.strip() for line in content.decode("utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise ConfigError(
+                f"eval.prompts {self.prompts}: {reason}; use a text file with one text per line"
+            ) from None
+        found = [line for line in lines if line]
+        require(len(content) <= _MAX_PROMPT_BYTES, "eval.prompts", self.prompts, f"at most {_MAX_PROMPT_BYTES} bytes")
+        require(bool(found), "eval.prompts", self.prompts, "a file with at least one text")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

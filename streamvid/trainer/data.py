@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
@@ -18,6 +19,7 @@ from streamvid.config import options_of
 from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
+from streamvid.forecast.costs import read_costs
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig, open_configs
 from streamvid.loader.options import LimitOptions, OutputOptions, ScheduleOptions
@@ -105,6 +107,7 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
         "seed": config.seed,
         "num_workers": data.num_workers,
         **data.loader,
+        **({"schedule": schedule_of(config)} if "schedule" in data.loader else {}),
     }
     for name in data.extra_inputs:
         for dataset in map(_opened, sources):
@@ -118,6 +121,14 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
             kind = "media" if name in media else "columns"
         options[kind] = list(dict.fromkeys([*options.get(kind, ()), name]))
     return options
+
+
+def schedule_of(config: TrainConfig) -> ScheduleOptions:
+    """Return `data.loader.schedule`. Its costs may be a file that `streamvid train --profile` has written."""
+    given = config.data.loader.get("schedule")
+    if isinstance(given, Mapping) and isinstance(given.get("costs"), str | Path):
+        given = {**given, "costs": read_costs(given["costs"], "data.loader.schedule.costs")}
+    return options_of(ScheduleOptions, given, "data.loader.schedule")
 
 
 def without_ledger(options: Mapping[str, Any]) -> OutputOptions:

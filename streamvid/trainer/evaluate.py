@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
-from torch import nn
+from accelerate.utils import gather_object, set_seed
+from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.modules.build import evaluating
 from streamvid.plan.hashing import hash64
+from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.metrics import MetricLine
 from streamvid.video.encode.showing import contact_sheet, movie
 
 if TYPE_CHECKING:
@@ -24,34 +27,66 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batch]) -> float:
-    """Return the mean loss per sample over the batches of all ranks.
+def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batch]) -> MetricLine:
+    """Return the mean figures per sample over the batches of all ranks, for metrics.jsonl.
 
-    If the module returns a loss per sample, repeated samples are left out.
+    eval_loss, and eval_loss_of_bucket with the loss by bucket id. Further figures of the module's `validate`, such as
+    losses at fixed times, become eval_NAME. If the module returns a value per sample, repeated samples are left out.
     """
-    total = torch.zeros(2, device=accelerator.device)
+    sums: list[HeldOut] = []
     with evaluating(module):
         for number, batch in enumerate(one.to(accelerator.device) for one in batches):
             set_seed(hash64(number, accelerator.process_index) & 0x7FFFFFFF)  # for the module's own random numbers
-            losses = module(batch, validates=True)["loss"].float()
-            count = (~batch.is_repeat).float() if losses.ndim else losses.new_tensor(len(batch.sample_keys))
-            total += torch.stack([(losses * count).sum(), count.sum()])
-    loss_sum, count_sum = accelerator.reduce(total, reduction="sum").tolist()
-    return float(loss_sum / count_sum) if count_sum else float("nan")
+            figures = module(batch, validates=True)
+            sums += [_held_out(name, torch.as_tensor(one).float(), batch) for name, one in figures.items()]
+    merged: dict[tuple[str, str | None], list[HeldOut]] = {}
+    for one in gather_object(sums):
+        merged.setdefault((one.name, None), []).append(one)
+        merged.setdefault((one.name, one.bucket_id), []).append(one)
+    means = {key: _mean(some) for key, some in merged.items()}
+    by_bucket = {bucket: means["loss", bucket] for name, bucket in sorted(merged, key=str) if bucket and name == "loss"}
+    line = {f"eval_{name}": value for (name, bucket), value in means.items() if bucket is None}
+    return {"eval_loss": math.nan, **line, "eval_loss_of_bucket": by_bucket}
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Sum of one figure over the samples of a held-out batch, and their number."""
+
+    name: str
+    bucket_id: str
+    total: float
+    count: float
+
+
+def _held_out(name: str, values: Tensor, batch: Batch) -> HeldOut:
+    count = (~batch.is_repeat).float() if values.ndim else values.new_tensor(len(batch.sample_keys))
+    return HeldOut(name, batch.bucket.id, float((values * count).sum()), float(count.sum()))
+
+
+def _mean(sums: Sequence[HeldOut]) -> float:
+    count = math.fsum(one.count for one in sums)
+    return math.fsum(one.total for one in sums) / count if count else math.nan
+
+
+def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
+    """Return a batch with one sample per prompt, fixed seeds, and the bucket and conditions of the first sample."""
+    rows = len(prompts)
+
+    def repeated(tensor: Tensor) -> Tensor:
+        return tensor[:1].expand(rows, *tensor.shape[1:])
+
+    found = batch.map_tensors(repeated)
+    lists = {name: [value[0]] * rows for name, value in found.items() if isinstance(value, list) and value}
+    return found.with_fields({**lists, "text": list(prompts), "sample_seeds": list(range(rows))})
 
 
 def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, folder: Path, name: str) -> None:
     """Write a contact sheet and a movie of the module's `sample` output. Every rank must call this function."""
     unwrapped = accelerator.unwrap_model(module)
-    model = unwrapped.model
-    if not hasattr(model, "sample"):
-        raise ConfigError(
-            f"eval.sample_steps is set, but {type(model).__name__} has no method `sample`; add the method, or "
-            "set eval.sample_steps to null"
-        )
     with evaluating(module), accelerator.autocast():
         set_seed(accelerator.process_index)
-        video = model.sample(unwrapped.encoded(batch.to(accelerator.device)))
+        video = unwrapped.model.sample(unwrapped.encoded(batch.to(accelerator.device)))
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         frames = video.permute(0, 2, 3, 4, 1).cpu().numpy()
@@ -59,3 +94,17 @@ def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, fold
         rate = float(batch.fps[0])
         (folder / f"{name}.mp4").write_bytes(movie(frames, 1.0 if math.isnan(rate) else rate))
         _log.info("saved samples: %s", folder / f"{name}.png")
+
+
+def require_sampling(config: TrainConfig, module: nn.Module) -> None:
+    """Raise ConfigError if samples are configured, but the module or the task cannot make them."""
+    if config.eval.sample_steps is not None and not hasattr(module, "sample"):
+        raise ConfigError(
+            f"eval.sample_steps is set, but {type(module).__name__} has no method `sample`; add the method, or "
+            "set eval.sample_steps to null"
+        )
+    if config.eval.prompts and config.task == "sft:train":
+        raise ConfigError(
+            "eval.prompts is set, but task sft:train has no encoders for texts; omit it, and samples have the captions "
+            "of held-out clips"
+        )

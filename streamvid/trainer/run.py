@@ -22,7 +22,7 @@ from streamvid.plan.hashing import hash64
 from streamvid.trainer.checkpoint import Checkpoints, TrainProgress
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import BatchClock, Batches, open_loaders
-from streamvid.trainer.evaluate import evaluate, save_samples
+from streamvid.trainer.evaluate import evaluate, prompted, require_sampling, save_samples
 from streamvid.trainer.launch import accelerating, checkpoint_function
 from streamvid.trainer.metrics import (
     BucketLoss,
@@ -85,6 +85,8 @@ class Run:
         if module is None:
             recompute = checkpoint_function(accelerator)
             module = build_module(config.model, task=config.task, seed=config.seed, checkpoint_function=recompute)
+        require_sampling(config, module)
+        self.prompts = config.eval.read_prompts()
         self.checkpoints.identify(module)
         optimizer = build_optimizer(config.optimizer, module)
         if loader is None:
@@ -170,15 +172,24 @@ class Run:
                 )
         is_end = step in (0, self.num_steps)
         if self.held_out and settings.steps and (is_end or self.is_due(step, settings.steps)):
-            line["eval_loss"] = evaluate(self.accelerator, self.module, self.held_out)
+            line |= evaluate(self.accelerator, self.module, self.held_out)
         if self.held_out and step and self.is_due(step, settings.sample_steps):
-            folder = self.config.output / "samples"
-            save_samples(self.accelerator, self.module, self.held_out[0], folder, f"step-{step}")
+            self._save_samples(f"step-{step}")
         self.last |= line
         if self.is_main and len(line) > 1:
             append_metrics(self.config.output, line)
             _log.info("%s", readable(line, self.num_steps))
         self.accelerator.log(flat(line), step=step)
+
+    def _save_samples(self, name: str) -> None:
+        """Generate videos with the current weights and, if the run averages them, with the averages."""
+        batch, folder = self.held_out[0], self.config.output / "samples"
+        if self.prompts:
+            batch = prompted(batch, self.prompts)
+        save_samples(self.accelerator, self.module, batch, folder, name)
+        if self.ema is not None:
+            with self.ema.applied():
+                save_samples(self.accelerator, self.module, batch, folder, f"{name}.ema")
 
     def _merged(self, progress: TrainProgress, made: StepResult, spent: Mapping[str, float]) -> MetricLine:
         """Merge the reports of all ranks since the last line."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.modules import lora, saving
+from streamvid.modules.adapters.reading import is_adapter, plain_name
 from streamvid.modules.config import LoraConfig, LoraFormat
 from tests.modules import modules
 from tests.modules.modules import differing, state_of
@@ -29,7 +31,7 @@ def adapted(seed: int = 0, trained: bool = True, dim: int = 16, **fields: object
     if trained:
         with torch.no_grad():
             for name, parameter in module.named_parameters():
-                if lora.is_adapter(name):
+                if is_adapter(name):
                     parameter.normal_(std=0.1)
     return module
 
@@ -131,8 +133,8 @@ def test_a_saved_folder_loads_in_peft(tmp_path: Path, targets: str) -> None:
     batch = modules.batch()
     with torch.no_grad():
         assert torch.equal(theirs(batch["latents"], batch["times"]), output(module))
-    names = {name for name, _ in theirs.base_model.model.named_parameters() if lora.is_adapter(name)}
-    assert names == {name for name, _ in module.dit.named_parameters() if lora.is_adapter(name)}
+    names = {name for name, _ in theirs.base_model.model.named_parameters() if is_adapter(name)}
+    assert names == {name for name, _ in module.dit.named_parameters() if is_adapter(name)}
     assert save(module, tmp_path / "lora.safetensors", "peft").parent == folder  # in place of the one before
 
 
@@ -148,7 +150,7 @@ def test_a_checkpoint_is_taken_in_all_forms_of_its_keys(tmp_path: Path, prefix: 
     assert torch.equal(output(again), output(module))
 
 
-FORMATS: tuple[LoraFormat, ...] = ("diffusers", "peft", "diffsynth")
+FORMATS: tuple[LoraFormat, ...] = get_args(LoraFormat)
 
 
 @pytest.mark.parametrize("lora_format", FORMATS)
@@ -191,7 +193,7 @@ def test_diffusers_loads_what_is_saved_at_its_scale(tmp_path: Path, alpha: float
     config = LoraConfig(base_model="dit", target_modules="to_q,to_v,ffn.net.2", rank=8, alpha=alpha)
     lora.inject(holder, config)
     for name, parameter in holder.named_parameters():
-        if lora.is_adapter(name):
+        if is_adapter(name):
             torch.nn.init.normal_(parameter, std=0.2)
     path = save(holder, tmp_path / "lora.safetensors")
     theirs = wan()
@@ -208,7 +210,7 @@ def test_adapters_of_the_second_expert_load_into_it(tmp_path: Path) -> None:
     holder = nn.ModuleDict({"transformer": wan(), "transformer_2": wan()})
     lora.inject(holder, LoraConfig(base_model="transformer_2", target_modules="to_q,to_v", rank=8, alpha=16.0))
     for name, parameter in holder.named_parameters():
-        if lora.is_adapter(name):
+        if is_adapter(name):
             torch.nn.init.normal_(parameter, std=0.2)
     path = save(holder, tmp_path / "lora.safetensors")
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
@@ -291,10 +293,10 @@ def test_a_pattern_of_alphas_applies_as_in_peft(tmp_path: Path) -> None:
 def test_each_component_of_a_file_has_its_own_alpha(tmp_path: Path, component: str) -> None:
     alphas = {"transformer": 6.0, "text_encoder": 1.0}
     pipe = nn.ModuleDict({name: adapted(seed, alpha=alpha).dit for seed, (name, alpha) in enumerate(alphas.items())})
-    state = {name: one for name, one in pipe.named_parameters() if lora.is_adapter(name)}
+    state = {name: one for name, one in pipe.named_parameters() if is_adapter(name)}
     header = {"lora_adapter_metadata": json.dumps({f"{name}.lora_alpha": alpha for name, alpha in alphas.items()})}
     for file, prefix in {"all": "", "one": f"{component}."}.items():
-        chosen = {lora.plain_name(name): one for name, one in state.items() if name.startswith(prefix)}
+        chosen = {plain_name(name): one for name, one in state.items() if name.startswith(prefix)}
         save_file(chosen, tmp_path / f"{file}.safetensors", metadata=header)
     plain = nn.ModuleDict({name: unadapted(seed) for seed, name in enumerate(alphas)})
     lora.fuse_preset(
@@ -431,5 +433,5 @@ def test_adapters_are_float32_and_start_as_nothing(dtype: torch.dtype) -> None:
         lora.inject(module, LoraConfig(base_model="dit", target_modules=TARGETS, rank=4, dropout=0.5))
         assert torch.equal(module.dit(batch["latents"], batch["times"]), before)
     named = dict(module.dit.named_parameters())
-    assert all(p.dtype == torch.float32 for name, p in named.items() if lora.is_adapter(name))
-    assert {name for name, p in named.items() if p.requires_grad} == {name for name in named if lora.is_adapter(name)}
+    assert all(p.dtype == torch.float32 for name, p in named.items() if is_adapter(name))
+    assert {name for name, p in named.items() if p.requires_grad} == {name for name in named if is_adapter(name)}

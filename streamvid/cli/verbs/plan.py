@@ -15,12 +15,12 @@ from streamvid.cli.flags import LOCATION, RATE, GroupedCommand, Location, Values
 from streamvid.cli.shared_flags import BUCKET_FLAGS, storage_flags, take_buckets
 from streamvid.config import load_config
 from streamvid.errors import ConfigError, SourceError
+from streamvid.forecast.costs import read_costs
 from streamvid.forecast.host import HostCosts
 from streamvid.forecast.run import PlannedRun
 
 if TYPE_CHECKING:
     from streamvid.forecast.run import RunForecast
-    from streamvid.plan.cost import CostTable
     from streamvid.storage import StorageOptions
 
 _RUN_FLAGS = flags_of(PlannedRun, exclude=("shuffle", "window", "order", "shard_locality"))
@@ -97,7 +97,7 @@ def command(
     run = replace(
         run,
         batch_size=parse_sizes(sizes) if sizes else None,
-        costs=_read_costs(costs),
+        costs=None if costs is None else read_costs(costs, "--costs"),
         host=load_config(HostCosts, cost_table),
         details=not counts_only,
     )
@@ -211,19 +211,3 @@ def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
             f"the remaining buckets, write '*={pairs['']}'"
         )
     return pairs.get("", pairs)
-
-
-def _read_costs(path: str | None) -> CostTable | None:
-    from streamvid.plan.cost import CostTable
-
-    if path is None:
-        return None
-    try:
-        return CostTable.from_json(json.loads(Path(path).read_bytes()))
-    except ConfigError as error:
-        raise ConfigError(f"--costs {path}: {error}") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
-        raise ConfigError(
-            f"--costs {path}: {reason}; pass a JSON file that contains the result of CostTable.to_json()"
-        ) from error

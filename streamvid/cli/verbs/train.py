@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streamvid.cli.console import ProgressBar, size
-from streamvid.cli.flags import LOCATION, GroupedCommand
+from streamvid.cli.flags import BYTE_SIZE, LOCATION, GroupedCommand
+from streamvid.cli.preflight import run_check, run_profile
 from streamvid.cli.training import run_encoding, run_training
 from streamvid.compat.diffsynth import TrainRequest, add_train_flags
+from streamvid.config import dump_config
 from streamvid.errors import ConfigError, printable
 from streamvid.shipped import shipped, shipped_config
 
@@ -19,9 +22,11 @@ if TYPE_CHECKING:
     from streamvid.sharder.options import ShardOptions
     from streamvid.sharder.report import ShardReport
 
+_PLACES = {"dataset": "data.dataset", "output": "output"}
 _PROJECT = ("training.py", "config.yaml", "README.md")
 _EPILOG = """\b
 Examples:
+  streamvid train --recipe wan2.1 --model ./Wan2.1-T2V-1.3B-Diffusers --dataset ds/ --output run/ --lora
   streamvid train --config tiny --set data.dataset=ds/ --set output=run/
   streamvid train --init my_project/              a training module of your own
   streamvid train --config my_project/config.yaml --set max_steps=2000 --set optimizer.lr=3e-4
@@ -36,6 +41,15 @@ its newest checkpoint."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
+@click.option("--recipe", metavar="NAME", help="Model family to fine-tune, such as wan2.1; --model decides if omitted.")
+@click.option("--model", type=LOCATION, metavar="FOLDER", help="Folder of a diffusers pipeline, for a recipe.")
+@click.option("--dataset", type=LOCATION, metavar="URL", help="Sealed dataset; sets data.dataset.")
+@click.option("--output", type=LOCATION, metavar="FOLDER", help="Folder of the run; sets output.")
+@click.option("--lora", is_flag=True, default=None, help="Train adapters instead of all weights, with a recipe.")
+@click.option("--print-config", "prints", is_flag=True, default=None, help="Print the config of the run, then exit.")
+@click.option("--check", "checks", is_flag=True, default=None, help="Check dataset, memory and one step, then exit.")
+@click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="For --check: memory of the device.")
+@click.option("--profile", "profiles", is_flag=True, default=None, help="Measure each bucket, write OUTPUT/costs.json.")
 @click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
@@ -56,8 +70,21 @@ def command(
     if init is not None:
         return _init_project(Path(init))
     if config is None and not overrides and not any(value is not None for value in (factory, *flags.values())):
-        raise click.UsageError("nothing to train; pass --config FILE, --dataset_base_path FOLDER or --init FOLDER")
+        raise click.UsageError(
+            "nothing to train; pass --recipe NAME, --config FILE, --dataset_base_path FOLDER or --init FOLDER"
+        )
+    device_bytes: Any = flags.pop("device_memory")
+    if device_bytes is not None and not flags.get("checks"):
+        raise click.UsageError("--device-memory belongs to --check; add it, or omit both")
+    prints, checks, profiles = (flags.pop(name) for name in ("prints", "checks", "profiles"))
     run = request_of(config, overrides, factory, trackers, flags).resolve(_shard)
+    if prints:
+        click.echo(dump_config(run), nl=False)
+        return 0
+    if checks:
+        return run_check(run, device_bytes)
+    if profiles:
+        return run_profile(run)
     return run_encoding(run) if run.task == "sft:data_process" else run_training(run)
 
 
@@ -74,7 +101,27 @@ def request_of(
         settings["model.factory"] = factory
     if trackers:
         settings["logging.trackers"] = list(trackers)
-    return TrainRequest(None if config is None else shipped_config("train", config), overrides, settings, flags)
+    settings |= {option: flags[name] for name, option in _PLACES.items() if flags.get(name) is not None}
+    file = None if config is None else shipped_config("train", config)
+    return TrainRequest(file, overrides, settings, flags, _recipe(flags))
+
+
+def _recipe(flags: Mapping[str, object]) -> Callable[[Mapping[str, str]], Mapping[str, object]] | None:
+    """Return the function for the options of the recipe that the flags name, or None if they name none."""
+    name, model = (None if flags.get(one) is None else str(flags[one]) for one in ("recipe", "model"))
+    if name is None and model is None:
+        if flags.get("lora"):
+            raise click.UsageError("--lora belongs to a recipe; add --recipe NAME, or use --lora_base_model CHILD")
+        return None
+    from streamvid.trainer.recipe_config import recipe_named, recipe_options
+
+    recipe = recipe_named(name, model)
+
+    def options(sets: Mapping[str, str]) -> Mapping[str, object]:
+        expert = sets.get("model.args.expert")
+        return recipe_options(recipe, model=model, is_lora=bool(flags.get("lora")), expert=expert)
+
+    return options
 
 
 def _shard(source: str, options: ShardOptions) -> str:

@@ -1,0 +1,95 @@
+"""streamvid export: convert trained weights to the files of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from streamvid.cli.console import print_json
+from streamvid.cli.flags import Location
+from streamvid.errors import ConfigError, printable
+from streamvid.modules.config import LoraFormat
+
+_EPILOG = """\b
+Examples:
+  streamvid export run/ --format comfyui -o my-lora.safetensors
+  streamvid export run/ --format peft -o my-lora/          a folder
+  streamvid export downloaded.safetensors --format diffusers -o lora.safetensors
+  streamvid export run/ --format diffusers -o Wan2.1-T2V-1.3B-mine/     full weights: a diffusers folder
+
+\b
+SOURCE is the folder of a run, whose newest weights are exported, or a file or a peft folder with adapters
+in any of the formats. Layers keep their meaning: names are converted between those of diffusers and those of the
+model's original code, and alpha is stored where the format expects it or is multiplied into the weights."""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("source", type=Location(exists=True))
+@click.option("--format", "format", required=True, type=click.Choice(get_args(LoraFormat)), help="Format to write.")
+@click.option(
+    "-o", "--output", required=True, type=Location(), help="File or, for peft and full weights, folder to write."
+)
+@click.option(
+    "--model", type=Location(exists=True, file_okay=False), help="Base model.  [default: model.args.model of the run]"
+)
+@click.option("--family", metavar="NAME", help="Family that names the layers, such as wan.  [default: recognized]")
+@click.option("--ema", is_flag=True, help="Export the moving averages of a run's weights.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    source: str, format: LoraFormat, output: str, model: str | None, family: str | None, ema: bool, as_json: bool
+) -> None:
+    """Convert LoRA adapters between the formats of diffusers, peft, DiffSynth-Studio, kohya, musubi-tuner and ComfyUI,
+    or write full weights as a diffusers folder.
+    """
+    from streamvid.modules.adapters.convert import family_of
+    from streamvid.modules.adapters.reading import is_adapter
+    from streamvid.modules.export import export_adapters, write_pipeline_folder
+    from streamvid.modules.weight_files import tensor_names
+
+    file, base = _weights_of(Path(source), ema), _model_of(Path(source), model)
+    target = Path(output)
+    if any(is_adapter(name.replace("lora_down", "lora_A")) for name in tensor_names(file)):
+        num_layers = export_adapters(file, format, target, family or (None if base is None else family_of(base)))
+        result: dict[str, object] = {"adapters": num_layers}
+        what = f"adapters of {num_layers} layers"
+    else:
+        if format != "diffusers":
+            raise ConfigError(f"{file} holds full weights; --format {format} is for adapters; use --format diffusers")
+        if base is None:
+            raise ConfigError(f"{file} holds full weights; add --model FOLDER, the model that the run trained")
+        components = write_pipeline_folder(file, base, target)
+        result, what = {"components": components}, ", ".join(components)
+    if as_json:
+        print_json({"source": str(file), "format": format, "output": output, **result})
+        return
+    click.echo(printable(f"exported {what} from {file} to {output} ({format})"))
+
+
+def _weights_of(source: Path, ema: bool) -> Path:
+    """Return the file to export: the newest one of a run, or that of a peft folder."""
+    from streamvid.modules.saving import PEFT_WEIGHTS_FILE, written
+
+    if source.is_file():
+        return source
+    if (source / PEFT_WEIGHTS_FILE).is_file():
+        return source / PEFT_WEIGHTS_FILE
+    found = [path for path in written(source) if (".ema" in path.suffixes) == ema]
+    if not found:
+        kind = "no weights with moving averages (.ema)" if ema else "no weights"
+        raise ConfigError(f"{source} has {kind}; use the output folder of a run that has saved, or a file")
+    newest = found[-1]
+    return newest / PEFT_WEIGHTS_FILE if newest.is_dir() else newest
+
+
+def _model_of(source: Path, model: str | None) -> Path | None:
+    """Return the base model: the given one, or that of the run's configuration."""
+    from streamvid.config import read_yaml
+
+    if model is not None:
+        return Path(model)
+    config = next((one for one in (source / "config.yaml", source.parent / "config.yaml") if one.is_file()), None)
+    args = {} if config is None else (read_yaml(config).get("model") or {}).get("args") or {}
+    named = args.get("model")
+    return Path(named) if isinstance(named, str) and Path(named).is_dir() else None

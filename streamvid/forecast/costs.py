@@ -1,0 +1,29 @@
+"""Cost tables in files: what `streamvid train --profile` writes, and what `--costs` and schedule.costs read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from streamvid.errors import ConfigError
+from streamvid.plan.cost import CostTable
+
+MAX_COSTS_BYTES = 16 << 20
+
+
+def read_costs(path: str | Path, name: str) -> CostTable:
+    """Read a JSON file with a CostTable. Raises ConfigError, beginning with `name` and the path, if it is invalid."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_COSTS_BYTES + 1)
+        if len(content) > MAX_COSTS_BYTES:
+            raise ConfigError(f"has more than {MAX_COSTS_BYTES} bytes; fit the costs again")
+        return CostTable.from_json(json.loads(content))
+    except ConfigError as error:
+        raise ConfigError(f"{name} {path}: {error}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
+        raise ConfigError(
+            f"{name} {path}: {reason}; pass a JSON file that contains the result of CostTable.to_json(), such as that "
+            "of streamvid train --profile"
+        ) from error

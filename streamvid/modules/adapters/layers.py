@@ -1,0 +1,103 @@
+"""Adapters of layers, and how those of several layers become those of one fused layer, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from streamvid.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """Adapter of one layer, which adds alpha / rank · up @ down to its weight.
+
+    down: tensor (rank, inputs, …), also called A.
+    up: tensor (outputs, rank, …), also called B.
+    """
+
+    down: Tensor
+    up: Tensor
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def scaled(self) -> Adapter:
+        """Return an equal adapter whose alpha is its rank, for formats that have no place for alpha."""
+        return self if self.scale == 1 else Adapter(self.down, self.up * self.scale, float(self.rank))
+
+
+def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: str) -> dict[str, Adapter]:
+    """Return the adapters by layer.
+
+    tensors: NAME.lora_A.weight and NAME.lora_B.weight of each layer.
+    scales: layer → alpha / rank.
+    where: description of the file, for errors.
+    """
+    found: dict[str, Adapter] = {}
+    for key in tensors:
+        layer, _, part = key.removesuffix(".weight").rpartition(".")
+        down, up = (tensors.get(f"{layer}.{name}.weight") for name in ("lora_A", "lora_B"))
+        if part not in ("lora_A", "lora_B") or down is None or up is None:
+            raise ConfigError(
+                f"{where} contains {key}, which is not one of a pair of LoRA tensors; allowed: lora_A and lora_B (or "
+                "lora_down and lora_up) of each layer, and alpha"
+            )
+        if down.ndim < 2 or up.ndim < 2 or up.shape[1] != down.shape[0]:
+            raise ConfigError(
+                f"{where}: the adapters of {layer} have shapes {tuple(down.shape)} and {tuple(up.shape)}, which do not "
+                "belong together; copy the file again"
+            )
+        found[layer] = Adapter(down, up, scales[layer] * down.shape[0])
+    return found
+
+
+def unpaired(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
+    """Return the tensors of adapters under the names that `paired` reads."""
+    found: dict[str, Tensor] = {}
+    for layer, adapter in adapters.items():
+        found |= {f"{layer}.lora_A.weight": adapter.down, f"{layer}.lora_B.weight": adapter.up}
+    return found
+
+
+def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
+    """Return the adapter of a layer that computes the outputs of several layers, one after another.
+
+    parts: adapters of the layers in the order of their outputs; None for a layer without one, but not for all.
+    shares: relative numbers of outputs.
+    The layers share one down projection if theirs are equal. Otherwise, the ranks add up.
+    """
+    present = [part.scaled() for part in parts if part is not None]
+    unit = next(part.up.shape[0] // share for part, share in zip(parts, shares, strict=True) if part is not None)
+    is_shared = all(torch.equal(part.down, present[0].down) for part in present)
+    rank = present[0].rank if is_shared else sum(part.rank for part in present)
+    up = present[0].up.new_zeros(unit * sum(shares), rank)
+    row, column, left = 0, 0, iter(present)
+    for part, share in zip(parts, shares, strict=True):
+        rows = unit * share
+        if part is not None:
+            own = next(left)
+            up[row : row + rows, column : column + own.rank] = own.up
+            column += 0 if is_shared else own.rank
+        row += rows
+    down = present[0].down if is_shared else torch.cat([part.down for part in present])
+    return Adapter(down, up, float(rank))
+
+
+def split(adapter: Adapter, shares: Sequence[int], where: str) -> list[Adapter]:
+    """Return the adapters of the layers whose outputs a fused layer computes, which share its down projection."""
+    rows = adapter.up.shape[0]
+    if rows % sum(shares):
+        raise ConfigError(f"{where}: the adapter has {rows} outputs; allowed: a multiple of {sum(shares)}")
+    sizes = [rows // sum(shares) * share for share in shares]
+    # Copies, because a file cannot hold the same tensor twice.
+    return [Adapter(adapter.down.clone(), up.clone(), adapter.alpha) for up in torch.split(adapter.up, sizes)]

@@ -1,0 +1,112 @@
+"""Trained weights for other tools: adapters in another format, and full weights as a diffusers folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from streamvid.errors import ConfigError
+from streamvid.modules.adapters.convert import convert_adapters
+from streamvid.modules.config import LoraFormat
+from streamvid.modules.parts import some
+from streamvid.modules.saving import WeightFile, write
+from streamvid.modules.weight_files import SAFETENSORS, read_state
+
+_MAX_SHARD = "5GB"  # the default of save_pretrained when diffusers' models were published
+_DEFAULT = "transformer"
+
+
+def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | None = None) -> int:
+    """Write the adapters of `path` in `format`, as a new file or, in peft's format, as a new folder.
+
+    family: see `convert_adapters`. Return the number of layers. Raises ConfigError if the target exists or has another
+    suffix than safetensors files, and the errors of `convert_adapters`.
+    """
+    if format != "peft" and target.suffix != SAFETENSORS:
+        raise ConfigError(f"-o {target}: must end with {SAFETENSORS} for --format {format}")
+    if target.exists():
+        raise ConfigError(f"-o {target} already exists; choose another name, or remove it")
+    found = convert_adapters(path, format, family)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    encoded = found.encoded
+    name = target if format == "peft" else target.with_name(target.name.removesuffix(SAFETENSORS))
+    write(WeightFile("", encoded.tensors, encoded.facts, encoded.peft_config), name)
+    return found.num_layers
+
+
+def write_pipeline_folder(weights: Path, model: Path, output: Path) -> tuple[str, ...]:
+    """Write the folder `output`: that of the base model, with the tensors of `weights` in place of its own.
+
+    weights: file of a run, whose names begin with that of a component (or belong to `transformer`).
+    model: diffusers folder of the base model. Its unchanged files are hard-linked if possible, otherwise copied.
+    The trained tensors get the dtypes of those that they replace. Return the names of the changed components.
+    Raises ConfigError if the folder exists, is not a model, or has other tensors than the file.
+    """
+    if output.exists():
+        raise ConfigError(f"-o {output} already exists; choose a new folder, or remove it")
+    if not (model / "model_index.json").is_file():
+        raise ConfigError(f"--model {model} is not a diffusers folder: it has no model_index.json; use the base model")
+    parts = _by_component(read_state([weights]), model)
+    temporary = output.with_name(f".{output.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    for component, tensors in parts.items():
+        _write_component(tensors, model / component, temporary / component, weights)
+    for file in sorted(path for path in model.rglob("*") if path.is_file()):
+        name = file.relative_to(model)
+        is_replaced = name.parts[0] in parts and (file.suffix == SAFETENSORS or file.name.endswith(".index.json"))
+        if not is_replaced:
+            _link(file.resolve(), temporary / name)
+    temporary.rename(output)
+    return tuple(parts)
+
+
+def _by_component(state: Mapping[str, Tensor], model: Path) -> dict[str, dict[str, Tensor]]:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        first, _, own = name.partition(".")
+        component, own = (first, own) if own and (model / first).is_dir() else (_DEFAULT, name)
+        parts.setdefault(component, {})[own] = tensor
+    return parts
+
+
+def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, weights: Path) -> None:
+    from huggingface_hub import save_torch_state_dict
+
+    files = sorted(base.glob(f"*{SAFETENSORS}"))
+    if not files:
+        raise ConfigError(
+            f"{base} has no {SAFETENSORS} files, but {weights} holds tensors of it; use the folder of the model that "
+            "the run trained"
+        )
+    state = read_state(files)
+    strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
+    if strange:
+        raise ConfigError(
+            f"{weights} holds {some(strange)}, which {base} does not have in these shapes; use the folder of the model "
+            "that the run trained"
+        )
+    state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}
+    output.mkdir(parents=True)
+    name = files[0].name.removesuffix(SAFETENSORS).partition("-0")[0]
+    save_torch_state_dict(
+        state, str(output), filename_pattern=f"{name}{{suffix}}{SAFETENSORS}", max_shard_size=_MAX_SHARD
+    )
+    _sort_index(output)
+
+
+def _sort_index(folder: Path) -> None:
+    for index in folder.glob("*.index.json"):
+        index.write_text(json.dumps(json.loads(index.read_bytes()), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _link(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(file, target)

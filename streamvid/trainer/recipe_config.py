@@ -1,0 +1,98 @@
+"""Configuration of a run of a recipe: the options that follow from its name, the model and the kind of training.
+
+Everything here is a default for options of TrainConfig, which a file, flags and --set override.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from streamvid.errors import ConfigError
+from streamvid.recipes.registry import RECIPES, Recipe, find_recipe
+
+#: Learning rates that the trainers of these models use in their examples: for adapters, and for all weights.
+_LORA_LR, _FULL_LR = 1e-4, 1e-5
+
+
+def recipe_named(name: str | None, model: str | None) -> Recipe:
+    """Return a recipe by name or, without a name, the one for the model in a folder.
+
+    Raises ConfigError for an unknown name, for a model of another family, and if nothing names the recipe.
+    """
+    pipeline = None if model is None else _pipeline_of(Path(model).expanduser())
+    fitting = [recipe.name for recipe in RECIPES.values() if pipeline in recipe.pipelines]
+    if name is None:
+        if not fitting:
+            raise ConfigError(f"--model {model}: no recipe trains {pipeline}; allowed: --recipe {', '.join(RECIPES)}")
+        return RECIPES[fitting[0] if len(fitting) == 1 else _decided(Path(str(model)).expanduser(), fitting)]
+    if name not in RECIPES and (near := difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)):
+        raise ConfigError(f"--recipe {name!r}: did you mean {near[0]!r}? allowed: {', '.join(RECIPES)}")
+    recipe = find_recipe(name)
+    if pipeline is not None and pipeline not in recipe.pipelines:
+        remedy = f"use --recipe {' or '.join(fitting)}" if fitting else f"use {' or '.join(recipe.pipelines)}"
+        raise ConfigError(f"--model {model} is a {pipeline}, which recipe {name!r} does not train; {remedy}")
+    return recipe
+
+
+def recipe_options(
+    recipe: Recipe, *, model: str | None, is_lora: bool, expert: str | None = None, has_gpu: bool | None = None
+) -> dict[str, object]:
+    """Return the options of TrainConfig for a run of the recipe, by dotted name.
+
+    model: folder of a diffusers pipeline, or its id on the Hugging Face Hub.
+    is_lora: True to train adapters, False to train all weights of the model.
+    expert: value of the recipe's option `expert`, if it is set.
+    has_gpu: True to compute in bfloat16 and to checkpoint activations; None for the accelerators of this machine.
+    """
+    base = recipe.base_models.get(expert or "high", recipe.base_model)
+    found: dict[str, object] = {
+        "model.factory": recipe.factory,
+        **{f"model.args.{name}": value for name, value in recipe.args.items()},
+        "data.batch_size": 1,
+        "data.loader.preset": recipe.presets[0],
+        "optimizer.lr": _LORA_LR if is_lora else _FULL_LR,
+        "model.trainable": [] if is_lora else [base],
+    }
+    if model is not None:
+        found["model.args.model"] = model
+    if is_lora:
+        found |= {"model.lora.base_model": base, "model.lora.target_modules": list(recipe.lora_targets)}
+    if torch.accelerator.is_available() if has_gpu is None else has_gpu:
+        found |= {"accelerate.mixed_precision": "bf16", "model.activation_checkpointing.blocks": ["auto"]}
+        if is_lora:
+            found["model.args.dtype"] = "bfloat16"
+    return found
+
+
+def _decided(folder: Path, fitting: list[str]) -> str:
+    """Return the recipe among several of one pipeline class, by what distinguishes the models' folders."""
+    index, transformer = _read(folder / "model_index.json"), _read(folder / "transformer" / "config.json")
+    has_expert = bool((index.get("transformer_2") or [None])[0])
+    name = {
+        "wan2.1": "wan2.2" if has_expert else "wan2.2-5b" if index.get("expand_timesteps") else "wan2.1",
+        "cogvideox": "cogvideox" if transformer.get("patch_size_t") is None else "cogvideox1.5",
+    }.get(fitting[0])
+    if name not in fitting:
+        raise ConfigError(f"--model {folder}: several recipes train it; add --recipe {' or '.join(fitting)}")
+    return name
+
+
+def _pipeline_of(folder: Path) -> str | None:
+    """Return the class of the pipeline in a folder, or None if it is not a local folder."""
+    index = folder / "model_index.json"
+    return str(_read(index).get("_class_name")) if index.is_file() else None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file} ({error}); copy the model again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is not a mapping; copy the model again")
+    return found

@@ -1,0 +1,264 @@
+"""Conversion of adapter files: keys of published files, effect on the model, and readers of other tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from streamvid.errors import ConfigError
+from streamvid.modules import lora
+from streamvid.modules.adapters.convert import convert_adapters, family_of
+from streamvid.modules.adapters.layers import Adapter
+from streamvid.modules.adapters.names import FAMILIES, diffusers_names, dotted, original_names, require_known
+from streamvid.modules.config import LoraConfig, LoraFormat
+from streamvid.modules.export import export_adapters
+from streamvid.recipes.registry import RECIPES, Recipe
+
+FORMATS: tuple[LoraFormat, ...] = get_args(LoraFormat)
+PUBLISHED = json.loads((Path(__file__).parents[1] / "data/adapter_keys.json").read_text())["lists"]
+"""Lists of keys and shapes, with their sources."""
+
+
+def write(path: Path, shapes: Mapping[str, list[int]], alpha: float = 0.0) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        key: torch.randn(*shape, generator=generator) if shape else torch.tensor(alpha) for key, shape in shapes.items()
+    }
+    save_file(state, path)
+    return path
+
+
+def delta(path: Path) -> dict[str, Tensor]:
+    """What a file adds to each weight of diffusers' model, computed from its peft export alone."""
+    encoded = convert_adapters(path, "peft").encoded
+    alpha = encoded.peft_config
+    found = {}
+    for key, down in encoded.tensors.items():
+        if key.endswith(".lora_A.weight"):
+            layer = key.removesuffix(".lora_A.weight").removeprefix("base_model.model.")
+            rank = down.shape[0]
+            scale = alpha["alpha_pattern"].get(layer, alpha["lora_alpha"]) / rank
+            found[layer] = scale * encoded.tensors[key.replace("lora_A", "lora_B")] @ down
+    return found
+
+
+@pytest.mark.parametrize("listed", PUBLISHED, ids=lambda one: f"{one['format']}-{one['family']}-{len(one['keys'])}")
+@pytest.mark.parametrize("format", FORMATS)
+def test_published_keys_are_read_and_written_in_every_format(
+    tmp_path: Path, listed: dict[str, Any], format: LoraFormat
+) -> None:
+    """Small shapes: 1/32 of the published ones, so that the deltas cost nothing."""
+    small = {key: [max(1, size // 32) for size in shape] for key, shape in listed["keys"].items()}
+    source = write(tmp_path / "published.safetensors", small, listed.get("alpha", 0.0))
+    family = listed["family"] if listed["family"] in ("ltx-video", "hunyuanvideo") else None
+    encoded = convert_adapters(source, format, family).encoded
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    save_file(encoded.tensors, folder / "adapter_model.safetensors", metadata=encoded.facts)
+    if encoded.peft_config:
+        (folder / "adapter_config.json").write_text(json.dumps(encoded.peft_config))
+    again = delta(folder / "adapter_model.safetensors")
+    expected = delta(source)
+    assert again.keys() == expected.keys()
+    assert all(torch.allclose(again[layer], expected[layer], rtol=1e-4, atol=1e-5) for layer in expected)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [one for one in PUBLISHED if one["family"] == "wan" and one["format"] != "peft"],
+    ids=lambda one: f"{one['format']}-{len(one['keys'])}",
+)
+def test_keys_and_shapes_are_those_of_published_files(tmp_path: Path, listed: dict[str, Any]) -> None:
+    """From diffusers' format to the listed one: the same keys and shapes, except that ComfyUI needs no alpha."""
+    shapes: dict[str, list[int]] = listed["keys"]
+    source = write(tmp_path / "published.safetensors", shapes, listed.get("alpha", 0.0))
+    encoded = convert_adapters(source, "diffusers").encoded
+    save_file(encoded.tensors, tmp_path / "diffusers.safetensors", metadata=encoded.facts)
+    found = convert_adapters(tmp_path / "diffusers.safetensors", listed["format"]).encoded.tensors
+    expected = {key: shape for key, shape in shapes.items() if listed["format"] == "kohya" or not key.endswith("alpha")}
+    assert {key: list(tensor.shape) for key, tensor in found.items()} == expected
+
+
+def wan() -> nn.Module:
+    from diffusers import WanTransformer3DModel
+
+    torch.manual_seed(0)
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "num_layers": 2}
+    texts = {"text_dim": 16, "freq_dim": 32, "ffn_dim": 32, "rope_max_seq_len": 32}
+    return WanTransformer3DModel(**sizes, **texts, cross_attn_norm=True).eval()
+
+
+def output(model: nn.Module) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    latents = torch.randn(1, 4, 2, 8, 8, generator=generator)
+    texts = torch.randn(1, 5, 16, generator=generator)
+    with torch.no_grad():
+        found: Tensor = model(latents, torch.tensor([500]), texts, return_dict=False)[0]
+    return found
+
+
+WAN_LAYERS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v")
+WAN_LAYERS += ("attn2.to_out.0", "ffn.net.0.proj", "ffn.net.2")
+
+
+def trained(path: Path, alpha: float = 16.0) -> Path:
+    """Adapters on all layers that musubi-tuner's reader in diffusers expects, in diffusers' format."""
+    widths = {"ffn.net.0.proj": (24, 32), "ffn.net.2": (32, 24)}
+    generator = torch.Generator().manual_seed(2)
+    state = {}
+    for layer in (f"blocks.{block}.{name}" for block in range(2) for name in WAN_LAYERS):
+        inputs, outputs = widths.get(layer.split(".", 2)[2], (24, 24))
+        state[f"transformer.{layer}.lora_A.weight"] = torch.randn(8, inputs, generator=generator) * 0.2
+        state[f"transformer.{layer}.lora_B.weight"] = torch.randn(outputs, 8, generator=generator) * 0.2
+    facts = {"transformer.r": 8, "transformer.lora_alpha": alpha, "transformer.target_modules": ["to_q"]}
+    save_file(state, path, metadata={"lora_adapter_metadata": json.dumps(facts)})
+    return path
+
+
+def merged(path: Path) -> Tensor:
+    """Output of the model with the adapters of diffusers' format added to its weights by hand."""
+    model, state = wan(), load_file(path)
+    for key, down in state.items():
+        if key.endswith("lora_A.weight"):
+            layer = model.get_submodule(key.removeprefix("transformer.").removesuffix(".lora_A.weight"))
+            layer.weight.data += 2.0 * state[key.replace("lora_A", "lora_B")] @ down
+    return output(model)
+
+
+@pytest.mark.parametrize("format", ["diffusers", "kohya", "comfyui"])
+def test_diffusers_loads_exported_files_at_their_scale(tmp_path: Path, format: LoraFormat) -> None:
+    """The pipeline's own readers for its format, for musubi-tuner's files and for ComfyUI's."""
+    from diffusers import UniPCMultistepScheduler, WanPipeline
+
+    source = trained(tmp_path / "trained.safetensors")
+    export_adapters(source, format, tmp_path / "out" / "lora.safetensors")
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    pipe = WanPipeline(None, None, None, scheduler, transformer=wan())
+    pipe.load_lora_weights(str(tmp_path / "out"), weight_name="lora.safetensors")
+    assert torch.allclose(output(pipe.transformer), merged(source), atol=1e-4)
+    assert not torch.allclose(output(wan()), merged(source), atol=1e-2)
+
+
+def test_peft_loads_an_exported_folder(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    source = trained(tmp_path / "trained.safetensors")
+    export_adapters(source, "peft", tmp_path / "folder")
+    theirs = PeftModel.from_pretrained(wan(), str(tmp_path / "folder"))
+    assert torch.allclose(output(theirs.base_model.model), merged(source), atol=1e-4)
+    export_adapters(tmp_path / "folder/adapter_model.safetensors", "diffusers", tmp_path / "again.safetensors")
+    assert load_file(tmp_path / "again.safetensors").keys() == load_file(source).keys()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_model_of_diffusers_starts_from_adapters_of_every_format(tmp_path: Path, format: LoraFormat) -> None:
+    """Original names in the file, diffusers' names in the model."""
+    source = trained(tmp_path / "trained.safetensors")
+    target = tmp_path / ("folder" if format == "peft" else "lora.safetensors")
+    export_adapters(source, format, target)
+    file = target / "adapter_model.safetensors" if format == "peft" else target
+    holder = nn.ModuleDict({"transformer": wan()})
+    lora.fuse_preset(holder, LoraConfig(preset_path=file, preset_model="transformer"))
+    assert torch.allclose(output(holder["transformer"]), merged(source), atol=1e-4)
+
+
+def hunyuan(path: Path) -> Path:
+    """Separate adapters on three of the parts of a fused layer, and on one of two."""
+    generator = torch.Generator().manual_seed(3)
+    state = {}
+    for layer in ("attn.to_q", "attn.to_v", "proj_mlp"):
+        rows = 32 if layer == "proj_mlp" else 8
+        name = f"transformer.single_transformer_blocks.0.{layer}"
+        state[f"{name}.lora_A.weight"] = torch.randn(2, 8, generator=generator)
+        state[f"{name}.lora_B.weight"] = torch.randn(rows, 2, generator=generator)
+    save_file(state, path)
+    return path
+
+
+def test_layers_that_the_original_code_fuses_are_fused_and_split(tmp_path: Path) -> None:
+    source = hunyuan(tmp_path / "lora.safetensors")
+    fused = convert_adapters(source, "comfyui").encoded.tensors
+    down, up = (fused[f"diffusion_model.single_blocks.0.linear1.lora_{half}.weight"] for half in "AB")
+    assert len(fused) == 2
+    expected = delta(source)
+    nothing = torch.zeros(8, 8)
+    names = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+    parts = [expected.get(f"single_transformer_blocks.0.{name}", nothing) for name in names]
+    assert torch.allclose(up @ down, torch.cat(parts), atol=1e-6)
+    save_file(fused, tmp_path / "fused.safetensors")
+    again = delta(tmp_path / "fused.safetensors")
+    assert all(torch.allclose(again[layer], expected[layer], atol=1e-6) for layer in expected)
+    assert torch.equal(again["single_transformer_blocks.0.attn.to_k"], nothing)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (["transformer.transformer_blocks.0.attn.to_q"], "exist in hunyuanvideo, hunyuanvideo1.5, .* --family"),
+        (["transformer.blocks.0.attn3.to_q"], r"attn3.to_q, whose names in other formats are not known"),
+    ],
+)
+def test_names_that_are_unknown_or_ambiguous_are_refused(tmp_path: Path, layers: list[str], said: str) -> None:
+    shapes = {f"{layer}.lora_{half}.weight": [4, 4] for layer in layers for half in "AB"}
+    source = write(tmp_path / "lora.safetensors", shapes)
+    with pytest.raises(ConfigError, match=said):
+        convert_adapters(source, "comfyui")
+    assert convert_adapters(source, "peft").num_layers == 1
+
+
+def test_tensors_that_are_no_pair_are_refused(tmp_path: Path) -> None:
+    shapes = {"diffusion_model.blocks.0.self_attn.q.lora_A.weight": [4, 4]}
+    shapes["diffusion_model.blocks.0.self_attn.q.lora_B.weight"] = [4, 4]
+    source = write(tmp_path / "lora.safetensors", shapes | {"diffusion_model.blocks.0.self_attn.q.diff_b": [4]})
+    with pytest.raises(ConfigError, match="diff_b, which is not one of a pair"):
+        convert_adapters(source, "diffusers")
+
+
+TRANSFORMERS: dict[str, tuple[str, dict[str, int]]] = {
+    "wan": ("WanTransformer3DModel", {"num_layers": 2}),
+    "ltx-video": ("LTXVideoTransformer3DModel", {"num_layers": 2}),
+    "ltx-2": ("LTX2VideoTransformer3DModel", {"num_layers": 2}),
+    "cogvideox": ("CogVideoXTransformer3DModel", {"num_layers": 2}),
+    "hunyuanvideo": ("HunyuanVideoTransformer3DModel", {"num_layers": 1, "num_single_layers": 1}),
+    "hunyuanvideo1.5": ("HunyuanVideo15Transformer3DModel", {"num_layers": 2}),
+    "mochi": ("MochiTransformer3DModel", {"num_layers": 2}),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_every_layer_that_a_recipe_adapts_has_a_name_in_every_format(tmp_path: Path, recipe: Recipe) -> None:
+    """The real classes in their own widths, without memory; adapters of rank 2."""
+    import diffusers
+
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": recipe.pipelines[0]}))
+    family = family_of(tmp_path)
+    assert family is not None
+    name, sizes = TRANSFORMERS[family]
+    with torch.device("meta"):
+        model = getattr(diffusers, name)(**sizes)
+    layers = lora.choose_targets(model, recipe.lora_targets)
+    generator = torch.Generator().manual_seed(0)
+    adapters = {}
+    for layer in layers:
+        outputs, inputs = model.get_submodule(layer).weight.shape
+        down, up = torch.randn(2, inputs, generator=generator), torch.randn(outputs, 2, generator=generator)
+        adapters[layer] = Adapter(down, up, 2.0)
+    require_known(adapters, family, "the file")
+    original = original_names(adapters, family)
+    again = diffusers_names(original, family)
+    assert adapters.keys() <= again.keys()
+    first = layers[0]
+    assert torch.allclose(again[first].up[:8] @ again[first].down, adapters[first].up[:8] @ adapters[first].down)
+    dots = {layer.replace(".", "_"): layer for layer in original}
+    assert dotted(dots) == dots
+
+
+def test_every_family_of_the_table_is_that_of_a_class() -> None:
+    assert FAMILIES.keys() == TRANSFORMERS.keys()
