@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +12,9 @@ import pytest
 from PIL import Image
 
 import streamvid
-from tests.conftest import run_streamvid
+from streamvid.errors import ConfigError
+from streamvid.preview.features import open_features
+from streamvid.preview.options import PreviewOptions
 from tests.dataset.frozen import FROZEN
 from tests.loader.conftest import open_loader
 from tests.loader.sidecars import facts_of, make_sidecar
@@ -23,7 +24,7 @@ COPY, NATIVE = FROZEN / "copy", FROZEN / "native"
 MISSING = "b-bcf186c7d4a71579"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two visits of each sample; the second one of one sample is missing."""
     view = facts_of(COPY, seed=3, view={"temporal": "uniform", "spatial": "random_crop"})
@@ -79,23 +80,17 @@ def test_features_are_shown_as_the_model_gets_them(serve: Serve, features: Path)
     assert "visit 3 uses the stored visit 1, one of 2" in server.get(f"{at}?visit=3").text
     page = server.get("/step?epoch=3&seed=3").text
     assert "precomputed features" in page and "stored visit 1" in page
-
-
-def test_features_must_fit(features: Path, tmp_path: Path) -> None:
-    done = run_streamvid("preview", COPY, NATIVE, "--features", features, check=False)
-    assert done.returncode == 2 and "--features: given 1 time(s) for 2 dataset(s)" in done.stderr
-    done = run_streamvid("preview", NATIVE, "--features", features, check=False)
-    assert done.returncode == 2 and "were created from a different dataset" in done.stderr
-
-
-def test_damaged_features_are_named(serve: Serve, features: Path, tmp_path: Path) -> None:
-    root = tmp_path / "features"
-    shutil.copytree(features, root)
-    for tar in root.rglob("*.tar"):
-        data = bytearray(tar.read_bytes())
-        data[700:] = bytes(len(data) - 700)
-        tar.write_bytes(data)
-    server = serve(COPY, "--features", root)
-    (first, *_) = server.get("/samples").samples
-    page = server.get(first)
+    for tar in features.rglob("*.tar"):
+        data = tar.read_bytes()
+        tar.write_bytes(data[:700] + bytes(len(data) - 700))
+    page = server.get(at)
     assert page.status == 200 and "do not match the checksum" in page.text and "Index" in page.text
+
+
+def test_features_must_fit(features: Path) -> None:
+    copy, native = map(streamvid.open_dataset, (COPY, NATIVE))
+    options = PreviewOptions(features=str(features))
+    with pytest.raises(ConfigError, match=r"--features: given 1 time\(s\) for 2 dataset\(s\)"):
+        open_features([copy, native], options, streamvid.StorageOptions())
+    with pytest.raises(ConfigError, match="were created from a different dataset"):
+        open_features([native], options, streamvid.StorageOptions())
