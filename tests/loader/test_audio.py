@@ -75,9 +75,9 @@ def dataset(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def build(clips: Path, root: Path, **options: Any) -> None:
+def build(folder: Path, root: Path, **options: Any) -> None:
     given = {"buckets": parse_buckets(f"{WIDTH}x{HEIGHT}@{COUNT}"), "workers": 1, "caption_column": ""} | options
-    shard(clips, root, shard_options(**given))
+    shard(folder, root, shard_options(**given))
 
 
 def check(batch: streamvid.Batch, tracks: Mapping[str, Track]) -> list[tuple[str, int]]:
