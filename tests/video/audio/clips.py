@@ -131,8 +131,9 @@ def ffmpeg_truth(path: Path) -> Truth:
     for pts, rate, count in found:
         sounds.append((Fraction(int(pts), int(rate)), values[at : at + int(count)]))
         at += int(count)
-    clicks = [float(time) for time in _click_times(sounds, int(found[0][1]))]
-    return Truth(tuple(times), tuple(flashes), tuple(clicks), tuple(sounds), int(found[0][1]))
+    rate = int(found[0][1]) if found else RATE
+    clicks = [float(time) for time in _click_times(sounds, rate)]
+    return Truth(tuple(times), tuple(flashes), tuple(clicks), tuple(sounds), rate)
 
 
 def _click_times(sounds: list[tuple[Fraction, Float32s]], rate: int) -> list[Fraction]:
