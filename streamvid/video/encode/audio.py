@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.audio.grid import LAYOUTS, AudioFormat, first_sample_at, round_half_up
-from streamvid.video.audio.reader import read_blocks
 from streamvid.video.audio.stream import audio_stream
 from streamvid.video.container import Source, VideoFile
 from streamvid.video.encode.audio_profiles import AUDIO_PROFILES, MadeAudioCodec
+from streamvid.video.encode.audio_source import read_blocks
+from streamvid.video.encode.timeline import Timeline
 from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
@@ -91,13 +92,14 @@ class AudioWindow:
 
 
 def find_window(
-    source: Source, video: VideoFile, first_time: Fraction, seconds: Fraction, codec: MadeAudioCodec | None
+    source: Source, video: VideoFile, first_time: Fraction, timeline: Timeline, codec: MadeAudioCodec | None
 ) -> AudioWindow | None:
     """Return the sound of a part of a video, or None if it has none or `codec` is None. See AudioWindow.
 
     Sound in a codec that is not allowed counts as none. Raises ProbeError if the sound does not decode.
 
     video: the opened source. Lossy tracks have at most two channels.
+    first_time: presentation time of the clip's first frame. timeline: of its frames.
     """
     if codec is None:
         return None
@@ -110,7 +112,7 @@ def find_window(
     profile, decoder = AUDIO_PROFILES[codec], stream.codec_context
     num_channels = next((count for count in LAYOUTS if count >= decoder.layout.nb_channels), max(LAYOUTS))
     form = AudioFormat(profile.sample_rate(decoder.sample_rate), min(num_channels, profile.max_channels))
-    window = AudioWindow(source, first_time, seconds, codec, form, video.limits)
+    window = AudioWindow(source, first_time, timeline.duration_seconds, codec, form, video.limits)
     return window if window.is_present else None
 
 
