@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -35,7 +36,7 @@ def read_blocks(
 
     first_sample: first sample of the first window, as for `decode_audio_file`. The position of an open file stays.
     The samples depend only on the file and the arguments. Decoding starts near the first window if the container
-    stores exact times, and otherwise at the start of the file.
+    stores exact times of packets without gaps, and otherwise at the start of the file.
     Raises DecodeError if the audio does not decode or is not allowed.
     """
     try:
@@ -77,9 +78,15 @@ def _pieces(video: VideoFile, stream: AudioStream, seconds: Fraction) -> Iterato
     """Decode the stream from a place before `seconds` on."""
     time_base, start = stream.time_base, seconds - _PREROLL_SECONDS
     is_exact = video.container_name == "mov" and time_base == Fraction(1, stream.codec_context.sample_rate or 1)
-    if is_exact and time_base is not None and start > _PREROLL_SECONDS:
+    if is_exact and time_base is not None and start > _PREROLL_SECONDS and _is_regular(stream):
         video.container.seek(int(start / time_base), stream=stream)
     return decode_pieces(stream, audio_packets(video, stream), video.container_name == "mov")
+
+
+def _is_regular(stream: AudioStream) -> bool:
+    """Return True if all packets follow each other at the same distance, so that a timestamp is a position."""
+    times = [entry.timestamp for entry in stream.index_entries]
+    return len({after - before for before, after in pairwise(times)}) == 1
 
 
 def _beside(source: Source) -> Source:
