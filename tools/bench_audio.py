@@ -28,7 +28,7 @@ from streamvid.buckets.bucket import parse_buckets
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate
 from streamvid.sharder.options import ClipOptions
-from streamvid.sharder.source.options import CaptionOptions, SourceOptions
+from streamvid.sharder.source_options import CaptionOptions, SourceOptions
 from tools.bench_clips import corpus_sources
 from tools.bench_monitor import run, summary
 
