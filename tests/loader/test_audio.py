@@ -273,6 +273,17 @@ def test_pixels_media_layout_and_copies_of_a_batch(dataset: Path, tracks: Mappin
     assert len(seen) == len(SOUNDS)
 
 
+def test_the_ring_grows_by_three_batches_of_sound(dataset: Path) -> None:
+    """The pictures' part of it is as it was."""
+    sizes = {}
+    for name, output in (("with", OUTPUT), ("without", {})):
+        with open_loader(dataset, batch_size=2, limits={"prefetch_bytes": 0}, output=output) as loader:
+            next(iter(loader))
+            sizes[name] = loader.ring_bytes
+    of_sound = 3 * 2 * 2 * (COUNT * RATE // FPS) * 4
+    assert 0 <= sizes["with"] - sizes["without"] - of_sound <= 3 * 4096
+
+
 def test_images_are_silent(tmp_path: Path) -> None:
     """They have as many samples as a picture lasts."""
     clips = folder_of(tmp_path / "clips", [Sound("a.mov", "pcm_s16le", num_frames=30)])
