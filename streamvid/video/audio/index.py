@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from streamvid.errors import DecodeError
 from streamvid.video.audio.canvas import needed_span
-from streamvid.video.audio.codecs import INDEXED_CODECS, preroll
+from streamvid.video.audio.codecs import INDEXED_CODECS, can_start_anywhere, preroll
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import AudioStreamInfo, audio_stream, info_of
 from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
@@ -118,7 +118,8 @@ class AudioIndex:
 
     def _start(self, first: int) -> int:
         """Return the packet at which decoding starts, so that packet `first` decodes as in the whole track."""
-        num_samples, num_packets = preroll(self.info.codec)
+        info = self.info
+        num_samples, num_packets = preroll(info.codec, info.extradata, info.sample_rate)
         start = max(0, first - num_packets)
         while start > 0 and self.positions[start] > self.positions[first] - num_samples:
             start -= 1
@@ -171,7 +172,10 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
             pieces.append(_PieceNumbers(piece))
             if see is not None:
                 see(piece)
-        is_possible = stream.codec_context.codec.canonical_name in INDEXED_CODECS and places.are_stored
+        context = stream.codec_context
+        codec = context.codec.canonical_name
+        is_possible = codec in INDEXED_CODECS and can_start_anywhere(codec, context.extradata or b"")
+        is_possible = is_possible and places.are_stored
         if not pieces or not is_possible or not _can_be_indexed(pieces, len(places.offsets)):
             return None
         info = replace(info_of(stream), sample_rate=pieces[0].sample_rate)

@@ -95,7 +95,7 @@ def _decoded_frames(
     left, has_begun, number = 0, False, -1
     for number, (packet, following) in enumerate(pairwise(chain(packets, [None]))):
         assert packet is not None
-        cut, tail = _declared_cut(packet) if cuts else None, 0
+        cut, tail = declared_cut(packet) if cuts else None, 0
         if cut is not None:
             left, tail = cut
         frames = decode_packet(decoder, packet) if has_begun else _first_frames(decoder, packet, number)
@@ -148,7 +148,7 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
     return frames
 
 
-def _declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
+def declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
     """Return the numbers of samples to cut from the start and end of what a packet decodes to, or None."""
     if not packet.has_sidedata("skip_samples"):
         return None

@@ -69,6 +69,7 @@ def test_clips_are_made_with_each_click_at_its_white_frame(sound: SoundClips) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_window_of_thousands_is_wrong(sound: SoundClips) -> None:
     total = Score()
     for offset in (-5.0, -2.5, -0.731, 0.0, 0.0123, 1.237, 5.0):
