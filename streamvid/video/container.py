@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from streamvid.errors import ProbeError
 from streamvid.host.range_file import RangeFile
@@ -24,6 +24,8 @@ from streamvid.video.stream_info import set_up_decoder
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+    from av.packet import Packet
+    from av.stream import Stream
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
@@ -40,6 +42,7 @@ class FarFile(RangeFile):
         raise NotImplementedError
 
 
+StreamT = TypeVar("StreamT", bound="Stream")
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | io.RawIOBase
 
 _READ_BYTES = 1 << 16
@@ -230,6 +233,20 @@ def ffmpeg_errors(problem: str) -> Iterator[None]:
         yield
     except av.FFmpegError as error:
         raise ProbeError(f"{problem} ({error.strerror})", kind="damaged") from error
+
+
+def read_stream(container: InputContainer, stream: StreamT) -> Generator[Packet[StreamT], None, None]:
+    """Yield the remaining packets of one stream. Raises FFmpeg's errors, and ProbeError if a stream appears late."""
+    # PyAV's generator loses a packet every time it is abandoned before its end.
+    with closing(cast("Generator[Packet[StreamT], None, None]", container.demux(stream))) as packets:
+        try:
+            yield from packets
+        except IndexError:  # PyAV does not know streams that FFmpeg found while it read packets
+            raise ProbeError(
+                "the file is damaged: a stream that its header does not declare begins in the middle; remux it "
+                "(ffmpeg -i IN -c copy OUT.mp4)",
+                kind="damaged",
+            ) from None
 
 
 def _refuse_by_name(head: bytes) -> None:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.bitstream import h264
 from streamvid.video.bitstream.entries import is_entry, is_hidden
 from streamvid.video.bitstream.images import gif_blocks, tiff_compression
-from streamvid.video.container import VideoFile, ffmpeg_errors
+from streamvid.video.container import VideoFile, ffmpeg_errors, read_stream
 from streamvid.video.fields import join_fields, separates_fields
 from streamvid.video.reorder import display_times, stores_decode_times
 
@@ -128,8 +128,7 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
     """
     with (
         ffmpeg_errors("the file ends early or is damaged: not all of its packets can be read"),
-        # PyAV's generator loses a packet every time it is abandoned before its end.
-        closing(cast("Generator[Packet[VideoStream], None, None]", video.container.demux(video.stream))) as packets,
+        closing(read_stream(video.container, video.stream)) as packets,
     ):
         filled: Iterator[Packet[VideoStream]] = (packet for packet in packets if packet.size)
         if stores_decode_times(video.container_name, video.codec_name):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamvid.errors import ConfigError, DecodeError
+from streamvid.video.audio.frames import Float32s
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.mixing import mix
 from streamvid.video.audio.resample import phase_step, reach, resample
-from streamvid.video.audio.samples import Float32s
 
 _MAX_VALUES = 1 << 28  # 1 GiB of float32
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.audio.canvas import NO_AUDIO, AudioResult, Canvas, check_out
+from streamvid.video.audio.frames import Float32s
 from streamvid.video.audio.grid import AudioFormat
-from streamvid.video.audio.samples import Float32s, audio_packets, decode_pieces
+from streamvid.video.audio.samples import audio_packets, decode_pieces
 from streamvid.video.audio.stream import audio_stream
 from streamvid.video.container import Source, open_video
 from streamvid.video.limits import LIMITS, Limits

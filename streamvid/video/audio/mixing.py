@@ -1,4 +1,8 @@
-"""Mixing of channels by libswresample's default matrices (ITU-R BS.775 coefficients, without normalization)."""
+"""Mixing of channels by libswresample's matrices (ITU-R BS.775).
+
+They are normalized as for integers, so that a mix of full-scale channels is not above full scale. A mono track fills
+both channels of stereo unchanged.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.video.audio.frames import AudioChain, Float32s, samples_of
 from streamvid.video.audio.grid import LAYOUTS
-from streamvid.video.audio.samples import Float32s
+
+_ANY_RATE = 48000
 
 
 def mix(samples: Float32s, layout: str, num_channels: int) -> Float32s:
@@ -29,18 +35,15 @@ def mix(samples: Float32s, layout: str, num_channels: int) -> Float32s:
 
 @lru_cache(64)
 def mixing_matrix(layout: str, num_sources: int, num_channels: int) -> npt.NDArray[np.float32] | None:
-    """Return libswresample's matrix (num_channels, num_sources), or None if no mixing is needed.
+    """Return the matrix (num_channels, num_sources), or None if no mixing is needed.
 
-    Its columns are what the library makes of 1 in a single channel.
+    Its columns are what libswresample makes of 1 in a single channel.
     """
-    from av.audio.frame import AudioFrame
-    from av.audio.resampler import AudioResampler
-
     target = LAYOUTS[num_channels]
     if layout == target:
         return None
-    resampler = AudioResampler(format="fltp", layout=target)
-    frame = AudioFrame.from_ndarray(np.eye(num_sources, dtype=np.float32), format="fltp", layout=layout)
-    frame.sample_rate = 48000
-    parts = [part.to_ndarray() for part in [*resampler.resample(frame), *resampler.resample(None)]]
-    return np.concatenate(parts, axis=1).astype(np.float32)
+    if (layout, target) == ("mono", "stereo"):
+        return np.ones((2, 1), np.float32)  # libswresample lowers it by 3 dB, and stereo to mono does not undo that
+    chain = AudioChain("aresample", "rematrix_maxval=1", layout, _ANY_RATE, target)
+    frames = [*chain.run(np.eye(num_sources, dtype=np.float32)), *chain.run(None)]
+    return np.concatenate([samples_of(frame) for frame in frames], axis=1)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
 
 _MAX_WAITING = 1 << 20
+_MAX_POSITION = 1 << 48
 _NUM_FOLLOWING = 8  # frames that decide whether a deviation is for good
 _JITTER_SECONDS = Fraction(1, 100)
 #: Matroska and Ogg files often store where a Vorbis packet ends, which fluctuates by parts of its blocks.
@@ -84,6 +85,12 @@ def _with_following(frames: Iterable[DecodedFrame]) -> Iterator[tuple[DecodedFra
 
 
 class _Positions:
+    """Positions of one stream's frames.
+
+    Times are compared in units of a fraction of a sample in which ticks and samples are whole: a tick has `_tick`
+    units, a sample `_sample` units.
+    """
+
     def __init__(self, time_base: Fraction, codec: str) -> None:
         self._time_base = time_base
         self._slack = _SLACK_SECONDS.get(codec, Fraction(0))
@@ -98,48 +105,60 @@ class _Positions:
     def place(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
         """Return the position of the first sample of the next frame. following: the frames after it."""
         if frame.rate != self._rate:
-            if self._next is not None:
-                self._next = round_half_up(Fraction(self._next * frame.rate, self._rate))
-            self._rate, self._is_counted = frame.rate, False
+            self._change_rate(frame.rate)
         position = self._next
         if position is None or (frame.timestamp is not None and not self._continues(frame, position, following)):
-            position = round_half_up(self._time_of(frame)) - frame.head
+            position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
+            if abs(position) > _MAX_POSITION:
+                raise ProbeError(
+                    f"the audio has the timestamp {frame.timestamp}, which is years away; re-encode the file "
+                    "(ffmpeg -i IN OUT.mp4)",
+                    kind="timestamps",
+                )
         self._next = position + frame.frame.samples
         # The time of a frame without audio was never rounded as that of audio, so the next time counts.
         self._is_counted = frame.head < frame.stop
         return position
 
+    def _change_rate(self, rate: int) -> None:
+        if self._next is not None:
+            self._next = round_half_up(Fraction(self._next * rate, self._rate))
+        self._rate, self._is_counted = rate, False
+        self._tick, self._sample = (self._time_base * rate).as_integer_ratio()
+        self._jitter = int(_JITTER_SECONDS * rate * self._sample)
+        # The largest deviation that the rounding of a timestamp can explain.
+        if self._slack:
+            self._tolerance = int(self._slack * rate * self._sample)
+        elif self._tick == 1:
+            self._tolerance = self._sample // 2  # every sample has a timestamp of its own
+        else:
+            self._tolerance = max(self._sample, self._tick * 3 // 2)
+
     def _continues(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> bool:
         """Return whether the frame begins at the position that was counted, although its timestamp may deviate."""
         if not self._is_counted:
             return False
-        step = self._time_of(frame) - frame.head - position
+        step = self._deviation(frame, position)
         if abs(step) <= self._tolerance:
             return True
-        deviations, count = list[Fraction](), position + frame.frame.samples
+        deviations, count = list[int](), position + frame.frame.samples
         for later in following:
             if later.rate != self._rate:
                 break
             if later.timestamp is not None:
-                deviations.append(self._time_of(later) - later.head - count)
+                deviations.append(self._deviation(later, count))
             count += later.frame.samples
         if any(abs(deviation) <= self._tolerance for deviation in deviations):
             return True  # only some timestamps are wrong
-        is_small = abs(step) <= _JITTER_SECONDS * self._rate
-        return is_small and any(abs(deviation - step) > self._tolerance for deviation in deviations)
+        is_lasting = deviations and all(abs(deviation - step) <= self._tolerance for deviation in deviations)
+        return abs(step) <= self._jitter and not is_lasting
 
-    def _time_of(self, frame: DecodedFrame) -> Fraction:
-        """Return the time of the first sample after the priming, in samples. FFmpeg rounds it to ticks too."""
+    def _deviation(self, frame: DecodedFrame, position: int) -> int:
+        """Return the frame's time minus that of a position of its first sample, in units."""
+        return self._units(frame) - (position + frame.head) * self._sample
+
+    def _units(self, frame: DecodedFrame) -> int:
+        """Return the time of the first sample after the priming, in units. FFmpeg rounds it to ticks too."""
         assert frame.timestamp is not None
-        tick = self._time_base * frame.rate
-        return (frame.timestamp + round_half_up(frame.head / tick)) * tick
-
-    @property
-    def _tolerance(self) -> Fraction:
-        """The largest deviation, in samples, that the rounding of a timestamp can explain."""
-        tick = self._time_base * self._rate
-        if self._slack:
-            return self._slack * self._rate
-        if tick.numerator == 1:
-            return Fraction(1, 2)  # every sample has a timestamp of its own
-        return max(Fraction(1), tick * 3 / 2)
+        head = (2 * frame.head * self._sample + self._tick) // (2 * self._tick)
+        return (frame.timestamp + head) * self._tick

@@ -7,14 +7,17 @@ in_rate / gcd(in_rate, out_rate) therefore keeps the phase of the global grid, a
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import numpy as np
 
-from streamvid.video.audio.samples import Float32s
+from streamvid.errors import DecodeError
+from streamvid.video.audio.frames import AudioChain, Float32s, samples_of
+from streamvid.video.audio.grid import LAYOUTS
 
-_FILTER_SIZE = 32
-_CUTOFF = 0.97
+#: Flat to 0.0001 dB up to 0.9 of the Nyquist frequency; aliases are 94 dB down from 1.04 of it on.
+_FILTER_SIZE, _CUTOFF = 128, 0.97
+_MAX_PHASES = 1024  # with more, libswresample interpolates between phases
+_MAX_COEFFICIENTS = 1 << 24
 _CHUNK = 1 << 16
 
 
@@ -25,43 +28,25 @@ def phase_step(in_rate: int, out_rate: int) -> int:
 
 def reach(in_rate: int, out_rate: int) -> int:
     """Return how many input samples before and after an output sample's time contribute to it."""
-    if in_rate == out_rate:
-        return 0
-    return math.ceil(_FILTER_SIZE / 2 / min(1.0, out_rate * _CUTOFF / in_rate)) + 2
+    return 0 if in_rate == out_rate else _num_taps(in_rate, out_rate) // 2 + 2
 
 
 def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
-    """Return `samples` (channels, n) at `out_rate`; the first samples of input and output coincide."""
-    import av
-    import av.filter
-    from av.audio.frame import AudioFrame
+    """Return `samples` (channels, n) at `out_rate`; the first samples of input and output coincide.
 
-    channels = len(samples)
-    graph = av.filter.Graph()
-    graph.threads = 1
-    layout = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[channels]
-    source = graph.add(
-        "abuffer", sample_rate=str(in_rate), sample_fmt="fltp", channel_layout=layout, time_base=f"1/{in_rate}"
-    )
-    sink = graph.add("abuffersink")
-    graph.link_nodes(
-        source, graph.add("aresample", f"{out_rate}:filter_size={_FILTER_SIZE}:cutoff={_CUTOFF}"), sink
-    ).configure()
-    parts = [np.zeros((channels, 0), np.float32)]
-
-    def pull() -> None:
-        while True:
-            try:
-                parts.append(cast("Float32s", cast("AudioFrame", sink.pull()).to_ndarray()))
-            except (av.error.BlockingIOError, av.error.EOFError):
-                return
-
+    Raises DecodeError if the rates need a filter of more than 64 MiB.
+    """
+    phases = min(_MAX_PHASES, out_rate // math.gcd(in_rate, out_rate))
+    if phases * _num_taps(in_rate, out_rate) > _MAX_COEFFICIENTS:
+        raise DecodeError(f"the audio has {in_rate} Hz, which cannot be resampled to {out_rate} Hz; re-encode it")
+    options = f"{out_rate}:filter_size={_FILTER_SIZE}:cutoff={_CUTOFF}"
+    chain = AudioChain("aresample", options, LAYOUTS[len(samples)], in_rate)
+    frames = []
     for start in range(0, samples.shape[1], _CHUNK):
-        chunk = np.ascontiguousarray(samples[:, start : start + _CHUNK])
-        frame = AudioFrame.from_ndarray(chunk, format="fltp", layout=layout)
-        frame.sample_rate = in_rate
-        source.push(frame)
-        pull()
-    source.push(None)
-    pull()
+        frames += chain.run(samples[:, start : start + _CHUNK])
+    parts = [samples_of(frame) for frame in [*frames, *chain.run(None)]]
     return np.concatenate(parts, axis=1)
+
+
+def _num_taps(in_rate: int, out_rate: int) -> int:
+    return math.ceil(_FILTER_SIZE / min(1.0, out_rate * _CUTOFF / in_rate))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ProbeError
 from streamvid.video.audio.codecs import EXACT_CODECS, OPENED_BY_FIRST_PACKET
+from streamvid.video.audio.frames import Float32s, samples_of
 from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE, round_half_up
 from streamvid.video.audio.position import DecodedFrame, place_frames
 from streamvid.video.audio.stream import stream_decoder
-from streamvid.video.container import VideoFile, ffmpeg_errors
+from streamvid.video.container import VideoFile, ffmpeg_errors, read_stream
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
@@ -25,11 +23,8 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.packet import Packet
 
-Float32s = npt.NDArray[np.float32]
-
-_INTEGERS = {"u8": (128, 7), "s16": (0, 15), "s32": (0, 31)}
-_MAX_FRAME_SAMPLES = 1 << 22
-_MAX_PACKETS = 20_000_000
+_MAX_FRAME_VALUES = 1 << 22  # samples times channels
+_MAX_PACKETS = 4_000_000  # 12 hours have 2 million of AAC
 _MAX_INCOMPLETE = 16
 
 
@@ -61,7 +56,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
     stream.discard = Discard.default
     with (
         ffmpeg_errors("the file ends early or is damaged: not all of its audio can be read"),
-        closing(cast("Generator[Packet[AudioStream], None, None]", video.container.demux(stream))) as packets,
+        closing(read_stream(video.container, stream)) as packets,
     ):
         for number, packet in enumerate(packet for packet in packets if packet.size):
             if packet.is_corrupt:
@@ -71,7 +66,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
                     kind="damaged",
                 )
             if number >= _MAX_PACKETS:
-                raise ProbeError(f"the audio has more than {_MAX_PACKETS} packets", kind="limit")
+                raise ProbeError(f"the audio has more than {_MAX_PACKETS} packets; cut the file", kind="limit")
             yield packet
 
 
@@ -144,30 +139,15 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
         frames = decoder.decode(packet)
     for frame in frames:
         rate, channels = frame.sample_rate, frame.layout.nb_channels
-        if not (MIN_RATE <= rate <= MAX_RATE and 1 <= channels <= MAX_CHANNELS and frame.samples <= _MAX_FRAME_SAMPLES):
+        if not (MIN_RATE <= rate <= MAX_RATE and 1 <= channels <= MAX_CHANNELS) or (
+            frame.samples * channels > _MAX_FRAME_VALUES
+        ):
             raise ProbeError(
                 f"the audio has {channels} channels, {rate} Hz and {frame.samples} samples per frame; allowed are "
-                f"{MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_SAMPLES} samples",
+                f"{MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
                 kind="limit",
             )
     return frames
-
-
-def samples_of(frame: AudioFrame) -> Float32s:
-    """Return the samples of a frame as (channels, n) float32."""
-    values = frame.to_ndarray()
-    name, channels = frame.format.name, frame.layout.nb_channels
-    if not frame.format.is_planar:
-        values = values.reshape(-1, channels).T
-    kind = name.removesuffix("p")
-    if kind in _INTEGERS:
-        center, bits = _INTEGERS[kind]
-        wide = values.astype(np.float32)
-        if center:
-            wide -= np.float32(center)
-        wide *= np.float32(2.0**-bits)
-        return wide
-    return values.astype(np.float32, copy=False)
 
 
 def declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:

@@ -8,9 +8,10 @@ import numpy as np
 
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.audio.canvas import AudioResult, Canvas, check_out
+from streamvid.video.audio.frames import Float32s, samples_of
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.index import Int64s
-from streamvid.video.audio.samples import Float32s, decode_packet, samples_of
+from streamvid.video.audio.samples import decode_packet
 from streamvid.video.audio.stream import AudioStreamInfo, open_audio_decoder
 
 if TYPE_CHECKING:

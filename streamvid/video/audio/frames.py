@@ -1,0 +1,93 @@
+"""Samples of PyAV's audio frames, and filter graphs that audio passes through.
+
+PyAV counts the planes of a frame by reading until a null pointer, and crashes for planar frames of 8 and more channels.
+Arrays are therefore exchanged in packed formats.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
+
+Float32s = npt.NDArray[np.float32]
+
+_SAFE_PLANES = 7
+_INTEGERS = {"u8": (128, 7), "s16": (0, 15), "s32": (0, 31)}
+
+
+def samples_of(frame: AudioFrame) -> Float32s:
+    """Return the samples of a frame as (channels, n) float32; integers are divided by 2^(bits - 1)."""
+    from av.audio.resampler import AudioResampler
+
+    name, channels = frame.format.name, frame.layout.nb_channels
+    kind = name.removesuffix("p")
+    if name != kind and channels > _SAFE_PLANES:
+        packer = AudioResampler(format=kind, layout=frame.layout.name, rate=frame.sample_rate)
+        (frame,) = packer.resample(frame)
+    values = frame.to_ndarray()
+    if not frame.format.is_planar:
+        values = values.reshape(-1, channels).T
+    if kind not in _INTEGERS:
+        return values.astype(np.float32, copy=False)
+    center, bits = _INTEGERS[kind]
+    wide = values.astype(np.float32)
+    wide -= np.float32(center)
+    wide *= np.float32(2.0**-bits)
+    return wide
+
+
+def frame_of(samples: Float32s, layout: str, sample_rate: int) -> AudioFrame:
+    """Return a packed float frame with the samples (channels, n)."""
+    from av.audio.frame import AudioFrame
+
+    packed = np.ascontiguousarray(samples.T, np.float32).reshape(1, -1)
+    frame = AudioFrame.from_ndarray(packed, format="flt", layout=layout)
+    frame.sample_rate = sample_rate
+    return frame
+
+
+class AudioChain:
+    """An FFmpeg filter for packed float audio.
+
+    name, options: of the filter. layout, sample_rate: of its input. out_layout: of its output, if it differs.
+    """
+
+    def __init__(self, name: str, options: str, layout: str, sample_rate: int, out_layout: str = "") -> None:
+        import av.filter
+
+        self._layout, self._rate, self._count = layout, sample_rate, 0
+        graph = av.filter.Graph()
+        graph.threads = 1
+        self._source = graph.add(
+            "abuffer",
+            sample_rate=str(sample_rate),
+            sample_fmt="flt",
+            channel_layout=layout,
+            time_base=f"1/{sample_rate}",
+        )
+        self._sink = graph.add("abuffersink")
+        packed = graph.add("aformat", f"sample_fmts=flt:channel_layouts={out_layout or layout}")
+        graph.link_nodes(self._source, graph.add(name, options), packed, self._sink).configure()
+        self._graph = graph
+
+    def run(self, samples: Float32s | None) -> list[AudioFrame]:
+        """Filter further samples (channels, n), or None at the end. Return the frames that are ready."""
+        import av
+
+        frame = None
+        if samples is not None:
+            frame = frame_of(samples, self._layout, self._rate)
+            frame.pts = self._count
+            self._count += samples.shape[1]
+        self._source.push(frame)
+        found = list["AudioFrame"]()
+        while True:
+            try:
+                found.append(cast("AudioFrame", self._sink.pull()))
+            except (av.error.BlockingIOError, av.error.EOFError):
+                return found
