@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -23,8 +25,8 @@ from streamvid.errors import ConfigError, SampleError
 from streamvid.sharder.sharder import shard
 from streamvid.video.audio.grid import first_sample_at
 from streamvid.video.audio.index import index_audio
-from tests.loader.conftest import SMALL, build_dataset, open_loader, state_after
-from tests.loader.indexed_sound import add_sound
+from tests.dataset.samples import seal
+from tests.loader.conftest import open_loader, state_after
 from tests.loader.s3_run import uploaded
 from tests.loader.sounds import (
     FPS,
@@ -73,10 +75,9 @@ def dataset(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def build(clips: Path, root: Path, **options: Any) -> None:
+def build(folder: Path, root: Path, **options: Any) -> None:
     given = {"buckets": parse_buckets(f"{WIDTH}x{HEIGHT}@{COUNT}"), "workers": 1, "caption_column": ""} | options
-    shard(clips, root, shard_options(**given))
-    add_sound(root)
+    shard(folder, root, shard_options(**given))
 
 
 def check(batch: streamvid.Batch, tracks: Mapping[str, Track]) -> list[tuple[str, int]]:
@@ -173,10 +174,34 @@ def test_options_that_cannot_be(dataset: Path, options: dict[str, Any], message:
 
 
 def test_a_dataset_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
-    build_dataset(tmp_path / "dataset", {SMALL: [2]})
-    if "has_audio" not in streamvid.open_dataset(tmp_path / "dataset").samples_schema.names:
-        with pytest.raises(ConfigError, match="recorded no audio; shard it again, or leave output.audio out"):
-            open_loader(tmp_path / "dataset", output=OUTPUT)
+    def without_sound(data: bytes) -> bytes:
+        file, sink = pq.ParquetFile(io.BytesIO(data)), io.BytesIO()
+        tables = [file.read_row_group(n).drop_columns(["has_audio"]) for n in range(file.num_row_groups)]
+        with pq.ParquetWriter(sink, tables[0].schema, write_page_checksum=True) as writer:
+            for table in tables:
+                writer.write_table(table)
+        return sink.getvalue()
+
+    seal(tmp_path, change_index=without_sound)
+    with pytest.raises(ConfigError, match="recorded no audio; shard it again, or leave output.audio out"):
+        open_loader(tmp_path, output=OUTPUT)
+
+
+@pytest.mark.parametrize("codec", ["opus", "flac"])
+def test_native_clips_have_the_sound_of_their_pictures(tmp_path: Path, codec: str) -> None:
+    """SAMPLE-2: encoded again, and still where ffmpeg puts it in the source."""
+    sound = Sound("tones.mp4", "aac")
+    clips = folder_of(tmp_path / "clips", [sound])
+    build(clips, tmp_path / "dataset", clips="native", audio_codec=codec)
+    whole = heard_by_ffmpeg(clips / sound.name, RATE)
+    with open_loader(tmp_path / "dataset", output=OUTPUT, num_epochs=6) as loader:
+        for batch in loader:
+            first = first_sample_at(Fraction(numbers_of(batch.video[0].numpy())[0], FPS), RATE)
+            found, errors = batch.audio[0].numpy()[:, 50:-50], {}
+            for shift in range(-5, 6):
+                expected = whole[:, first + 50 + shift :][:, : found.shape[1]]
+                errors[shift] = float(np.square(expected - found).sum())
+            assert min(errors, key=errors.__getitem__) == 0, (first, errors)
 
 
 def test_clips_of_other_rates_are_refused_with_remedies(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.host.range_file import RangeFile
 from streamvid.video.audio.canvas import NO_AUDIO, AudioResult, Canvas
+from streamvid.video.audio.frames import Float32s
 from streamvid.video.audio.grid import AudioFormat
-from streamvid.video.audio.samples import Float32s, Piece, audio_packets, decode_pieces
+from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import audio_stream
 from streamvid.video.container import Source, VideoFile, open_video
 from streamvid.video.limits import Limits
