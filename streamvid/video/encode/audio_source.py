@@ -15,6 +15,7 @@ import numpy as np
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.host.range_file import RangeFile
 from streamvid.video.audio.canvas import NO_AUDIO, AudioResult, Canvas
+from streamvid.video.audio.codecs import can_start_anywhere
 from streamvid.video.audio.frames import Float32s
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
@@ -77,8 +78,9 @@ def _read(
 
 def _pieces(video: VideoFile, stream: AudioStream, seconds: Fraction) -> Iterator[Piece]:
     """Decode the stream from a place before `seconds` on."""
-    time_base, start = stream.time_base, seconds - _PREROLL_SECONDS
-    is_exact = video.container_name == "mov" and time_base == Fraction(1, stream.codec_context.sample_rate or 1)
+    time_base, start, decoder = stream.time_base, seconds - _PREROLL_SECONDS, stream.codec_context
+    is_exact = video.container_name == "mov" and time_base == Fraction(1, decoder.sample_rate or 1)
+    is_exact = is_exact and can_start_anywhere(decoder.codec.canonical_name, decoder.extradata or b"")
     if is_exact and time_base is not None and start > _PREROLL_SECONDS and _is_regular(stream):
         video.container.seek(int(start / time_base), stream=stream)
     return decode_pieces(stream, audio_packets(video, stream), video.container_name == "mov")
