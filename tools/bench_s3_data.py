@@ -24,7 +24,7 @@ import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.sealed_json import MANIFEST
-from streamvid.sharder.source.options import CaptionOptions, SourceOptions
+from streamvid.sharder.source_options import CaptionOptions, SourceOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMES, NUM_SOURCES = 16, 4

@@ -107,7 +107,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
     from streamvid.buckets.frames import FrameRule
     from streamvid.sharder.media_columns import file_keys
     from streamvid.sharder.options import ShardOptions
-    from streamvid.sharder.source.options import CaptionOptions, SourceOptions
+    from streamvid.sharder.source_options import CaptionOptions, SourceOptions
 
     video_column, media = file_keys(",".join(flags.media(columns)))
     sizes = flags.sizes

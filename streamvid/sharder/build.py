@@ -313,8 +313,8 @@ def _sound(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, Audio
     """
     from streamvid.video.audio.facts import read_audio_facts
     from streamvid.video.audio.index import index_audio
-    from streamvid.video.audio.span import read_audio_span
     from streamvid.video.limits import STORED_LIMITS
+    from streamvid.video.survey.sound import read_audio_span
 
     has_sound = sample.clip.has_audio if sample.clip.is_made else sample.probe.has_audio
     span = read_audio_span(data, STORED_LIMITS) if has_sound else None

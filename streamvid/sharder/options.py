@@ -25,7 +25,7 @@ from streamvid.buckets.table import BucketTable
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 from streamvid.sharder.curation.options import CurationOptions
-from streamvid.sharder.source.options import SourceOptions
+from streamvid.sharder.source_options import SourceOptions
 from streamvid.sharder.work_options import WorkOptions
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES

@@ -53,6 +53,11 @@ _CROPPING_CONTAINERS = frozenset({"mov", "matroska"})
 _FAR_PROBE_BYTES = 1 << 17
 _HEAD_BYTES = 4096
 _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML"}
+_SOUND_ONLY = {b"fLaC": "FLAC", b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"\xff\xf1": "AAC"}
+_ADD_PICTURE = (
+    "the file has only sound{kind}, and a clip needs pictures; combine it with a picture or a video "
+    "(ffmpeg -i SOUND -i VIDEO OUT.mp4)"
+)
 
 
 class _Nameless:
@@ -247,6 +252,9 @@ def read_stream(container: InputContainer, stream: StreamT) -> Generator[Packet[
 def _refuse_by_name(head: bytes) -> None:
     """Raise ProbeError, naming the format, for a file that the whitelist would reject without an explanation."""
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
+    sounds = [name for magic, name in _SOUND_ONLY.items() if head.startswith(magic)]
+    if sounds or (head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"):
+        raise ProbeError(_ADD_PICTURE.format(kind=f" ({(*sounds, 'WAV')[0]})"), kind="not-media")
     names = [name for magic, name in _REFUSED.items() if text.startswith(magic)]
     if head[8:16] == b"WEBPVP8X" and head[20] & 0b10:
         names.append("an animated WebP")
@@ -333,6 +341,8 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
                 f"the video codec {codec} is not allowed; allowed codecs: {', '.join(limits.codecs)}", kind="codec"
             )
         return stream
+    if container.streams.audio:
+        raise ProbeError(_ADD_PICTURE.format(kind=" and cover art" if pictures else ""), kind="not-media")
     reason = ", only cover art or tiles of a larger picture" if pictures else ""
     raise ProbeError(f"the file has no video stream{reason}", kind="not-media")
 

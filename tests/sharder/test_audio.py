@@ -25,6 +25,7 @@ from tests.shard_options import shard_options
 from tests.sharder.conftest import rows_of
 from tests.sharder.test_native import clip_of
 from tests.sounding import Sound, chirps, heard, shift_of, sounding
+from tests.video.clips import run_ffmpeg
 
 FPS, RATE, NUM_FRAMES = 24, 48_000, 48
 OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@17"), "workers": 1, "caption_column": ""}
@@ -246,3 +247,16 @@ def test_damaged_sound_is_reported_and_can_be_left_out(source: Source, tmp_path:
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shard_options(**{**OPTIONS, **options})
+
+
+def test_files_with_sound_only_are_rejected_with_a_remedy(source: Source, tmp_path: Path) -> None:
+    for name, codec in {"a.wav": "pcm_s16le", "b.flac": "flac", "c.mp3": "libmp3lame", "d.m4a": "aac"}.items():
+        run_ffmpeg("-i", source.folder / "whole.mp4", "-vn", "-c:a", codec, tmp_path / name)
+    table = write_rows(
+        tmp_path / "rows.csv", [{"path": name, "caption": "sound"} for name in ("a.wav", "b.flac", "c.mp3", "d.m4a")]
+    )
+    report = dry_run(tmp_path, tmp_path / "ds", shard_options(**{**OPTIONS, "metadata": table}))
+    assert [one.kind for one in report.rejections] == ["not-media"] * 4
+    assert all("only sound" in one.reason and "ffmpeg -i SOUND -i VIDEO" in one.reason for one in report.rejections)
+    with pytest.raises(ConfigError, match="inputs of sound are not supported"):
+        shard_options(**{**OPTIONS, "media": {"audio:speech": "path"}})

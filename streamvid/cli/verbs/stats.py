@@ -15,6 +15,7 @@ from streamvid.cli.shared_flags import storage_flags
 from streamvid.errors import printable
 
 if TYPE_CHECKING:
+    from streamvid.dataset.manifest import NativeClips
     from streamvid.dataset.reader import Dataset
     from streamvid.forecast.contents import DatasetContents, RejectedRow
     from streamvid.forecast.histograms import Histograms
@@ -96,14 +97,7 @@ def _print_contents(contents: DatasetContents) -> None:
     if contents.where is not None:
         click.echo(printable(f"only samples of the view: {contents.where}; sizes are those of whole shards"))
     if contents.native is not None:
-        encoding, psnr_y = contents.native.encoding, contents.native.quality["psnr_y"]
-        crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
-        rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
-        sound = "" if encoding["audio"] is None else f", sound {encoding['audio']}"
-        click.echo(
-            f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}{sound}; "
-            f"PSNR-Y mean {psnr_y['mean']:.1f}, 5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
-        )
+        _print_encoding(contents.native)
     if contents.with_audio is not None:
         click.echo(f"with sound: {contents.with_audio} of {contents.num_samples} samples")
     click.echo(printable(f"columns: {', '.join(contents.columns) or 'none'}"))
@@ -116,6 +110,17 @@ def _print_contents(contents: DatasetContents) -> None:
     cut = f"{contents.num_windows} windows of " if is_cut else ""
     click.echo(f"rejected: {len(contents.rejections)} of {cut}{contents.num_records} input rows")
     _print_first_rejections(contents.rejections)
+
+
+def _print_encoding(native: NativeClips) -> None:
+    encoding, psnr_y = native.encoding, native.quality["psnr_y"]
+    crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
+    rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
+    sound = "" if encoding["audio"] is None else f", sound {encoding['audio']}"
+    click.echo(
+        f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}{sound}; "
+        f"PSNR-Y mean {psnr_y['mean']:.1f}, 5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
+    )
 
 
 def _print_first_rejections(rejections: Sequence[RejectedRow]) -> None:

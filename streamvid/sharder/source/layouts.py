@@ -1,7 +1,7 @@
 """Source layouts. Each is recognized by its files, and provides a table of rows and a place that holds the files.
 
 To add a layout, write a function that recognizes it and one that reads it, add a line to `_LAYOUTS`, and add
-its name to `SourceLayout` in options.py. Access files through `source.place`, so that object stores work. A
+its name to `SourceLayout` in source_options.py. Access files through `source.place`, so that object stores work. A
 source is read by the layout that recognizes it, unless the option `layout` specifies another layout. Tars and sealed
 datasets have their own modules; all other layouts are in this module. To support more column names, extend
 VIDEO_COLUMNS or CAPTION_COLUMNS instead of adding a layout.
@@ -30,10 +30,10 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.embedded import EmbeddedFiles
 from streamvid.sharder.source.folder import is_media_name
 from streamvid.sharder.source.media import Media, is_remote, split_url
-from streamvid.sharder.source.options import SourceLayout
 from streamvid.sharder.source.place import BucketFolder, LocalFolder, ObjectStates, Place
 from streamvid.sharder.source.sealed_source import is_manifest, read_dataset
 from streamvid.sharder.source.tar_source import read_tars
+from streamvid.sharder.source_options import SourceLayout
 from streamvid.storage import LocalStore, StorageOptions, open_store
 
 PROMPT_LISTS = ("prompt.txt", "prompts.txt", "caption.txt", "captions.txt")

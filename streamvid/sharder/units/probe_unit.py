@@ -144,7 +144,7 @@ def _probe(unit: ProbeUnit, source: Source) -> Finding:
 def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
     """Return the facts about a video's sound. Only damaged sound rejects the video, and only if all is decoded."""
     from streamvid.video.audio.facts import read_audio_facts
-    from streamvid.video.audio.span import read_audio_span
+    from streamvid.video.survey.sound import read_audio_span
 
     try:
         span = read_audio_span(source, unit.limits)

@@ -42,16 +42,35 @@ OPENED_BY_FIRST_PACKET = frozenset({"vorbis"})
 
 #: Samples (at the stream's rate) and packets to decode before the first wanted one; the larger of the two counts.
 _PREROLLS: dict[str, tuple[int, int]] = {
-    "aac": (0, 3),
+    "aac": (0, 3),  # each frame overlaps with the one before
     "ac3": (0, 2),
     "eac3": (0, 2),
     "mp2": (0, 2),
-    "mp3": (0, 12),
-    "opus": (9600, 1),
+    "mp3": (0, 12),  # up to 511 bytes of a frame are stored in frames before
+    "opus": (38400, 1),  # its filters forget the start by a factor of 50 per 100 ms
     "vorbis": (0, 3),
 }
+#: HE-AAC repeats the header of its upper band about twice per second, and is wrong until the first.
+_HE_AAC_PREROLL = (48000, 3)
+_SAMPLE_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
+_HE_AAC_TYPES = (5, 29)
+_ESCAPE = 31  # object types such as xHE-AAC, whose packets depend on far earlier ones
 
 
-def preroll(codec: str) -> tuple[int, int]:
-    """Return the number of samples and of packets to decode before the first wanted packet."""
+def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
+    """Return the number of samples and of packets to decode before the first wanted packet.
+
+    sample_rate: of the decoded samples.
+    """
+    if codec == "aac" and len(extradata) >= 2:
+        # ISO/IEC 14496-3, AudioSpecificConfig: 5 bits for the object type, 4 for the index of the sample rate.
+        place = int.from_bytes(extradata[:2], "big") >> 7 & 0b1111
+        is_doubled = place < len(_SAMPLE_RATES) and _SAMPLE_RATES[place] * 2 == sample_rate
+        if extradata[0] >> 3 in _HE_AAC_TYPES or is_doubled:
+            return _HE_AAC_PREROLL
     return _PREROLLS.get(codec, (0, 0))
+
+
+def can_start_anywhere(codec: str, extradata: bytes) -> bool:
+    """Return whether packets of an indexed codec decode from any place after its preroll."""
+    return codec != "aac" or not extradata or extradata[0] >> 3 != _ESCAPE

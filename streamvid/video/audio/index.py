@@ -6,6 +6,7 @@ of reading and of checksums.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from streamvid.errors import DecodeError
 from streamvid.video.audio.canvas import needed_span
-from streamvid.video.audio.codecs import INDEXED_CODECS, preroll
+from streamvid.video.audio.codecs import INDEXED_CODECS, can_start_anywhere, preroll
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import AudioStreamInfo, audio_stream, info_of
 from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
@@ -118,7 +119,8 @@ class AudioIndex:
 
     def _start(self, first: int) -> int:
         """Return the packet at which decoding starts, so that packet `first` decodes as in the whole track."""
-        num_samples, num_packets = preroll(self.info.codec)
+        info = self.info
+        num_samples, num_packets = preroll(info.codec, info.extradata, info.sample_rate)
         start = max(0, first - num_packets)
         while start > 0 and self.positions[start] > self.positions[first] - num_samples:
             start -= 1
@@ -165,38 +167,40 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
         if stream is None:
             return None
         places = _StoredPackets(memoryview(data))
-        pieces: list[_PieceNumbers] = []
+        pieces = _PieceNumbers()
         packets = places.watch(audio_packets(video, stream))
         for piece in decode_pieces(stream, packets, video.container_name == "mov"):
-            pieces.append(_PieceNumbers(piece))
+            pieces.add(piece)
             if see is not None:
                 see(piece)
-        is_possible = stream.codec_context.codec.canonical_name in INDEXED_CODECS and places.are_stored
-        if not pieces or not is_possible or not _can_be_indexed(pieces, len(places.offsets)):
+        context = stream.codec_context
+        codec = context.codec.canonical_name
+        is_possible = codec in INDEXED_CODECS and can_start_anywhere(codec, context.extradata or b"")
+        is_possible = is_possible and places.are_stored
+        if not is_possible or not pieces.fit(len(places.offsets)):
             return None
-        info = replace(info_of(stream), sample_rate=pieces[0].sample_rate)
+        info = replace(info_of(stream), sample_rate=pieces.rates.pop())
     return _make_index(info, pieces, places, memoryview(data))
 
 
-@dataclass(frozen=True, slots=True)
 class _PieceNumbers:
-    """The numbers of a piece, without its samples."""
+    """The numbers of all pieces, without their samples."""
 
-    packet: int
-    position: int
-    head: int
-    count: int
-    sample_rate: int
+    def __init__(self) -> None:
+        self.packets, self.positions, self.heads, self.counts = (array("q") for _ in range(4))
+        self.rates: set[int] = set()
 
-    def __init__(self, piece: Piece) -> None:
-        for name, value in (
-            ("packet", piece.packet),
-            ("position", piece.position),
-            ("head", piece.head),
-            ("count", piece.samples.shape[1]),
-            ("sample_rate", piece.sample_rate),
-        ):
-            object.__setattr__(self, name, value)
+    def add(self, piece: Piece) -> None:
+        self.packets.append(piece.packet)
+        self.positions.append(piece.position)
+        self.heads.append(piece.head)
+        self.counts.append(piece.samples.shape[1])
+        self.rates.add(piece.sample_rate)
+
+    def fit(self, num_packets: int) -> bool:
+        """Return whether every packet returned at most one piece, all with the same sample rate."""
+        is_single = bool((np.diff(self.packets) > 0).all())
+        return len(self.rates) == 1 and is_single and self.packets[-1] < num_packets
 
 
 class _StoredPackets:
@@ -204,8 +208,7 @@ class _StoredPackets:
 
     def __init__(self, data: memoryview) -> None:
         self._data, self.are_stored = data, True
-        self.offsets: list[int] = []
-        self.sizes: list[int] = []
+        self.offsets, self.sizes = array("q"), array("q")
 
     def watch(self, packets: Iterator[Packet[AudioStream]]) -> Iterator[Packet[AudioStream]]:
         for packet in packets:
@@ -216,21 +219,11 @@ class _StoredPackets:
             yield packet
 
 
-def _can_be_indexed(rows: list[_PieceNumbers], num_packets: int) -> bool:
-    """Return whether every packet returned at most one piece, and all have the same sample rate."""
-    is_single = all(earlier.packet < later.packet for earlier, later in pairwise(rows))
-    return is_single and len({row.sample_rate for row in rows}) == 1 and rows[-1].packet < num_packets
-
-
-def _make_index(
-    info: AudioStreamInfo, rows: list[_PieceNumbers], places: _StoredPackets, data: memoryview
-) -> AudioIndex:
+def _make_index(info: AudioStreamInfo, pieces: _PieceNumbers, places: _StoredPackets, data: memoryview) -> AudioIndex:
     size = len(places.offsets)
     positions, heads, counts = (np.zeros(size, np.int64) for _ in range(3))
-    numbers = np.array([row.packet for row in rows])
-    positions[numbers] = [row.position for row in rows]
-    heads[numbers] = [row.head for row in rows]
-    counts[numbers] = [row.count for row in rows]
+    numbers = np.array(pieces.packets)
+    positions[numbers], heads[numbers], counts[numbers] = pieces.positions, pieces.heads, pieces.counts
     # Packets without samples get the position of the next packet with some, for the preroll.
     following = np.minimum(np.searchsorted(numbers, np.arange(size)), len(numbers) - 1)
     positions = positions[numbers[following]]

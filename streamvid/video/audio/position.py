@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
 
 _MAX_WAITING = 1 << 20
+_MAX_POSITION = 1 << 48
 _NUM_FOLLOWING = 8  # frames that decide whether a deviation is for good
 _JITTER_SECONDS = Fraction(1, 100)
 #: Matroska and Ogg files often store where a Vorbis packet ends, which fluctuates by parts of its blocks.
@@ -108,6 +109,12 @@ class _Positions:
         position = self._next
         if position is None or (frame.timestamp is not None and not self._continues(frame, position, following)):
             position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
+            if abs(position) > _MAX_POSITION:
+                raise ProbeError(
+                    f"the audio has the timestamp {frame.timestamp}, which is years away; re-encode the file "
+                    "(ffmpeg -i IN OUT.mp4)",
+                    kind="timestamps",
+                )
         self._next = position + frame.frame.samples
         # The time of a frame without audio was never rounded as that of audio, so the next time counts.
         self._is_counted = frame.head < frame.stop

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.packet import Packet
 
-_MAX_FRAME_SAMPLES = 1 << 22
-_MAX_PACKETS = 20_000_000
+_MAX_FRAME_VALUES = 1 << 22  # samples times channels
+_MAX_PACKETS = 4_000_000  # 12 hours have 2 million of AAC
 _MAX_INCOMPLETE = 16
 
 
@@ -66,7 +66,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
                     kind="damaged",
                 )
             if number >= _MAX_PACKETS:
-                raise ProbeError(f"the audio has more than {_MAX_PACKETS} packets", kind="limit")
+                raise ProbeError(f"the audio has more than {_MAX_PACKETS} packets; cut the file", kind="limit")
             yield packet
 
 
@@ -95,7 +95,7 @@ def _decoded_frames(
     left, has_begun, number = 0, False, -1
     for number, (packet, following) in enumerate(pairwise(chain(packets, [None]))):
         assert packet is not None
-        cut, tail = _declared_cut(packet) if cuts else None, 0
+        cut, tail = declared_cut(packet) if cuts else None, 0
         if cut is not None:
             left, tail = cut
         frames = decode_packet(decoder, packet) if has_begun else _first_frames(decoder, packet, number)
@@ -139,16 +139,18 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
         frames = decoder.decode(packet)
     for frame in frames:
         rate, channels = frame.sample_rate, frame.layout.nb_channels
-        if not (MIN_RATE <= rate <= MAX_RATE and 1 <= channels <= MAX_CHANNELS and frame.samples <= _MAX_FRAME_SAMPLES):
+        if not (MIN_RATE <= rate <= MAX_RATE and 1 <= channels <= MAX_CHANNELS) or (
+            frame.samples * channels > _MAX_FRAME_VALUES
+        ):
             raise ProbeError(
                 f"the audio has {channels} channels, {rate} Hz and {frame.samples} samples per frame; allowed are "
-                f"{MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_SAMPLES} samples",
+                f"{MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
                 kind="limit",
             )
     return frames
 
 
-def _declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
+def declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
     """Return the numbers of samples to cut from the start and end of what a packet decodes to, or None."""
     if not packet.has_sidedata("skip_samples"):
         return None

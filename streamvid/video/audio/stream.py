@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
     from av.audio.stream import AudioStream
 
+_MAX_ALAC_SAMPLES = 1 << 16  # FFmpeg allocates them before it decodes; writers use 4096
 MAX_EXTRADATA_BYTES = 1 << 16  # Vorbis stores its code books there
 
 
@@ -87,6 +88,8 @@ def audio_stream(video: VideoFile) -> AudioStream | None:
         raise ProbeError(f"the audio codec {codec} is not allowed; {_remedy()}", kind="codec")
     if len(context.extradata or b"") > MAX_EXTRADATA_BYTES:
         raise ProbeError(f"the audio's codec header is above {MAX_EXTRADATA_BYTES} bytes; {_remedy()}", kind="limit")
+    if codec == "alac" and int.from_bytes((context.extradata or b"")[12:16], "big") > _MAX_ALAC_SAMPLES:
+        raise ProbeError(f"the audio has more than {_MAX_ALAC_SAMPLES} samples per packet; {_remedy()}", kind="limit")
     _set_up(context, codec)
     return stream
 

@@ -7,9 +7,7 @@ its place. Samples are decoded and encoded in blocks, so that memory does not gr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -17,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamvid.errors import DecodeError, ProbeError
-from streamvid.video.audio.file import decode_audio_file
 from streamvid.video.audio.grid import LAYOUTS, AudioFormat, first_sample_at, round_half_up
 from streamvid.video.audio.stream import audio_stream
 from streamvid.video.container import Source, VideoFile
 from streamvid.video.encode.audio_profiles import AUDIO_PROFILES, MadeAudioCodec
+from streamvid.video.encode.audio_source import read_blocks
+from streamvid.video.encode.timeline import Timeline
 from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ class AudioWindow:
     seconds: duration of the clip.
     codec: codec of the track.
     format: sample rate and number of channels of the track.
+    sizes: number of samples in each block.
     """
 
     def __init__(
@@ -58,63 +58,48 @@ class AudioWindow:
         limits: Limits,
     ) -> None:
         self.codec, self.format = codec, format
-        self.num_samples = max(1, round_half_up(seconds * format.sample_rate))
+        num_samples, most = max(1, round_half_up(seconds * format.sample_rate)), _BLOCK_SECONDS * format.sample_rate
+        self.sizes = [min(most, num_samples - start) for start in range(0, num_samples, most)]
         self._source, self._limits = source, limits
         self._first_sample = first_sample_at(first_time, format.sample_rate)
-        self._latest: tuple[int, Samples, bool] | None = None
-
-    @property
-    def starts(self) -> range:
-        """Number of the first sample of each block."""
-        return range(0, self.num_samples, _BLOCK_SECONDS * self.format.sample_rate)
+        self._only: tuple[Samples, bool] | None = None  # of a window with a single block
 
     @property
     def is_present(self) -> bool:
         """True if the source has audio at any time of the window."""
-        return any(self._read(start)[1] for start in self.starts)
+        return any(is_present for _, is_present in self.blocks())
 
-    def block(self, start: int) -> Samples:
-        """Return the samples of a block. Raises DecodeError or ProbeError if they do not decode."""
-        return self._read(start)[0]
+    def blocks(self) -> Iterator[tuple[Samples, bool]]:
+        """Yield the samples in blocks, and whether the source has audio at any time of each block.
 
-    def _read(self, start: int) -> tuple[Samples, bool]:
-        if self._latest is None or self._latest[0] != start:
-            out, is_present = self.decode(self._source, self._first_sample + start, start)
-            self._latest = start, out, is_present
-        return self._latest[1:]
+        Raises ProbeError of kind "audio" if they do not decode.
+        """
+        if self._only is None:
+            found = self.blocks_of(self._source, self._first_sample)
+            if len(self.sizes) > 1:
+                yield from found
+                return
+            self._only = next(found)
+        yield self._only
 
-    def decode(self, source: Source, first_sample: int, start: int) -> tuple[Samples, bool]:
-        """Decode as many samples of `source` as the block at `start` has. Return them, and whether there are any."""
-        size = min(self.starts.step, self.num_samples - start)
-        out = np.zeros((self.format.num_channels, size), np.float32)
-        with _position_kept(source):
-            try:
-                return out, decode_audio_file(source, first_sample, out, self.format, self._limits).is_present
-            except DecodeError as error:
-                raise ProbeError(f"its sound is damaged: {error}", kind="audio") from error
-
-
-@contextmanager
-def _position_kept(source: Source) -> Iterator[None]:
-    """Restore the position of an open file, from which a video is being read."""
-    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
-        yield
-        return
-    position = source.tell()
-    try:
-        yield
-    finally:
-        source.seek(position)
+    def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
+        """Yield as many samples of another source, in blocks of the same sizes."""
+        try:
+            for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
+                yield samples, found.is_present
+        except DecodeError as error:
+            raise ProbeError(f"its sound is damaged: {error}", kind="audio") from error
 
 
 def find_window(
-    source: Source, video: VideoFile, first_time: Fraction, seconds: Fraction, codec: MadeAudioCodec | None
+    source: Source, video: VideoFile, first_time: Fraction, timeline: Timeline, codec: MadeAudioCodec | None
 ) -> AudioWindow | None:
     """Return the sound of a part of a video, or None if it has none or `codec` is None. See AudioWindow.
 
     Sound in a codec that is not allowed counts as none. Raises ProbeError if the sound does not decode.
 
     video: the opened source. Lossy tracks have at most two channels.
+    first_time: presentation time of the clip's first frame. timeline: of its frames.
     """
     if codec is None:
         return None
@@ -127,7 +112,7 @@ def find_window(
     profile, decoder = AUDIO_PROFILES[codec], stream.codec_context
     num_channels = next((count for count in LAYOUTS if count >= decoder.layout.nb_channels), max(LAYOUTS))
     form = AudioFormat(profile.sample_rate(decoder.sample_rate), min(num_channels, profile.max_channels))
-    window = AudioWindow(source, first_time, seconds, codec, form, video.limits)
+    window = AudioWindow(source, first_time, timeline.duration_seconds, codec, form, video.limits)
     return window if window.is_present else None
 
 
@@ -139,7 +124,7 @@ class AudioTrack:
 
         profile = AUDIO_PROFILES[codec or window.codec]
         self._container, self._window, self._profile = container, window, profile
-        self._starts: Iterator[int] = iter(window.starts)
+        self._blocks = window.blocks()
         self._held: Samples = np.empty((window.format.num_channels, 0), np.float32)
         self._packets: list[Packet[AudioStream]] = []
         self._num_encoded, self._is_ended = 0, False
@@ -167,8 +152,8 @@ class AudioTrack:
     def _encode_frame(self) -> None:
         encoder = self._stream.codec_context
         size = encoder.frame_size or _LOSSLESS_FRAME
-        while self._held.shape[1] < size and (start := next(self._starts, None)) is not None:
-            self._held = np.concatenate([self._held, self._window.block(start)], axis=1)
+        while self._held.shape[1] < size and (block := next(self._blocks, None)) is not None:
+            self._held = np.concatenate([self._held, block[0]], axis=1)
         part, self._held = self._held[:, :size], self._held[:, size:]
         self._is_ended = not part.shape[1]
         frame = None if self._is_ended else self._frame(part)
@@ -201,21 +186,18 @@ def check_track(data: bytes, window: AudioWindow) -> None:
 
     A lossless track must have equal samples. A lossy one must correlate with the window, and best without any shift.
     """
-    for start in window.starts:
-        wanted = window.block(start)
-        found, is_present = window.decode(data, start, start)
-        if not is_present:
-            raise DecodeError("the written clip has no audio; report this as a bug")
+    second = 0
+    for (wanted, _), (found, is_present) in zip(window.blocks(), window.blocks_of(data, 0), strict=True):
         if AUDIO_PROFILES[window.codec].bits_per_second is None:
             is_right = np.array_equal(as_integers(found), as_integers(wanted))
         else:
             is_right = is_alike(found, wanted, window.format.sample_rate)
-        if not is_right:
-            second = start / window.format.sample_rate
+        if not (is_right and is_present):
             raise DecodeError(
-                f"the audio of the written clip from second {second:g} on differs from what was encoded; "
-                "report this as a bug, and choose --audio-codec flac"
+                f"the sound of the written clip from second {second} on differs from what was encoded; report this as "
+                "a bug, and choose --audio-codec flac"
             )
+        second += _BLOCK_SECONDS
 
 
 _QUIET = 1e-3

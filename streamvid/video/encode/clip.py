@@ -107,9 +107,7 @@ def encode_clip(
             fps=None if fps is None else exact_rate(fps),
             usual_rate=video.stream.average_rate,
         )
-
-        begin_time = table.timestamps[line.numbers[0]] * table.time_base
-        sound = find_window(source, video, begin_time, line.duration_seconds, audio)
+        sound = find_window(source, video, table.timestamps[line.numbers[0]] * table.time_base, line, audio)
 
         def encode(encoding: Encoding) -> tuple[bytes, float]:
             make = partial(_encode_from, video, table, line, size, encoding, is_mask, sound, limits)

@@ -88,7 +88,7 @@ class Cutter:
         )
 
         first_time = table.timestamps[start] * table.time_base
-        sound = find_window(self._source, self._video, first_time, line.duration_seconds, self._codec)
+        sound = find_window(self._source, self._video, first_time, line, self._codec)
 
         def cut_from(key: tuple[int, int]) -> tuple[bytes, VideoInfo]:
             data = self._copy(key[1], line, sound)

@@ -161,6 +161,7 @@ def peaks(samples: Float32s, least: float = 0.2) -> list[int]:
 
 
 def _decoded(path: Path, stream: str, *options: str) -> tuple[bytes, str]:
-    command = [FFMPEG, "-nostdin", "-hide_banner", "-copyts", "-i", str(path), "-map", stream]
+    # With several threads, the program loses FLAC and ALAC frames after those that an edit list discards.
+    command = [FFMPEG, "-nostdin", "-hide_banner", "-copyts", "-threads", "1", "-i", str(path), "-map", stream]
     done = subprocess.run([*command, "-fps_mode", "passthrough", *options, "-"], capture_output=True, check=True)
     return done.stdout, done.stderr.decode(errors="replace")

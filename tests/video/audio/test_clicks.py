@@ -69,12 +69,13 @@ def test_clips_are_made_with_each_click_at_its_white_frame(sound: SoundClips) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_window_of_thousands_is_wrong(sound: SoundClips) -> None:
     total = Score()
     for offset in (-5.0, -2.5, -0.731, 0.0, 0.0123, 1.237, 5.0):
         for number, kind in enumerate(KINDS):
-            if kind == "libopus_ogv" and offset < -1:
-                continue  # ffmpeg writes a file that neither it nor we can read
+            if KINDS[kind].ending == "ogv" and offset < -1:
+                continue  # Ogg has no negative times: ffmpeg writes a file that it misplaces or cannot read
             truth = ffmpeg_truth(sound(kind, offset))
             compare(sound(kind, offset), truth, total, 8, 0 if KINDS[kind].is_exact else 1e-3, number)
     for number, (kind, options, before) in enumerate(COPIES.values()):

@@ -21,7 +21,7 @@ from tests.video.audio.windows import from_packets, whole_track
 
 EXACT = [name for name, kind in KINDS.items() if kind.is_exact]
 #: Codecs that decode differently from another start: Opus by its filters' memory, AAC by its noise.
-NEAR = {"libopus": 1e-3, "aac": 0.35}
+NEAR = {"libopus": 1e-6, "aac": 0.35}
 
 
 def indexed(path: object) -> tuple[bytes, AudioIndex]:

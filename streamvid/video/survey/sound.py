@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from streamvid.video.audio.samples import _declared_cut, audio_packets
+from streamvid.video.audio.samples import audio_packets, declared_cut
 from streamvid.video.audio.stream import audio_stream
 from streamvid.video.container import Source, open_video
 from streamvid.video.limits import LIMITS, Limits
@@ -42,7 +42,7 @@ def read_audio_span(source: Source, limits: Limits = LIMITS) -> AudioSpan | None
         spans = []
         for packet in audio_packets(video, stream):
             if packet.pts is not None and not packet.is_discard:
-                head, tail = _declared_cut(packet) or (0, 0)
+                head, tail = declared_cut(packet) or (0, 0)
                 begin, length = packet.pts * time_base, (packet.duration or 0) * time_base
                 spans.append((begin + Fraction(head, rate), begin + length - Fraction(tail, rate)))
         codec, num_channels = context.codec.canonical_name, context.layout.nb_channels

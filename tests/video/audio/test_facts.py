@@ -1,0 +1,85 @@
+"""Facts about audio, against known tracks and the ffmpeg program."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.video.audio.facts import AudioFacts, read_audio_facts
+from tests.clips import real_clip
+from tests.video.audio.conftest import SoundClips
+from tests.video.clips import FFMPEG, run_ffmpeg
+
+RATE = 48000
+
+
+def facts_of(path: Path) -> AudioFacts:
+    found = read_audio_facts(path)
+    assert found is not None
+    return found
+
+
+def video_with(samples: np.ndarray[tuple[int], np.dtype[np.float64]], path: Path, *options: str) -> Path:
+    """A MOV of 2 s with this mono track."""
+    sound = path.with_suffix(".raw")
+    sound.write_bytes((samples * 32767).round().astype("<i2").tobytes())
+    run_ffmpeg(
+        *("-f", "lavfi", "-i", "color=s=64x64:r=25:d=2", "-f", "s16le", "-ar", RATE, "-ac", 1, "-i", sound),
+        *("-c:v", "libx264", "-c:a", "pcm_s16le", *options, path),
+    )
+    return path
+
+
+def test_facts_of_a_known_track(tmp_path: Path) -> None:
+    tone = np.sin(np.arange(2 * RATE) * 2 * np.pi * 997 / RATE)
+    tone[: RATE // 2] = 0  # a quarter is silent
+    tone[RATE : RATE + 4800] = np.sign(tone[RATE : RATE + 4800])  # a twentieth is clipped
+    facts = facts_of(video_with(tone * 0.999985, tmp_path / "a.mov"))
+    assert (facts.codec, facts.sample_rate, facts.num_channels) == ("pcm_s16le", RATE, 1)
+    assert (facts.offset_seconds, facts.end_offset_seconds, facts.duration_seconds) == (0, 0, 2)
+    assert facts.gap_seconds == 0
+    assert facts.silence_share == pytest.approx(0.25)
+    assert facts.clipping_share == pytest.approx(0.05, rel=0.3)
+
+
+def test_a_silent_track_has_no_loudness(tmp_path: Path) -> None:
+    facts = facts_of(video_with(np.zeros(2 * RATE), tmp_path / "a.mov"))
+    assert (facts.silence_share, facts.clipping_share, facts.loudness_lufs) == (1, 0, None)
+
+
+def test_offsets_and_gaps_are_seconds(sound: SoundClips) -> None:
+    late = facts_of(sound("pcm_s16le_mov", 1.237))
+    assert late.offset_seconds == pytest.approx(1.237, abs=1e-3)
+    assert late.end_offset_seconds == pytest.approx(1.237, abs=1e-3)
+    early = facts_of(sound("pcm_s16le_mkv", -0.731))
+    assert early.offset_seconds == pytest.approx(-0.731, abs=1e-3)
+    torn = facts_of(sound.copied("flac_mkv", "-bsf:a noise=amount=0:drop='between(n,15,20)'"))
+    assert torn.gap_seconds == pytest.approx(6 * 4096 / RATE, abs=2e-3)
+    assert torn.duration_seconds == pytest.approx(4, abs=2e-3)
+    assert read_audio_facts(sound.copied("aac_mp4", "-an")) is None
+
+
+@pytest.mark.parametrize("kind", ["aac_mp4", "libopus_webm", "ac3_ts", "real"])
+def test_loudness_is_that_of_the_ffmpeg_program(kind: str, sound: SoundClips) -> None:
+    path = Path(real_clip("bigbuckbunny")) if kind == "real" else sound(kind)
+    command = [
+        FFMPEG,
+        "-hide_banner",
+        "-nostdin",
+        "-i",
+        str(path),
+        "-map",
+        "0:a:0",
+        "-af",
+        "ebur128",
+        "-f",
+        "null",
+        "-",
+    ]
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    expected = float(re.findall(r"I: +(-?[\d.]+) LUFS", log)[-1])
+    assert facts_of(path).loudness_lufs == pytest.approx(expected, abs=0.06)
