@@ -12,13 +12,16 @@ import pytest
 import torch
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.presets import preset_names
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Batch
 from streamvid.modules.build import build_module
 from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.modules.encoding import with_encoded
 from streamvid.recipes.registry import RECIPES, find_recipe
-from streamvid.trainer.config import CheckpointConfig, OptimizerConfig
+from streamvid.trainer import train
+from streamvid.trainer.config import CheckpointConfig, FeaturesConfig, OptimizerConfig
+from streamvid.trainer.encode import encode
 from tests.loader.conftest import build_dataset
 from tests.recipes.small_batches import make_batch
 from tests.recipes.test_losses_of_families import built, recipe_of
@@ -27,10 +30,16 @@ from tests.trainer.configs import changed
 from tests.trainer.runs import config_of, last_step_in, losses_in, run, start
 
 # Frames, height and width of two buckets that the family accepts, one of them an image.
-SIZES = {"ltx-video": [(9, 64, 96), (1, 64, 64)], "mochi": [(7, 32, 48), (1, 32, 32)]}
+SIZES = {
+    "ltx-video": [(9, 64, 96), (1, 64, 64)],
+    "ltx-2": [(9, 64, 96), (1, 64, 64)],
+    "mochi": [(7, 32, 48), (1, 32, 32)],
+}
 USUAL = [(5, 32, 48), (1, 32, 32)]
 # The families that every run of the tests goes through; the others are slow together.
 QUICK = ("wan2.1",)
+# Imports that take longer than a run: done once, in the process that the runs are forked from.
+PRELOAD = ("diffusers.pipelines.wan.pipeline_wan",)
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
 
 pytestmark = [
@@ -81,7 +90,11 @@ def test_a_sample_has_the_same_loss_in_any_batch(name: str, tmp_path: Path) -> N
     whole = encoded(module, SIZES.get(name, USUAL)[0], ("a red bike", "a blue car at night", ""))
     losses = module(whole)["loss"]
     for row in range(3):
-        cut = {field: value[row : row + 1] for field, value in whole.items() if field not in ("bucket", "layout", "loss_weight")}
+        cut = {
+            field: value[row : row + 1]
+            for field, value in whole.items()
+            if field not in ("bucket", "layout", "loss_weight")
+        }
         assert torch.allclose(module(whole.with_fields(cut))["loss"], losses[row : row + 1], rtol=1e-5)
 
 
@@ -135,16 +148,37 @@ def test_a_killed_run_ends_with_the_same_bytes(name: str, ranks: int, tmp_path: 
             "accelerate.find_unused_parameters": True,
         },
     )
-    run(whole, ranks)
+    run(whole, ranks, PRELOAD)
     parts = changed(whole, {"output": tmp_path / "parts"})
-    process = start(parts, ranks)
+    process = start(parts, ranks, PRELOAD)
     while process.is_alive() and last_step_in(parts.output) < 3:
         time.sleep(0.001)
     process.send(signal.SIGKILL)
     assert process.wait() == [-signal.SIGKILL] * ranks
-    run(parts, ranks)
+    run(parts, ranks, PRELOAD)
     assert (parts.output / "step-6.safetensors").read_bytes() == (whole.output / "step-6.safetensors").read_bytes()
     assert losses_in(parts.output) == losses_in(whole.output)
+
+
+def test_split_training_equals_one_stage(tmp_path: Path) -> None:
+    """Training on what the first stage stored gives the same losses and weights."""
+    dataset = build_dataset(tmp_path / "ds", {Bucket(*size): [4] for size in USUAL})
+    args = {"model": str(make_model("wan2.1", tmp_path / "wan")), "encoder_dtype": "float32"}
+    changes = {
+        "max_steps": 4,
+        "data.batch_size": 2,
+        "model": ModelConfig(factory=RECIPES["wan2.1"].factory, args=args),
+        "optimizer": OptimizerConfig(lr=1e-3),
+    }
+    one = config_of(dataset, tmp_path / "one", changes)
+    train(one)
+    features = FeaturesConfig(url=str(tmp_path / "features"))
+    data = {"data.features": features}
+    encode(changed(one, {**data, "task": "sft:data_process", "output": tmp_path / "encoding"}))
+    two = changed(one, {**data, "task": "sft:train", "output": tmp_path / "two"})
+    train(two)
+    assert losses_in(two.output) == losses_in(one.output)
+    assert (two.output / "step-4.safetensors").read_bytes() == (one.output / "step-4.safetensors").read_bytes()
 
 
 def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:
@@ -185,8 +219,6 @@ def built_again(model: Path, **settings: Any) -> Any:
 
 
 def test_every_recipe_has_presets_and_a_tiny_model() -> None:
-    from streamvid.shipped import preset_names  # type: ignore[attr-defined]
-
     assert {recipe_of(name) for name in MODELS} == set(RECIPES)
     for recipe in RECIPES.values():
         assert set(recipe.presets) <= set(preset_names())

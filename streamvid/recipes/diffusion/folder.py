@@ -5,6 +5,8 @@ Only safetensors are read, no code in the folder runs, and a component's class m
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,6 +102,9 @@ def open_folder(model: str, download: bool = False) -> ModelFolder:
 
     Raises ConfigError if the folder does not contain a diffusers pipeline.
     """
+    missing = [name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this recipe requires {' and '.join(missing)}; run pip install 'streamvid[recipes]'")
     root = Path(model).expanduser()
     if not root.is_dir() and download:
         from huggingface_hub import snapshot_download
@@ -129,6 +134,8 @@ def _class(name: str) -> Any:
     for library in (diffusers, transformers):
         if hasattr(library, name):
             return getattr(library, name)
+    if name.startswith("LTX2"):  # these classes are exported by their pipeline's module alone
+        return getattr(importlib.import_module("diffusers.pipelines.ltx2"), name)
     raise ConfigError(
         f"neither diffusers nor transformers has a class {name}; upgrade them: pip install 'streamvid[recipes]'"
     )
