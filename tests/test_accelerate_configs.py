@@ -14,7 +14,7 @@ from accelerate import DeepSpeedPlugin
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
-from streamvid.recipes.transformer import TransformerBlock
+from streamvid.recipes.small.transformer import TransformerBlock
 from streamvid.shipped import shipped
 
 FOLDER = shipped("configs/accelerate")

@@ -50,9 +50,9 @@ from torch import Tensor
 from streamvid.buckets.bucket import Bucket
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.loader import VideoLoader
-from streamvid.recipes.flow import draw_noise_and_times
 from streamvid.recipes.small import SmallTraining, build
-from streamvid.recipes.text_encoder import no_text, pad_states
+from streamvid.recipes.small.flow import draw_noise_and_times
+from streamvid.recipes.small.text_encoder import no_text, pad_states
 from tools.make_corpus import make_corpus
 
 TEXT: Mapping[str, Any] = {

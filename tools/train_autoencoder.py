@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from streamvid.loader.loader import VideoLoader
-from streamvid.recipes.autoencoder import (
+from streamvid.recipes.small.autoencoder import (
     SHIPPED,
     Autoencoder,
     AutoencoderConfig,

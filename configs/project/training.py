@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from streamvid.recipes.flow import draw_noise_and_times, rectified_flow_loss, sample_by_euler
+from streamvid.recipes.small.flow import draw_noise_and_times, rectified_flow_loss, sample_by_euler
 
 SCALE = 8  # pixels per side of a latent
 

@@ -1,5 +1,5 @@
-"""Ready-made training modules. `small` works out of the box, without weights or with its shipped weights.
+"""Ready-made training modules: `small`, and `families` of published models.
 
-The package imports `modules` and lower layers, torch, safetensors and, on demand, transformers. Reading order: small
-(the module), flow (the loss), transformer (the model), codec and autoencoder (latents), text_encoder.
+`registry` lists the families by name. The package imports `modules` and lower layers, torch and safetensors and, on
+demand, transformers and diffusers.
 """

@@ -92,6 +92,16 @@ _ALL = (
         example="Lightricks/LTX-Video",
     ),
     Recipe(
+        name="ltx-2",
+        title="LTX-2 (video only)",
+        factory=f"{_FAMILIES}.ltx2:build",
+        pipelines=("LTX2Pipeline", "LTX2ImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
+        presets=("ltx",),
+        lora_targets=tuple(f"{layer}.{name}" for layer in ("attn1", "attn2") for name in _ATTENTION),
+        example="Lightricks/LTX-2",
+    ),
+    Recipe(
         name="cogvideox",
         title="CogVideoX",
         factory=f"{_FAMILIES}.cogvideox:build",

@@ -7,6 +7,7 @@ Each function maps (the transformers, a Case) to the loss of one sample. What is
   diffusers 0.42.1, pipelines/wan/pipeline_wan_i2v.py.
 - LTX-Video: finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667; the given first frame as in
   Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd.
+- LTX-2: the same trainer with `audio: null`.
 - CogVideoX: THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07 (1.5 and text to video differ by the
   configuration alone); rotary positions as diffusers 0.42.1 computes them, pipelines/cogvideo/pipeline_cogvideox.py.
 - HunyuanVideo: finetrainers, finetrainers/models/hunyuan_video/base_specification.py at 03230b8.
@@ -95,6 +96,34 @@ def ltx(case: Case) -> float:
     return mse(out[:, kept], (noise - latents)[:, kept])
 
 
+def ltx2(case: Case) -> float:
+    """LTX-2 without audio: as LTX-Video, with positions computed by the transformer from the frame rate."""
+    _, c, t, h, w = case.latents.shape
+    sigmas = torch.full((1, t * h * w, 1), case.sigma)
+    if case.first_frame:
+        sigmas[:, : h * w] = 0
+    latents, noise = (x.permute(0, 2, 3, 4, 1).reshape(1, -1, c) for x in (case.latents, case.noise))
+    out = case.module.transformer(
+        hidden_states=(1 - sigmas) * latents + sigmas * noise,
+        audio_hidden_states=torch.zeros(1, 1, 8),
+        encoder_hidden_states=case.fields["video_text"],
+        audio_encoder_hidden_states=case.fields["audio_text"],
+        encoder_attention_mask=case.fields["text_attention"],
+        timestep=sigmas[:, :, 0] * 1000.0,
+        audio_timestep=case.timestep,
+        sigma=case.timestep,
+        num_frames=t,
+        height=h,
+        width=w,
+        fps=float(case.fields["fps"][0]),
+        audio_num_frames=1,
+        isolate_modalities=True,
+        return_dict=False,
+    )[0]
+    kept = slice(h * w, None) if case.first_frame else slice(None)
+    return mse(out[:, kept], (noise - latents)[:, kept])
+
+
 def cogvideox(case: Case) -> float:
     module, scheduler, config = case.module, case.module.scheduler, case.module.transformer.config
     latent, image = case.latents, case.fields.get("condition")
@@ -171,6 +200,7 @@ STEPS: Mapping[str, Callable[[Case], float]] = {
     "wan2.2": wan,
     "wan2.2-5b": wan,
     "ltx-video": ltx,
+    "ltx-2": ltx2,
     "cogvideox": cogvideox,
     "cogvideox-2b": cogvideox,
     "cogvideox-i2v": cogvideox,

@@ -11,7 +11,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.options import Layout
 from streamvid.recipes.small import SmallTraining
-from streamvid.recipes.text_encoder import pad_states
+from streamvid.recipes.small.text_encoder import pad_states
 
 
 def make_batch(

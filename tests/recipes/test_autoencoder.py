@@ -10,7 +10,13 @@ from torch import Tensor
 
 from streamvid.errors import ConfigError
 from streamvid.loader.loader import VideoLoader
-from streamvid.recipes.autoencoder import SHIPPED, Autoencoder, AutoencoderConfig, load_autoencoder, save_autoencoder
+from streamvid.recipes.small.autoencoder import (
+    SHIPPED,
+    Autoencoder,
+    AutoencoderConfig,
+    load_autoencoder,
+    save_autoencoder,
+)
 from tests.conftest import Sharded
 
 

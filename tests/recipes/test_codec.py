@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.recipes.codec import PatchCodec, grid_size, patchify, unpatchify
+from streamvid.recipes.small.codec import PatchCodec, grid_size, patchify, unpatchify
 
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(1, 20))
 patches = st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8))

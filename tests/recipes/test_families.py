@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.presets import preset_names
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Batch
 from streamvid.modules.build import build_module
@@ -27,10 +28,16 @@ from tests.trainer.configs import changed
 from tests.trainer.runs import config_of, last_step_in, losses_in, run, start
 
 # Frames, height and width of two buckets that the family accepts, one of them an image.
-SIZES = {"ltx-video": [(9, 64, 96), (1, 64, 64)], "mochi": [(7, 32, 48), (1, 32, 32)]}
+SIZES = {
+    "ltx-video": [(9, 64, 96), (1, 64, 64)],
+    "ltx-2": [(9, 64, 96), (1, 64, 64)],
+    "mochi": [(7, 32, 48), (1, 32, 32)],
+}
 USUAL = [(5, 32, 48), (1, 32, 32)]
 # The families that every run of the tests goes through; the others are slow together.
 QUICK = ("wan2.1",)
+# Imports that take longer than a run: done once, in the process that the runs are forked from.
+PRELOAD = ("diffusers.pipelines.wan.pipeline_wan",)
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
 
 pytestmark = [
@@ -81,7 +88,11 @@ def test_a_sample_has_the_same_loss_in_any_batch(name: str, tmp_path: Path) -> N
     whole = encoded(module, SIZES.get(name, USUAL)[0], ("a red bike", "a blue car at night", ""))
     losses = module(whole)["loss"]
     for row in range(3):
-        cut = {field: value[row : row + 1] for field, value in whole.items() if field not in ("bucket", "layout", "loss_weight")}
+        cut = {
+            field: value[row : row + 1]
+            for field, value in whole.items()
+            if field not in ("bucket", "layout", "loss_weight")
+        }
         assert torch.allclose(module(whole.with_fields(cut))["loss"], losses[row : row + 1], rtol=1e-5)
 
 
@@ -135,14 +146,14 @@ def test_a_killed_run_ends_with_the_same_bytes(name: str, ranks: int, tmp_path: 
             "accelerate.find_unused_parameters": True,
         },
     )
-    run(whole, ranks)
+    run(whole, ranks, PRELOAD)
     parts = changed(whole, {"output": tmp_path / "parts"})
-    process = start(parts, ranks)
+    process = start(parts, ranks, PRELOAD)
     while process.is_alive() and last_step_in(parts.output) < 3:
         time.sleep(0.001)
     process.send(signal.SIGKILL)
     assert process.wait() == [-signal.SIGKILL] * ranks
-    run(parts, ranks)
+    run(parts, ranks, PRELOAD)
     assert (parts.output / "step-6.safetensors").read_bytes() == (whole.output / "step-6.safetensors").read_bytes()
     assert losses_in(parts.output) == losses_in(whole.output)
 
@@ -185,8 +196,6 @@ def built_again(model: Path, **settings: Any) -> Any:
 
 
 def test_every_recipe_has_presets_and_a_tiny_model() -> None:
-    from streamvid.shipped import preset_names  # type: ignore[attr-defined]
-
     assert {recipe_of(name) for name in MODELS} == set(RECIPES)
     for recipe in RECIPES.values():
         assert set(recipe.presets) <= set(preset_names())

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamvid.recipes.flow import draw_noise_and_times, guided, rectified_flow_loss, sample_by_euler, shifted
+from streamvid.recipes.small.flow import draw_noise_and_times, guided, rectified_flow_loss, sample_by_euler, shifted
 
 SHAPE = (3, 2, 4, 4)
 

@@ -42,6 +42,9 @@ def normal(*shape: int, seed: int) -> Tensor:
 def text_fields(name: str, count: int) -> dict[str, Tensor]:
     """Made-up encoded texts of unequal lengths."""
     lengths = {"ltx-video": 128, "mochi": 256, "hunyuanvideo": 24, "hunyuanvideo1.5": 24}
+    if name == "ltx-2":
+        texts = {"video_text": normal(count, 9, 16, seed=3), "audio_text": normal(count, 9, 16, seed=4)}
+        return {**texts, "text_attention": (torch.arange(9)[None] < torch.arange(3, 3 + count)[:, None]).long()}
     length = lengths.get(name, 16 if name.startswith("cogvideox") else 7)
     mask = (torch.arange(length)[None] < torch.arange(3, 3 + count)[:, None]).long()
     fields = {"prompt_embeds": normal(count, length, 16, seed=3)}

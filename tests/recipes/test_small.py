@@ -6,9 +6,9 @@ from torch import nn
 
 from streamvid.errors import ConfigError
 from streamvid.loader.options import Layout
-from streamvid.recipes.codec import PatchCodec
 from streamvid.recipes.small import SmallTraining, build
-from streamvid.recipes.text_encoder import BYTES_WIDTH
+from streamvid.recipes.small.codec import PatchCodec
+from streamvid.recipes.small.text_encoder import BYTES_WIDTH
 from tests.processes import run_python
 from tests.recipes.small_batches import encoded, make_batch, wake
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamvid.config import options_of
 from streamvid.errors import ConfigError
-from streamvid.recipes.text_encoder import (
+from streamvid.recipes.small.text_encoder import (
     BYTES_WIDTH,
     BytesEncoder,
     TextConfig,

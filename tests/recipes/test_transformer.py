@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from streamvid.recipes.text_encoder import pad_states
-from streamvid.recipes.transformer import TransformerBlock, VideoTransformer, grid_embedding, masked_mean
+from streamvid.recipes.small.text_encoder import pad_states
+from streamvid.recipes.small.transformer import TransformerBlock, VideoTransformer, grid_embedding, masked_mean
 from tests.recipes.small_batches import wake
 
 CPU = torch.device("cpu")

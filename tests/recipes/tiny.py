@@ -190,6 +190,101 @@ def ltx(folder: Path) -> Any:
     return LTXPipeline(scheduler=scheduler, vae=vae, transformer=shake(transformer), **t5_text(folder))
 
 
+def ltx_2(folder: Path) -> Any:
+    import diffusers
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    vae = diffusers.AutoencoderKLLTX2Video(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1),
+        spatial_compression_ratio=32,
+        temporal_compression_ratio=8,
+    )
+    vae.latents_mean.copy_(torch.linspace(-0.2, 0.2, 8))
+    vae.latents_std.copy_(torch.linspace(0.5, 1.5, 8))
+    audio_vae = diffusers.AutoencoderKLLTX2Audio(
+        base_channels=4, ch_mult=(1, 2), num_res_blocks=1, latent_channels=2, mel_bins=16, resolution=32
+    )
+    transformer = diffusers.LTX2VideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        cross_attention_dim=24,
+        audio_in_channels=8,
+        audio_out_channels=8,
+        audio_num_attention_heads=2,
+        audio_attention_head_dim=8,
+        audio_cross_attention_dim=16,
+        num_layers=2,
+        caption_channels=16,
+        rope_double_precision=False,
+    )
+    text = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "vocab_size": 64,
+    }
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    gemma = Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        boi_token_index=61,
+        eoi_token_index=62,
+        image_token_index=63,
+    )
+    connectors = LTX2TextConnectors(
+        caption_channels=16,
+        text_proj_in_factor=3,
+        video_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=8,
+        video_connector_num_layers=1,
+        video_connector_num_learnable_registers=4,
+        audio_connector_num_attention_heads=2,
+        audio_connector_attention_head_dim=8,
+        audio_connector_num_layers=1,
+        audio_connector_num_learnable_registers=4,
+        rope_double_precision=False,
+    )
+    vocoder = LTX2Vocoder(
+        in_channels=32,
+        hidden_channels=8,
+        upsample_kernel_sizes=[4],
+        upsample_factors=[2],
+        resnet_kernel_sizes=[3],
+        resnet_dilations=[[1]],
+    )
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, shift_terminal=0.1
+    )
+    return diffusers.LTX2Pipeline(
+        scheduler=scheduler,
+        vae=vae,
+        audio_vae=audio_vae,
+        text_encoder=Gemma3ForConditionalGeneration(gemma),
+        tokenizer=make_tokenizer(folder / "own_tokenizer", 1024),
+        connectors=connectors,
+        transformer=shake(transformer),
+        vocoder=vocoder,
+    )
+
+
 def mochi(folder: Path) -> Any:
     from diffusers import AutoencoderKLMochi, FlowMatchEulerDiscreteScheduler, MochiPipeline, MochiTransformer3DModel
 
@@ -384,6 +479,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "wan2.2": wan_2_2,
     "wan2.2-5b": wan_2_2_5b,
     "ltx-video": ltx,
+    "ltx-2": ltx_2,
     "mochi": mochi,
     "cogvideox": cog,
     "cogvideox-2b": cog_2b,

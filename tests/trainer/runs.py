@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -79,13 +79,14 @@ class Ranks:
         return "".join(path.read_text() for path in self.told)
 
 
-def start(config: TrainConfig, ranks: int = 1) -> Ranks:
+def start(config: TrainConfig, ranks: int = 1, preload: Sequence[str] = ()) -> Ranks:
     """Begin to train, in processes of their own, as a launcher starts them: rank and port in the environment.
 
     Forks of a process that has imported what training imports, because those imports take longer than a test's run.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["streamvid.trainer.trainer", "streamvid.cli.verbs.train", "tests.trainer.modules"])
+    usual = ["streamvid.trainer.trainer", "streamvid.cli.verbs.train", "tests.trainer.modules"]
+    context.set_forkserver_preload([*usual, *preload])
     config.output.parent.mkdir(parents=True, exist_ok=True)
     number = len(list(config.output.parent.glob("*.stderr")))
     told = [config.output.with_suffix(f".{number + rank}.stderr") for rank in range(ranks)]
@@ -118,9 +119,9 @@ def _train(config: str, environment: dict[str, str], told: Path) -> None:
     main()
 
 
-def run(config: TrainConfig, ranks: int = 1) -> None:
+def run(config: TrainConfig, ranks: int = 1, preload: Sequence[str] = ()) -> None:
     """Train to the end."""
-    made = start(config, ranks)
+    made = start(config, ranks, preload)
     assert made.wait() == [0] * ranks, made.stderr()[-3000:]
 
 

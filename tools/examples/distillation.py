@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from streamvid.loader.batch.batch import Batch
-from streamvid.recipes.flow import draw_noise_and_times
 from streamvid.recipes.small import SmallTraining
 from streamvid.recipes.small import build as build_small
+from streamvid.recipes.small.flow import draw_noise_and_times
 
 TEACHER: dict[str, Any] = {
     "dim": 128,

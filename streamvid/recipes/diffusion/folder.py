@@ -5,6 +5,7 @@ Only safetensors are read, no code in the folder runs, and a component's class m
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,6 +130,8 @@ def _class(name: str) -> Any:
     for library in (diffusers, transformers):
         if hasattr(library, name):
             return getattr(library, name)
+    if name.startswith("LTX2"):  # these classes are exported by their pipeline's module alone
+        return getattr(importlib.import_module("diffusers.pipelines.ltx2"), name)
     raise ConfigError(
         f"neither diffusers nor transformers has a class {name}; upgrade them: pip install 'streamvid[recipes]'"
     )

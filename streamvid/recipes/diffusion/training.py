@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -32,6 +33,7 @@ class DiffusionTraining(nn.Module):
 
     PIPELINES: names of the pipelines of diffusers that the family trains.
     DENOISERS, ENCODERS: components that train, and frozen ones that only `encode` uses, with their allowed classes.
+    SAMPLERS: frozen components that only samples need.
     TOKENIZERS: names of tokenizers and image processors.
     TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None: the one that renders samples.
     TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None: ignored. They are the fields
@@ -43,6 +45,7 @@ class DiffusionTraining(nn.Module):
     PIPELINES: ClassVar[tuple[str, ...]]
     DENOISERS: ClassVar[CLASSES]
     ENCODERS: ClassVar[CLASSES]
+    SAMPLERS: ClassVar[CLASSES] = MappingProxyType({})
     TOKENIZERS: ClassVar[tuple[str, ...]] = ("tokenizer",)
     TEXT_OUTPUTS: ClassVar[tuple[str | None, ...]]
     TEXT_PIPELINE: ClassVar[str | None] = None
@@ -93,7 +96,7 @@ class DiffusionTraining(nn.Module):
         """Load a frozen component: an encoder, or a denoiser that does not train."""
         config = self.config
         dtype = config.dtype if name in self.DENOISERS else config.vae_dtype if name == "vae" else config.encoder_dtype
-        allowed = {**self.DENOISERS, **self.ENCODERS}[name]
+        allowed = {**self.DENOISERS, **self.ENCODERS, **self.SAMPLERS}[name]
         return self.folder.load(name, allowed, torch_dtype(dtype)).requires_grad_(False)
 
     @property
@@ -228,7 +231,7 @@ class DiffusionTraining(nn.Module):
 
     def components(self) -> tuple[str, ...]:
         """Return the names of all models of the pipeline."""
-        names = (*self.DENOISERS, *self.ENCODERS)
+        names = (*self.DENOISERS, *self.ENCODERS, *self.SAMPLERS)
         return tuple(name for name in names if self.folder.class_of(name) is not None)
 
     def pipeline_settings(self) -> dict[str, Any]:
@@ -253,8 +256,8 @@ class DiffusionTraining(nn.Module):
             setattr(self, name, module)
         try:
             pipe = self.pipeline()
-            negative = {f"negative_{name}": rows for name, rows in self.encode_text([""]).items()}
-            rows = [self._render(pipe, batch, row, self.prompt_arguments(negative)) for row in range(len(batch.text))]
+            negative = self.negative_arguments()
+            rows = [self._render(pipe, batch, row, negative) for row in range(len(batch.text))]
         finally:
             for name in made:
                 delattr(self, name)
@@ -262,9 +265,8 @@ class DiffusionTraining(nn.Module):
 
     def _render(self, pipe: Any, batch: Batch, row: int, negative: dict[str, Any]) -> Tensor:
         size = batch.bucket
-        texts = {name: batch[name][row : row + 1] for name in self.TEXT_OUTPUTS if name is not None}
         video = pipe(
-            **self.prompt_arguments(texts),
+            **self.text_arguments(batch, row),
             **negative,
             **self.sample_arguments(batch, row),
             height=size.height,
@@ -276,6 +278,16 @@ class DiffusionTraining(nn.Module):
         ).frames
         pixels: Tensor = video.float().transpose(1, 2) * 255
         return pixels.round().clamp(0, 255).to(torch.uint8)
+
+    def text_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
+        """Return the arguments of the pipeline for the text of one sample."""
+        return self.prompt_arguments(
+            {name: batch[name][row : row + 1] for name in self.TEXT_OUTPUTS if name is not None}
+        )
+
+    def negative_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the pipeline for an empty text, which guidance moves away from."""
+        return self.prompt_arguments({f"negative_{name}": rows for name, rows in self.encode_text([""]).items()})
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of the pipeline for encoded texts (1, …) by name."""

@@ -104,7 +104,8 @@ class CogVideoXTraining(DiffusionTraining):
     def timesteps(self, drawn: Draw) -> Tensor:
         """Return the integer timestep of each sample."""
         count = self.scheduler.config.num_train_timesteps
-        return (drawn.times * count).long().clamp(max=count - 1)
+        steps: Tensor = (drawn.times * count).long()
+        return steps.clamp(max=count - 1)
 
     def num_tokens(self, latents: Tensor) -> int:
         """Return 0: the time shift does not depend on it."""

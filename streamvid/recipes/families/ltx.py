@@ -61,7 +61,7 @@ class LtxTraining(DiffusionTraining):
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("LTXVideoTransformer3DModel",)}
     ENCODERS: ClassVar[CLASSES] = {"vae": ("AutoencoderKLLTXVideo",), "text_encoder": ("T5EncoderModel",)}
     TEXT_PIPELINE = "LTXPipeline"
-    TEXT_OUTPUTS = ("prompt_embeds", "prompt_attention_mask")
+    TEXT_OUTPUTS: ClassVar[tuple[str | None, ...]] = ("prompt_embeds", "prompt_attention_mask")
 
     def takes_first_frame(self) -> bool:
         """Return True, because every token has its own timestep."""

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from streamvid.config import Options, option, options_of, require
 from streamvid.errors import ConfigError
-from streamvid.recipes.autoencoder import Autoencoder, load_autoencoder
-from streamvid.recipes.codec import PatchCodec, Size
-from streamvid.recipes.flow import Velocity, draw_noise_and_times, guided, rectified_flow_loss, sample_by_euler
-from streamvid.recipes.text_encoder import TextConfig, build_text_encoder, no_text, pad_states
-from streamvid.recipes.transformer import VideoTransformer
+from streamvid.recipes.small.autoencoder import Autoencoder, load_autoencoder
+from streamvid.recipes.small.codec import PatchCodec, Size
+from streamvid.recipes.small.flow import Velocity, draw_noise_and_times, guided, rectified_flow_loss, sample_by_euler
+from streamvid.recipes.small.text_encoder import TextConfig, build_text_encoder, no_text, pad_states
+from streamvid.recipes.small.transformer import VideoTransformer
 
 if TYPE_CHECKING:
     from streamvid.loader.batch.batch import Batch

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from streamvid.config import Options, option
 from streamvid.errors import ConfigError
-from streamvid.recipes.codec import Size, fill_up, patchify, unpatchify
+from streamvid.recipes.small.codec import Size, fill_up, patchify, unpatchify
 
 SHIPPED = Path(__file__).with_name("autoencoder.safetensors")
 CELL = (1, 4, 4)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from streamvid.recipes.codec import Size, grid_size, patchify, unpatchify
+from streamvid.recipes.small.codec import Size, grid_size, patchify, unpatchify
 
 TIME_FREQUENCIES = 128
 
