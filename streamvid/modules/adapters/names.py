@@ -166,6 +166,7 @@ _MOCHI = (
     *_rules(
         "blocks.*.attn.", f"{_BLOCKS}attn1.", {"qkv_y": "add_q_proj add_k_proj add_v_proj", "proj_y": "to_add_out"}
     ),
+    *_rules("t5_y_embedder.", "time_embed.pooler.", {"to_q": "to_q", "to_kv": "to_kv", "to_out": "to_out"}),
 )
 FAMILIES: Mapping[str, Family] = {
     name: Family(name, tuple(rules))
