@@ -53,7 +53,8 @@ class Killer:
     """Kills this process at one moment. Each write has three: before, while and after it is made."""
 
     def __init__(self, moment: int | None, delay: float) -> None:
-        self.number, self._moment, self._delay = 0, moment, delay
+        self.number, self.is_due = 0, False
+        self._moment, self._delay = moment, delay
 
     def watch(self, store: type) -> None:
         for name in WRITES:
@@ -68,6 +69,7 @@ class Killer:
             if self._reach():
                 die()
             if self._reach():
+                self.is_due = True
                 threading.Thread(target=lambda: (time.sleep(self._delay), die()), daemon=True).start()
             answer = write(*arguments)
             if self._reach():
@@ -107,6 +109,8 @@ def killed(order: Order, root: str, moment: int | None, delay: float) -> None:
     killer = Killer(moment, delay)
     killer.watch(type(open_store(root)))
     change(order.verb, root, order.other)
+    if killer.is_due:  # the last writes can be faster than the kill
+        time.sleep(60)
     print(json.dumps({"moments": killer.number}))
 
 

@@ -48,8 +48,7 @@ def check_killed(tmp_path: Path, verb: str, work: str, other: str, count: int) -
     (total,) = [fact["moments"] for fact in facts if "moments" in fact and len(fact) == 1][:1]
     expected = min(count, total)
     kills = [fact["is_killed"] for fact in facts if "is_killed" in fact]
-    # A kill during the last write may come too late.
-    assert len(kills) == expected and sum(kills) >= expected - 1, (total, kills)
+    assert len(kills) == sum(kills) == expected, (total, kills)
     states = [fact for fact in facts if "keys" in fact]
     assert len(states) == expected and all(state["is_right"] for state in states), states
     assert {frozenset(state["keys"]) for state in states} <= {before, after}
