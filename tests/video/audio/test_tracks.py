@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from streamvid.video.audio.facts import read_audio_facts
+from streamvid.video.audio.file import decode_audio_file
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.index import index_audio
 from tests.clips import real_clip
-from tests.video.audio.clips import RATE, Float32s, Truth, ffmpeg_truth, track
+from tests.video.audio.clips import KINDS, RATE, Float32s, Truth, ffmpeg_truth, track
 from tests.video.audio.conftest import SoundClips
 from tests.video.audio.windows import from_packets, whole_track
 from tests.video.clips import run_ffmpeg
@@ -93,3 +94,19 @@ def test_the_default_stream_of_several_is_delivered(tmp_path: Path, sound: Sound
         )
         out = whole_track(path, AudioFormat(RATE, 1), RATE, RATE // 5)[0]
         assert (np.abs(out).max() > 0.2) == is_tone
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("aac_mp4", "alac_mp4", "libopus_mp4", "libmp3lame_mp4", "libopus_webm", "libvorbis_webm"),
+        *("libopus_ogv", "libvorbis_ogv", "flac_mkv"),
+    ],
+)
+def test_priming_and_padding_are_cut(kind: str, sound: SoundClips) -> None:
+    """The delivered audio is as long as the track that was encoded, to the sample."""
+    rate = KINDS[kind].rate
+    out = np.zeros((1, 6 * rate), np.float32)
+    assert decode_audio_file(sound(kind), -rate, out, AudioFormat(rate, 1)).num_present == 4 * rate
+    assert not out[0, :rate].any()
+    assert not out[0, 5 * rate :].any()
