@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from streamvid.video.audio.file import decode_audio_file
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.index import index_audio
 from tests.clips import real_clip
-from tests.video.audio.clips import KINDS, RATE, Float32s, Truth, ffmpeg_truth, track
+from tests.video.audio.clips import KINDS, RATE, Float32s, Truth, ffmpeg_truth, peaks, track
 from tests.video.audio.conftest import SoundClips
 from tests.video.audio.windows import from_packets, whole_track
 from tests.video.clips import run_ffmpeg
@@ -110,3 +111,26 @@ def test_priming_and_padding_are_cut(kind: str, sound: SoundClips) -> None:
     assert decode_audio_file(sound(kind), -rate, out, AudioFormat(rate, 1)).num_present == 4 * rate
     assert not out[0, :rate].any()
     assert not out[0, 5 * rate :].any()
+
+
+def _box(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content) + 8) + kind + content
+
+
+def test_priming_that_only_itunes_metadata_declares_is_cut(tmp_path: Path, sound: SoundClips) -> None:
+    """iTunSMPB, which encoders of Apple write in place of an edit list."""
+    data = sound.copied("aac_mp4", "-use_editlist 0").read_bytes()
+    text = b" 00000000 00000400 00000200 000000000002EE00 00000000 00000000"
+    item = _box(b"mean", bytes(4) + b"com.apple.iTunes") + _box(b"name", bytes(4) + b"iTunSMPB")
+    item += _box(b"data", struct.pack(">II", 1, 0) + text)
+    items = _box(b"hdlr", bytes(8) + b"mdirappl" + bytes(9)) + _box(b"ilst", _box(b"----", item))
+    addition = _box(b"udta", _box(b"meta", bytes(4) + items))
+    place = data.rindex(b"moov") - 4  # the last box of the file
+    size = struct.pack(">I", len(data) - place + len(addition))
+    path = tmp_path / "a.mp4"
+    path.write_bytes(data[:place] + size + data[place + 4 :] + addition)
+    truth = ffmpeg_truth(path)
+    out = np.zeros((1, 6 * RATE), np.float32)
+    assert decode_audio_file(path, 0, out, AudioFormat(RATE, 1)).num_present == 4 * RATE
+    assert np.flatnonzero(out[0])[0] == pytest.approx(truth.sounds[0][0] * RATE, abs=2)
+    assert [place / RATE for place in peaks(out[0])] == pytest.approx(truth.click_times, abs=1e-3)
