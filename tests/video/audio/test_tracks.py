@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamvid.video.audio.canvas import Canvas
 from streamvid.video.audio.facts import read_audio_facts
 from streamvid.video.audio.file import decode_audio_file
 from streamvid.video.audio.grid import AudioFormat
@@ -81,6 +82,16 @@ def test_a_sample_rate_may_change_in_the_middle(tmp_path: Path) -> None:
     levels = np.sqrt((out.reshape(-1, 1600) ** 2).mean(axis=1))
     assert levels.min() > 0.1
     assert levels.max() < 0.2
+
+
+def test_later_samples_replace_earlier_ones_of_another_rate() -> None:
+    canvas = Canvas(0, 32000, AudioFormat(32000, 1))
+    canvas.draw(0, np.full((1, 48000), 0.5, np.float32), "mono", 48000)
+    canvas.draw(22050, np.full((1, 22050), 0.25, np.float32), "mono", 44100)
+    out = np.zeros((1, 32000), np.float32)
+    assert canvas.render(out).num_present == 32000
+    np.testing.assert_allclose(out[0, 200:15800], 0.5, atol=1e-3)
+    np.testing.assert_allclose(out[0, 16200:31800], 0.25, atol=1e-3)
 
 
 def test_the_default_stream_of_several_is_delivered(tmp_path: Path, sound: SoundClips) -> None:
