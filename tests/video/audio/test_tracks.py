@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from streamvid.video.audio.canvas import Canvas
 from streamvid.video.audio.facts import read_audio_facts
+from streamvid.video.audio.file import decode_audio_file
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.index import index_audio
 from tests.clips import real_clip
-from tests.video.audio.clips import RATE, Float32s, Truth, ffmpeg_truth, track
+from tests.video.audio.clips import KINDS, RATE, Float32s, Truth, ffmpeg_truth, peaks, track
 from tests.video.audio.conftest import SoundClips
 from tests.video.audio.windows import from_packets, whole_track
 from tests.video.clips import run_ffmpeg
@@ -81,6 +84,16 @@ def test_a_sample_rate_may_change_in_the_middle(tmp_path: Path) -> None:
     assert levels.max() < 0.2
 
 
+def test_later_samples_replace_earlier_ones_of_another_rate() -> None:
+    canvas = Canvas(0, 32000, AudioFormat(32000, 1))
+    canvas.draw(0, np.full((1, 48000), 0.5, np.float32), "mono", 48000)
+    canvas.draw(22050, np.full((1, 22050), 0.25, np.float32), "mono", 44100)
+    out = np.zeros((1, 32000), np.float32)
+    assert canvas.render(out).num_present == 32000
+    np.testing.assert_allclose(out[0, 200:15800], 0.5, atol=1e-3)
+    np.testing.assert_allclose(out[0, 16200:31800], 0.25, atol=1e-3)
+
+
 def test_the_default_stream_of_several_is_delivered(tmp_path: Path, sound: SoundClips) -> None:
     path = tmp_path / "a.mkv"
     tone = ("-f", "lavfi", "-i", "aevalsrc=0.25*sin(1000*2*PI*t):d=2:s=48000")
@@ -93,3 +106,42 @@ def test_the_default_stream_of_several_is_delivered(tmp_path: Path, sound: Sound
         )
         out = whole_track(path, AudioFormat(RATE, 1), RATE, RATE // 5)[0]
         assert (np.abs(out).max() > 0.2) == is_tone
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("aac_mp4", "alac_mp4", "libopus_mp4", "libmp3lame_mp4", "libopus_webm", "libvorbis_webm"),
+        *("libopus_ogv", "libvorbis_ogv", "flac_mkv"),
+    ],
+)
+def test_priming_and_padding_are_cut(kind: str, sound: SoundClips) -> None:
+    """The delivered audio is as long as the track that was encoded, to the sample."""
+    rate = KINDS[kind].rate
+    out = np.zeros((1, 6 * rate), np.float32)
+    assert decode_audio_file(sound(kind), -rate, out, AudioFormat(rate, 1)).num_present == 4 * rate
+    assert not out[0, :rate].any()
+    assert not out[0, 5 * rate :].any()
+
+
+def _box(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content) + 8) + kind + content
+
+
+def test_priming_that_only_itunes_metadata_declares_is_cut(tmp_path: Path, sound: SoundClips) -> None:
+    """iTunSMPB, which encoders of Apple write in place of an edit list."""
+    data = sound.copied("aac_mp4", "-use_editlist 0").read_bytes()
+    text = b" 00000000 00000400 00000200 000000000002EE00 00000000 00000000"
+    item = _box(b"mean", bytes(4) + b"com.apple.iTunes") + _box(b"name", bytes(4) + b"iTunSMPB")
+    item += _box(b"data", struct.pack(">II", 1, 0) + text)
+    items = _box(b"hdlr", bytes(8) + b"mdirappl" + bytes(9)) + _box(b"ilst", _box(b"----", item))
+    addition = _box(b"udta", _box(b"meta", bytes(4) + items))
+    place = data.rindex(b"moov") - 4  # the last box of the file
+    size = struct.pack(">I", len(data) - place + len(addition))
+    path = tmp_path / "a.mp4"
+    path.write_bytes(data[:place] + size + data[place + 4 :] + addition)
+    truth = ffmpeg_truth(path)
+    out = np.zeros((1, 6 * RATE), np.float32)
+    assert decode_audio_file(path, 0, out, AudioFormat(RATE, 1)).num_present == 4 * RATE
+    assert np.flatnonzero(out[0])[0] == pytest.approx(truth.sounds[0][0] * RATE, abs=2)
+    assert [place / RATE for place in peaks(out[0])] == pytest.approx(truth.click_times, abs=1e-3)
