@@ -33,7 +33,7 @@ class AudioFacts:
     - silence_share: share of the tenths of a second of the duration in which no sample exceeds -60 dBFS.
     - clipping_share: share of the samples that are at full scale, in runs of at least 3.
     - loudness_lufs: integrated loudness (EBU R128) of the samples in the format of the first ones, without gaps, or
-      None if it is below the gate of -70 LUFS.
+      None if it is below the gate of -70 LUFS or the rate is below 8 kHz.
     """
 
     codec: str

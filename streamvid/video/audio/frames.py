@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.video.filters import Filters
+
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
 
@@ -52,12 +54,12 @@ def frame_of(samples: Float32s, layout: str, sample_rate: int) -> AudioFrame:
 
 
 class AudioChain:
-    """An FFmpeg filter for packed float audio.
+    """Chain of FFmpeg filters for packed float audio.
 
-    name, options: of the filter. layout, sample_rate: of its input. out_layout: of its output, if it differs.
+    filters: (name, options) of each. layout, sample_rate: of the input. out_layout: of the output, if it differs.
     """
 
-    def __init__(self, name: str, options: str, layout: str, sample_rate: int, out_layout: str = "") -> None:
+    def __init__(self, filters: Filters, layout: str, sample_rate: int, out_layout: str = "") -> None:
         import av.filter
 
         self._layout, self._rate, self._count = layout, sample_rate, 0
@@ -71,8 +73,9 @@ class AudioChain:
             time_base=f"1/{sample_rate}",
         )
         self._sink = graph.add("abuffersink")
-        packed = graph.add("aformat", f"sample_fmts=flt:channel_layouts={out_layout or layout}")
-        graph.link_nodes(self._source, graph.add(name, options), packed, self._sink).configure()
+        every = [*filters, ("aformat", f"sample_fmts=flt:channel_layouts={out_layout or layout}")]
+        nodes = [graph.add(name, options) for name, options in every]
+        graph.link_nodes(self._source, *nodes, self._sink).configure()
         self._graph = graph
 
     def run(self, samples: Float32s | None) -> list[AudioFrame]:

@@ -44,6 +44,6 @@ def mixing_matrix(layout: str, num_sources: int, num_channels: int) -> npt.NDArr
         return None
     if (layout, target) == ("mono", "stereo"):
         return np.ones((2, 1), np.float32)  # libswresample lowers it by 3 dB, and stereo to mono does not undo that
-    chain = AudioChain("aresample", "rematrix_maxval=1", layout, _ANY_RATE, target)
+    chain = AudioChain([("aresample", "rematrix_maxval=1")], layout, _ANY_RATE, target)
     frames = [*chain.run(np.eye(num_sources, dtype=np.float32)), *chain.run(None)]
     return np.concatenate([samples_of(frame) for frame in frames], axis=1)

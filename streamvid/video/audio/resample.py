@@ -40,7 +40,7 @@ def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
     if phases * _num_taps(in_rate, out_rate) > _MAX_COEFFICIENTS:
         raise DecodeError(f"the audio has {in_rate} Hz, which cannot be resampled to {out_rate} Hz; re-encode it")
     options = f"{out_rate}:filter_size={_FILTER_SIZE}:cutoff={_CUTOFF}"
-    chain = AudioChain("aresample", options, LAYOUTS[len(samples)], in_rate)
+    chain = AudioChain([("aresample", options)], LAYOUTS[len(samples)], in_rate)
     frames = []
     for start in range(0, samples.shape[1], _CHUNK):
         frames += chain.run(samples[:, start : start + _CHUNK])

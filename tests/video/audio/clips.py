@@ -46,7 +46,7 @@ _MPEG4 = "-c:v mpeg4 -bf 0 -g 25"
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("mp4", "-c:a aac -b:a 128k"),
+        Kind("mp4", "-c:a aac -b:a 128k -aac_pns 0"),  # without noise, so that windows are exact
         Kind("mp4", "-c:a libopus"),
         Kind("mp4", "-c:a alac"),
         Kind("mp4", "-c:a flac -strict -2"),

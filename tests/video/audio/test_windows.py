@@ -76,7 +76,7 @@ def test_windows_of_lossy_audio_equal_the_track(kind: str, sound: SoundClips) ->
             first = int(rng.integers(-rate, 5 * rate - count))
             part = from_packets(data, index, audio, first, count)
             expected = whole[:, first + rate : first + rate + count]
-            if codec in NEAR:
+            if codec in NEAR and kind != "aac_mp4":
                 np.testing.assert_allclose(part, expected, rtol=0, atol=NEAR[codec])
             else:
                 np.testing.assert_array_equal(part, expected)
