@@ -26,8 +26,10 @@ from streamvid.sharder.sharder import shard
 from streamvid.video.audio.grid import first_sample_at
 from streamvid.video.audio.index import index_audio
 from tests.dataset.samples import seal
+from tests.files import write_rows
 from tests.loader.conftest import open_loader, state_after
 from tests.loader.s3_run import uploaded
+from tests.loader.sidecars import make_sidecar
 from tests.loader.sounds import (
     FPS,
     HEIGHT,
@@ -173,6 +175,32 @@ def test_options_that_cannot_be(dataset: Path, options: dict[str, Any], message:
         open_loader(dataset, **{"output": OUTPUT} | options)
 
 
+def test_what_has_no_sound_is_refused(dataset: Path, tmp_path: Path) -> None:
+    """Features, texts, and images whose duration nothing tells."""
+    features = make_sidecar(tmp_path / "features", dataset)
+    with pytest.raises(ConfigError, match="output.audio: cannot be combined with features"):
+        open_loader(dataset, features=features, output=OUTPUT)
+    texts = write_rows(tmp_path / "texts.csv", [{"caption": f"number {number}"} for number in range(4)])
+    shard(texts, tmp_path / "texts", shard_options(clips="text", workers=1, caption_column="caption"))
+    with pytest.raises(ConfigError, match="contain only texts, which have no audio"):
+        open_loader(tmp_path / "texts", output=OUTPUT)
+    (tmp_path / "images").mkdir()
+    Image.fromarray(pictures(5)[4]).save(tmp_path / "images" / "4.png")
+    build(tmp_path / "images", tmp_path / "still", buckets=parse_buckets(f"{WIDTH}x{HEIGHT}@1"))
+    with pytest.raises(ConfigError, match="delivers only images; set output.audio.fps"):
+        open_loader(tmp_path / "still", output=OUTPUT)
+    with open_loader(tmp_path / "still", output={"audio": {"sample_rate": RATE, "fps": "25"}}) as loader:
+        assert [batch.audio.shape for batch in loader] == [(1, 2, RATE // 25)]
+
+
+def test_rates_that_contradict_each_other_are_refused(at_rates: Callable[[str], Path], dataset: Path) -> None:
+    message = "would need different numbers of audio samples; shard the datasets with the same --fps"
+    with pytest.raises(ConfigError, match=message):
+        open_loader(at_rates("resample"), output={"audio": {"sample_rate": RATE, "fps": 24}})
+    with pytest.raises(ConfigError, match=message):
+        open_loader([at_rates("resample"), at_rates("above")], output=OUTPUT)
+
+
 def test_a_dataset_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
     def without_sound(data: bytes) -> bytes:
         file, sink = pq.ParquetFile(io.BytesIO(data)), io.BytesIO()
@@ -271,6 +299,17 @@ def test_pixels_media_layout_and_copies_of_a_batch(dataset: Path, tracks: Mappin
             changed.audio[0] += 1
             assert changed.digest() != batch.digest()
     assert len(seen) == len(SOUNDS)
+
+
+def test_the_ring_grows_by_three_batches_of_sound(dataset: Path) -> None:
+    """The pictures' part of it is as it was."""
+    sizes = {}
+    for name, output in (("with", OUTPUT), ("without", {})):
+        with open_loader(dataset, batch_size=2, limits={"prefetch_bytes": 0}, output=output) as loader:
+            next(iter(loader))
+            sizes[name] = loader.ring_bytes
+    of_sound = 3 * 2 * 2 * (COUNT * RATE // FPS) * 4
+    assert 0 <= sizes["with"] - sizes["without"] - of_sound <= 3 * 4096
 
 
 def test_images_are_silent(tmp_path: Path) -> None:

@@ -286,8 +286,10 @@ def _check_packets(dataset: Dataset, findings: ShardFindings, keys: list[str], p
         return
     kept = dataset.kept_rows(findings.shard)
     for number, key in enumerate(keys):
+        row = number if kept is None else int(kept[number])
         try:
-            tables.clip(number if kept is None else int(kept[number]))
+            tables.clip(row)
+            tables.audio(row)
         except IntegrityError as error:
             wrong.append(key)
             first = first or str(error)

@@ -55,7 +55,9 @@ class AudioOptions:
         above=0.0,
     )
     preset: str | None = option(
-        None, help="Audio of a model, for options that are not given.", choices=tuple(AUDIO_PRESETS)
+        None,
+        help=f"Model whose audio is delivered, for options that are not given: {', '.join(AUDIO_PRESETS)}.",
+        choices=tuple(AUDIO_PRESETS),
     )
 
     def __post_init__(self) -> None:
@@ -138,6 +140,11 @@ def with_audio(
     Raises IntegrityError if the index is invalid.
     """
     if index is not None and index[0].time_base is not None and part.window is not None:
+        if index[1].num_bytes > clip.num_bytes:
+            raise IntegrityError(
+                f"the index lists {clip.num_bytes} bytes for the clip, but its packet table lists audio in "
+                f"{index[1].num_bytes} bytes; copy the dataset again"
+            )
         found = _with_packets(part, *index, shape)
         if fits(found, clip, None, max_pieces) and _are_short(found):
             return found
