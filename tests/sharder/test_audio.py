@@ -57,6 +57,10 @@ def build(source: Source, dest: Path, **options: Any) -> ShardReport:
     return shard(source.folder, dest, shard_options(**{**OPTIONS, **options}))
 
 
+def plan(source: Source, dest: Path, **options: Any) -> ShardReport:
+    return dry_run(source.folder, dest, shard_options(**{**OPTIONS, **options}))
+
+
 def by_name(dest: Path) -> dict[str, dict[str, Any]]:
     return {row["source"]: row for row in rows_of(dest)}
 
@@ -150,7 +154,7 @@ def test_drop_leaves_the_sound_out(clips: str, source: Source, tmp_path: Path) -
 @pytest.mark.parametrize("clips", ["copy", "native"])
 def test_require_rejects_clips_without_sound(clips: str, source: Source, tmp_path: Path) -> None:
     """SHARD-3: a clip whose frames are shown in silence only is rejected too, with a reason."""
-    report = build(source, tmp_path / "ds", clips=clips, audio="require")
+    report = plan(source, tmp_path / "ds", clips=clips, audio="require")
     assert kinds(report) == {"mute.mp4": "no-audio"}
     (reason,) = (one.reason for one in report.rejections)
     assert "has no sound" in reason and "--audio require" in report.rejected_by_kind[0].remedy
@@ -172,7 +176,7 @@ def test_require_holds_for_trusted_metadata(source: Source, tmp_path: Path) -> N
 
 
 def test_where_selects_input_by_sound(source: Source, tmp_path: Path) -> None:
-    report = build(source, tmp_path / "ds", where="has_audio and audio_offset_seconds < 0.1")
+    report = plan(source, tmp_path / "ds", where="has_audio and audio_offset_seconds < 0.1")
     assert kinds(report) == {"late.mp4": "where", "mute.mp4": "where"}
 
 
@@ -193,6 +197,17 @@ def test_datasets_remember_the_option(source: Source, kept: Path, tmp_path: Path
         merge(kept, dest)
 
 
+def test_a_compaction_keeps_the_index_of_the_sound(source: Source, tmp_path: Path) -> None:
+    build(source, tmp_path / "ds", shard_size_bytes=2**30)
+    streamvid.remove(tmp_path / "ds", keys=[by_name(tmp_path / "ds")["mute.mp4"]["key"]])
+    streamvid.compact(tmp_path / "ds")
+    dataset = open_dataset(tmp_path / "ds")
+    for one in dataset.shards:
+        rows = dataset.samples(one).to_pylist()
+        tables = dataset.packets(one, *(rows[0][f"packets_{name}"] for name in ("offset", "bytes", "sha256")))
+        assert [tables.audio(number) is not None for number in range(len(rows))] == [True] * len(rows)
+
+
 def test_the_same_bytes_again(source: Source, tmp_path: Path) -> None:
     """SHARD-1."""
     for name, workers in (("one", 1), ("two", 2)):
@@ -201,7 +216,7 @@ def test_the_same_bytes_again(source: Source, tmp_path: Path) -> None:
 
 
 def test_reports_name_files_whose_sound_and_pictures_disagree(source: Source, tmp_path: Path) -> None:
-    report = dry_run(source.folder, tmp_path / "none", shard_options(**OPTIONS))
+    report = plan(source, tmp_path / "none")
     assert report.input is not None and report.input.audio is not None
     found = report.input.audio
     assert (found.num_videos, found.num_with_audio, found.unreadable.count) == (4, 3, 0)
@@ -226,8 +241,10 @@ def test_damaged_sound_is_reported_and_can_be_left_out(source: Source, tmp_path:
     damaged.folder.mkdir()
     (damaged.folder / "damaged.mov").write_bytes(data)
     (damaged.folder / "whole.mp4").write_bytes((source.folder / "whole.mp4").read_bytes())
-    for number, options in enumerate(({"clips": "native"}, {"verify": "decode"})):
-        report = build(damaged, tmp_path / f"ds{number}", **options)
+    for report in (
+        build(damaged, tmp_path / "native", clips="native"),
+        plan(damaged, tmp_path / "none", verify="decode"),
+    ):
         assert kinds(report) == {"damaged.mov": "audio"} and "--audio drop" in report.rejected_by_kind[0].remedy
     assert build(damaged, tmp_path / "mute", clips="native", audio="drop").num_samples == 2
     build(damaged, tmp_path / "copies")

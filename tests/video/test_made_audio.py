@@ -79,6 +79,15 @@ def test_a_cut_clip_has_every_sample_of_its_window(source: bytes, sound: Sound, 
     assert np.array_equal(heard(made.data, tmp_path, RATE), wanted)
 
 
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+def test_a_window_late_in_a_file_has_every_sample(container: str, tmp_path: Path) -> None:
+    """Decoding starts near the window where it can."""
+    sound = chirps(8, RATE)
+    made = cut(sounding(8 * FPS, sound, fps=FPS, container=container), 7 * FPS, FPS // 2)
+    found, first = heard(made.data, tmp_path, RATE), 7 * RATE
+    assert np.array_equal(found[:, : RATE // 2 - 48], sound[:, first : first + RATE // 2 - 48] / 32768)
+
+
 @pytest.mark.parametrize("start_seconds", [Fraction(13, 10), Fraction(-1, 5)])
 def test_sound_that_begins_late_or_early_keeps_its_place(start_seconds: Fraction, sound: Sound, tmp_path: Path) -> None:
     """Moments without sound are silent; sound before the first frame of the source belongs to no clip."""

@@ -1,1 +1,1 @@
-"""One decode pass over a file that measures its pictures."""
+"""One pass over a file: its pictures are measured, and the time that its sound covers."""
