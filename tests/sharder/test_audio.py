@@ -197,6 +197,17 @@ def test_datasets_remember_the_option(source: Source, kept: Path, tmp_path: Path
         merge(kept, dest)
 
 
+def test_a_compaction_keeps_the_index_of_the_sound(source: Source, tmp_path: Path) -> None:
+    build(source, tmp_path / "ds", shard_size_bytes=2**30)
+    streamvid.remove(tmp_path / "ds", keys=[by_name(tmp_path / "ds")["mute.mp4"]["key"]])
+    streamvid.compact(tmp_path / "ds")
+    dataset = open_dataset(tmp_path / "ds")
+    for one in dataset.shards:
+        rows = dataset.samples(one).to_pylist()
+        tables = dataset.packets(one, *(rows[0][f"packets_{name}"] for name in ("offset", "bytes", "sha256")))
+        assert [tables.audio(number) is not None for number in range(len(rows))] == [True] * len(rows)
+
+
 def test_the_same_bytes_again(source: Source, tmp_path: Path) -> None:
     """SHARD-1."""
     for name, workers in (("one", 1), ("two", 2)):

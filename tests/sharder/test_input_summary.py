@@ -78,6 +78,10 @@ def test_everything_understood_is_told_before_anything_is_stored(folder: Path, t
         "num_captions": 4,
         "unnamed_files": {"count": 1, "examples": ["more/unnamed.mp4"]},
     }
+    none: dict[str, Any] = {"count": 0, "examples": []}
+    audio = value.pop("audio")
+    assert audio.pop("num_videos") >= 3
+    assert audio == {"num_with_audio": 0, "unreadable": none, "other_start": none, "other_length": none}
     assert value == {
         "shared_files": {"count": 0, "examples": []},
         "duplicates": {"count": 1, "examples": ["equal.mp4 = slow.mp4"]},

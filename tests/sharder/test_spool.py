@@ -18,7 +18,9 @@ from streamvid.storage import StorageOptions, open_store
 from streamvid.video.encode.clip import encode_clip
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.probe import probe
+from streamvid.video.survey.sound import read_audio_span
 from tests.clips import encode, frames_of
+from tests.sounding import chirps, sounding
 from tests.video.clips import VIDEO_NAMES, ClipFolder
 
 OPTIONS = StorageOptions()
@@ -123,6 +125,15 @@ def test_a_window_is_encoded_of_the_same_frames() -> None:
     data = encode(frames_of("bikes", 96, 64, 60))
     chosen = {"height": 64, "width": 96, "encoding": Encoding("h264"), "start": 20, "num_frames": 17}
     with SpooledFile(media_of(data), None, first_bytes=1024) as file:
+        assert encode_clip(file, **chosen).data == encode_clip(data, **chosen).data  # type: ignore[arg-type]
+
+
+def test_sound_of_a_remote_file_is_that_of_a_local_one() -> None:
+    """SHARD-1: the file is read in two places at once."""
+    data = sounding(60, chirps(2.5, 48_000), codec="aac")
+    chosen = {"height": 64, "width": 96, "encoding": Encoding("h264"), "start": 30, "num_frames": 17, "audio": "opus"}
+    with SpooledFile(media_of(data), None, first_bytes=1024) as file:
+        assert read_audio_span(file) == read_audio_span(data)
         assert encode_clip(file, **chosen).data == encode_clip(data, **chosen).data  # type: ignore[arg-type]
 
 

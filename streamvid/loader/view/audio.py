@@ -55,7 +55,9 @@ class AudioOptions:
         above=0.0,
     )
     preset: str | None = option(
-        None, help="Audio of a model, for options that are not given.", choices=tuple(AUDIO_PRESETS)
+        None,
+        help=f"Model whose audio is delivered, for options that are not given: {', '.join(AUDIO_PRESETS)}.",
+        choices=tuple(AUDIO_PRESETS),
     )
 
     def __post_init__(self) -> None:
