@@ -36,6 +36,7 @@ SIZES = {
     "mochi": [(7, 32, 48), (1, 32, 32)],
 }
 USUAL = [(5, 32, 48), (1, 32, 32)]
+SIZES |= {name: [(9, 32, 48), (1, 32, 32)] for name in MODELS if name.startswith("cogvideox")}
 # The families that every run of the tests goes through; the others are slow together.
 QUICK = ("wan2.1",)
 # Imports that take longer than a run: done once, in the process that the runs are forked from.
