@@ -45,7 +45,7 @@ def weights_of(times: Tensor, weighting: Weighting, shift: float = 1.0) -> Tenso
     """Return the weight of the loss at each time (B,).
 
     "cosmap" and "sigma-sqrt" are those of Stable Diffusion 3 (`compute_loss_weighting_for_sd3` of diffusers 0.42.1).
-    "bell" is that of DiffSynth-Studio (`set_training_weight` of diffsynth/diffusion/flow_match.py at 038bad0): a Gaussian
+    "bell" is that of DiffSynth-Studio (`set_training_weight`, diffsynth/diffusion/flow_match.py at 038bad0): a Gaussian
     around t = 0.5, zero at t = 1, with mean 1 over 1000 steps with this time shift.
     """
     match weighting:
