@@ -19,7 +19,9 @@ from streamvid.modules.build import build_module
 from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.modules.encoding import with_encoded
 from streamvid.recipes.registry import RECIPES, find_recipe
-from streamvid.trainer.config import CheckpointConfig, OptimizerConfig
+from streamvid.trainer import train
+from streamvid.trainer.config import CheckpointConfig, FeaturesConfig, OptimizerConfig
+from streamvid.trainer.encode import encode
 from tests.loader.conftest import build_dataset
 from tests.recipes.small_batches import make_batch
 from tests.recipes.test_losses_of_families import built, recipe_of
@@ -34,6 +36,7 @@ SIZES = {
     "mochi": [(7, 32, 48), (1, 32, 32)],
 }
 USUAL = [(5, 32, 48), (1, 32, 32)]
+SIZES |= {name: [(9, 32, 48), (1, 32, 32)] for name in MODELS if name.startswith("cogvideox")}
 # The families that every run of the tests goes through; the others are slow together.
 QUICK = ("wan2.1",)
 # Imports that take longer than a run: done once, in the process that the runs are forked from.
@@ -156,6 +159,27 @@ def test_a_killed_run_ends_with_the_same_bytes(name: str, ranks: int, tmp_path: 
     run(parts, ranks, PRELOAD)
     assert (parts.output / "step-6.safetensors").read_bytes() == (whole.output / "step-6.safetensors").read_bytes()
     assert losses_in(parts.output) == losses_in(whole.output)
+
+
+def test_split_training_equals_one_stage(tmp_path: Path) -> None:
+    """Training on what the first stage stored gives the same losses and weights."""
+    dataset = build_dataset(tmp_path / "ds", {Bucket(*size): [4] for size in USUAL})
+    args = {"model": str(make_model("wan2.1", tmp_path / "wan")), "encoder_dtype": "float32"}
+    changes = {
+        "max_steps": 4,
+        "data.batch_size": 2,
+        "model": ModelConfig(factory=RECIPES["wan2.1"].factory, args=args),
+        "optimizer": OptimizerConfig(lr=1e-3),
+    }
+    one = config_of(dataset, tmp_path / "one", changes)
+    train(one)
+    features = FeaturesConfig(url=str(tmp_path / "features"))
+    data = {"data.features": features}
+    encode(changed(one, {**data, "task": "sft:data_process", "output": tmp_path / "encoding"}))
+    two = changed(one, {**data, "task": "sft:train", "output": tmp_path / "two"})
+    train(two)
+    assert losses_in(two.output) == losses_in(one.output)
+    assert (two.output / "step-4.safetensors").read_bytes() == (one.output / "step-4.safetensors").read_bytes()
 
 
 def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Only safetensors are read, no code in the folder runs, and a component's class m
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,9 @@ def open_folder(model: str, download: bool = False) -> ModelFolder:
 
     Raises ConfigError if the folder does not contain a diffusers pipeline.
     """
+    missing = [name for name in ("diffusers", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this recipe requires {' and '.join(missing)}; run pip install 'streamvid[recipes]'")
     root = Path(model).expanduser()
     if not root.is_dir() and download:
         from huggingface_hub import snapshot_download

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from streamvid.recipes.diffusion.config import Weighting
+from streamvid.recipes.diffusion.times import shifted
 
 
 def over(times: Tensor, like: Tensor) -> Tensor:
@@ -40,12 +41,12 @@ def squared_error(predicted: Tensor, target: Tensor, given: Tensor | None = None
     return (frames * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
 
 
-def weights_of(times: Tensor, weighting: Weighting) -> Tensor:
+def weights_of(times: Tensor, weighting: Weighting, shift: float = 1.0) -> Tensor:
     """Return the weight of the loss at each time (B,).
 
     "cosmap" and "sigma-sqrt" are those of Stable Diffusion 3 (`compute_loss_weighting_for_sd3` of diffusers 0.42.1).
-    "bell" is that of DiffSynth-Studio (diffsynth/diffusion/flow_match.py): a Gaussian around t = 0.5, zero at its
-    ends, with mean 1 over 1000 equal steps.
+    "bell" is that of DiffSynth-Studio (`set_training_weight`, diffsynth/diffusion/flow_match.py at 038bad0): a Gaussian
+    around t = 0.5, zero at t = 1, with mean 1 over 1000 steps with this time shift.
     """
     match weighting:
         case "none":
@@ -55,7 +56,7 @@ def weights_of(times: Tensor, weighting: Weighting) -> Tensor:
         case "cosmap":
             return 2 / (math.pi * (1 - 2 * times + 2 * times**2))
         case "bell":
-            steps = torch.linspace(1, 0, 1001, dtype=torch.float64, device=times.device)[:-1]
+            steps = shifted(torch.linspace(1, 0, 1001, dtype=torch.float64, device=times.device)[:-1], shift)
             lowest = _bell(steps).min()
             return ((_bell(times.double()) - lowest) * 1000 / (_bell(steps) - lowest).sum()).float()
         case _:

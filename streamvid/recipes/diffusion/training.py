@@ -203,7 +203,7 @@ class DiffusionTraining(nn.Module):
             noisy = torch.cat([first, noisy[:, :, 1:]], dim=2)
         predicted = self.predict(noisy, drawn, batch)
         errors = losses.squared_error(predicted, drawn.noise - latents, drawn.given)
-        return errors * losses.weights_of(drawn.times, self.config.weighting)
+        return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
 
     def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
         """Return the transformer's prediction for noisy latents, in their shape."""

@@ -11,6 +11,8 @@ Numbers and where they come from (diffusers 0.42.1, pipelines/cogvideo/, unless 
 - image to video: latents of the first frame with noise of scale exp(normal(-3, 0.5)), followed by zeros, and `ofs` 2
   (ibidem). They are zeros for 5 % of the samples (diffusers,
   examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712).
+- 8·k + 1 frames: the VAE encodes 8 at a time, and returns other numbers of frames than it was given otherwise
+  (`num_sample_frames_batch_size`, models/autoencoders/autoencoder_kl_cogvideox.py).
 - latents: `scaling_factor` of the VAE's config; those of the image are divided by it with `invert_scale_latents`.
 """
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 DEFAULTS = {"time_sampling": "uniform", "guidance": 6.0}
 IMAGE_TO_VIDEO = "CogVideoXImageToVideoPipeline"
 KEPT_IMAGES = 0.95
+FRAMES_AT_ONCE = 8
 
 
 def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
@@ -67,7 +70,7 @@ class CogVideoXTraining(DiffusionTraining):
     def size_factors(self) -> tuple[int, int]:
         """Return the number of frames per latent frame, and the number of pixels per side of a token."""
         spatial = 2 ** (len(self.vae.config.block_out_channels) - 1)
-        return self.vae.config.temporal_compression_ratio, spatial * self.transformer.config.patch_size
+        return FRAMES_AT_ONCE, spatial * self.transformer.config.patch_size
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
         """Return, for image to video, the first frame: its pixels and the latents (B, C, 1, h, w) of a noisy copy."""

@@ -57,7 +57,7 @@ def per_token_times(drawn: Draw, latents: Tensor) -> Tensor:
 class LtxTraining(DiffusionTraining):
     """Training module of LTX-Video."""
 
-    PIPELINES = ("LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline")
+    PIPELINES: ClassVar[tuple[str, ...]] = ("LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline")
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("LTXVideoTransformer3DModel",)}
     ENCODERS: ClassVar[CLASSES] = {"vae": ("AutoencoderKLLTXVideo",), "text_encoder": ("T5EncoderModel",)}
     TEXT_PIPELINE = "LTXPipeline"
