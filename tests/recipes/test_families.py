@@ -161,6 +161,23 @@ def test_a_killed_run_ends_with_the_same_bytes(name: str, ranks: int, tmp_path: 
     assert losses_in(parts.output) == losses_in(whole.output)
 
 
+@pytest.mark.slow
+def test_first_frames_come_from_a_conditioning_input_if_it_is_named(tmp_path: Path) -> None:
+    """A model of images is conditioned on `media`, and on each clip's own first frame by default."""
+    own, other = built("wan2.1-i2v", tmp_path), built("wan2.1-i2v", tmp_path, image="photo")
+    batch = make_batch((5, 32, 48))
+    photos = batch.video[:, :, 2:3].contiguous()
+    with_photos = batch.with_fields({"media": {"photo": photos}})
+    found, usual = other.encode(with_photos), own.encode(with_photos)
+    assert torch.equal(found["first_frame"], photos[:, :, 0])
+    assert torch.equal(usual["first_frame"], batch.video[:, :, 0])
+    assert torch.equal(found["latents"], usual["latents"])
+    for name in ("condition", "image_embeds"):
+        assert not torch.allclose(found[name], usual[name])
+    with pytest.raises(ConfigError, match="image is 'photo', but the batch has no such conditioning input"):
+        other.encode(batch)
+
+
 def test_split_training_equals_one_stage(tmp_path: Path) -> None:
     """Training on what the first stage stored gives the same losses and weights."""
     dataset = build_dataset(tmp_path / "ds", {Bucket(*size): [4] for size in USUAL})
