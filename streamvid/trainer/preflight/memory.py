@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from streamvid.modules import activation_checkpointing
 from streamvid.modules.config import ActivationCheckpointingConfig
@@ -113,20 +114,28 @@ def _line(points: Sequence[tuple[int, float]]) -> ActivationLine:
 
 
 def _saved_bytes(trial: TrialRun, batch: Batch) -> float:
-    """Return the bytes per sample that a forward pass stores for the backward pass, except for parameters."""
-    parameters = {one.untyped_storage().data_ptr() for one in trial.module.parameters()}
-    seen: dict[tuple[int, int], int] = {}
+    """Return the bytes per sample that a forward pass stores for the backward pass, except for parameters.
 
-    def pack(tensor: Tensor) -> Tensor:
+    Nothing is stored here, so that the count needs no more memory than generating a sample.
+    """
+    parameters = {one.untyped_storage().data_ptr() for one in trial.module.parameters()}
+    seen: dict[int, StorageWeakRef] = {}
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            seen[storage.data_ptr(), storage.nbytes()] = storage.nbytes()
-        return tensor
+        place = storage.data_ptr()
+        # A storage that has been freed may have left its place to another one.
+        if place not in parameters and (place not in seen or seen[place].expired()):  # type: ignore[no-untyped-call]
+            seen[place] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            sizes.append(storage.nbytes())
 
     trial.module.train()
     moved = batch.to(trial.accelerator.device)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), trial.accelerator.autocast():
-        loss = trial.module(moved)["loss"]  # holds the graph, so that no storage is counted for another one
-    total = sum(seen.values())
-    del loss
-    return total / len(batch.sample_keys)
+    with torch.autograd.graph.saved_tensors_hooks(pack, _never), trial.accelerator.autocast():
+        trial.module(moved)
+    return sum(sizes) / len(batch.sample_keys)
+
+
+def _never(stored: object) -> Tensor:
+    raise AssertionError("there is no backward pass")
