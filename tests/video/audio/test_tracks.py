@@ -131,7 +131,7 @@ def _box(kind: bytes, content: bytes) -> bytes:
 def test_priming_that_only_itunes_metadata_declares_is_cut(tmp_path: Path, sound: SoundClips) -> None:
     """iTunSMPB, which encoders of Apple write in place of an edit list."""
     data = sound.copied("aac_mp4", "-use_editlist 0").read_bytes()
-    text = b" 00000000 00000400 00000200 000000000002EE00 00000000 00000000"
+    text = b" 00000000 00000400 00000000 000000000002EE00 00000000 00000000"
     item = _box(b"mean", bytes(4) + b"com.apple.iTunes") + _box(b"name", bytes(4) + b"iTunSMPB")
     item += _box(b"data", struct.pack(">II", 1, 0) + text)
     items = _box(b"hdlr", bytes(8) + b"mdirappl" + bytes(9)) + _box(b"ilst", _box(b"----", item))
