@@ -1,25 +1,44 @@
 """Samples of PyAV's audio frames, and filter graphs that audio passes through.
 
-PyAV counts the planes of a frame by reading until a null pointer, and crashes for planar frames of 8 and more channels.
-Arrays are therefore exchanged in packed formats.
+Two defects of PyAV (17 and 18), which crash the process, are avoided here. It counts the planes of a frame by reading
+until a null pointer, which fails for planar frames of 8 and more channels; arrays are therefore exchanged in packed
+formats. And it frees the list of a custom order of channels twice; such streams are refused.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.errors import ProbeError
+from streamvid.video.container import ffmpeg_errors
 from streamvid.video.filters import Filters
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
+    from av.audio.layout import AudioLayout
 
 Float32s = npt.NDArray[np.float32]
 
 _SAFE_PLANES = 7
 _INTEGERS = {"u8": (128, 7), "s16": (0, 15), "s32": (0, 31)}
+
+
+def check_layout(layout: AudioLayout) -> None:
+    """Raise ProbeError for channels in an order that FFmpeg has no name for.
+
+    Nothing else may read the layout of such a stream or frame, because PyAV frees it with each object that shows it.
+    """
+    if " channels (" in layout.name or layout.name.startswith("ambisonic"):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(layout))  # so that this object never frees it
+        raise ProbeError(
+            f"the audio has {layout.name}, an order of channels that is not supported; re-encode the audio "
+            "(ffmpeg -i IN -c:v copy -c:a aac -ac 2 OUT.mp4)",
+            kind="audio-layout",
+        )
 
 
 def samples_of(frame: AudioFrame) -> Float32s:
@@ -75,7 +94,8 @@ class AudioChain:
         self._sink = graph.add("abuffersink")
         every = [*filters, ("aformat", f"sample_fmts=flt:channel_layouts={out_layout or layout}")]
         nodes = [graph.add(name, options) for name, options in every]
-        graph.link_nodes(self._source, *nodes, self._sink).configure()
+        with ffmpeg_errors(f"the audio's channels ({layout}) cannot be converted; re-encode with -ac 2"):
+            graph.link_nodes(self._source, *nodes, self._sink).configure()
         self._graph = graph
 
     def run(self, samples: Float32s | None) -> list[AudioFrame]:

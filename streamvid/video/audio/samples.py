@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ProbeError
 from streamvid.video.audio.codecs import EXACT_CODECS, OPENED_BY_FIRST_PACKET
-from streamvid.video.audio.frames import Float32s, samples_of
+from streamvid.video.audio.frames import Float32s, check_layout, samples_of
 from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE, round_half_up
 from streamvid.video.audio.position import DecodedFrame, place_frames
 from streamvid.video.audio.stream import stream_decoder
@@ -137,6 +137,9 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
     """Decode one packet, or None at the end. Raises ProbeError if it does not decode or exceeds a limit."""
     with ffmpeg_errors(f"the audio does not decode near timestamp {packet.pts if packet else 'of its end'}"):
         frames = decoder.decode(packet)
+    unnamed = [error for frame in frames if (error := _layout_error(frame)) is not None]
+    if unnamed:
+        raise unnamed[0]
     for frame in frames:
         rate, channels = frame.sample_rate, frame.layout.nb_channels
         if not (MIN_RATE <= rate <= MAX_RATE and 1 <= channels <= MAX_CHANNELS) or (
@@ -148,6 +151,15 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
                 kind="limit",
             )
     return frames
+
+
+def _layout_error(frame: AudioFrame) -> ProbeError | None:
+    """Return the error of `check_layout`. All frames that a packet returns must be checked."""
+    try:
+        check_layout(frame.layout)
+    except ProbeError as error:
+        return error
+    return None
 
 
 def declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:

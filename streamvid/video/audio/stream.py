@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.audio.codecs import AUDIO_CODECS, DECODER_OPTIONS, DECODERS, INDEXED_CODECS
+from streamvid.video.audio.frames import check_layout
 from streamvid.video.audio.grid import MAX_CHANNELS, MAX_RATE, MIN_RATE
 from streamvid.video.container import VideoFile
 
@@ -45,6 +46,8 @@ class AudioStreamInfo:
             or not MIN_RATE <= self.sample_rate <= MAX_RATE
             or not 1 <= self.num_channels <= MAX_CHANNELS
             or len(self.extradata) > MAX_EXTRADATA_BYTES
+            or "(" in self.layout.partition(" channels ")[2]  # see check_layout
+            or "+" in self.layout
         ):
             raise DecodeError(f"the index describes an impossible audio: {str(self)[:200]}; copy the dataset again")
 
@@ -74,7 +77,7 @@ def _to_json(info: AudioStreamInfo) -> str:
 def audio_stream(video: VideoFile) -> AudioStream | None:
     """Return the file's default audio stream (FFmpeg's choice of the best one), or None if it has none.
 
-    It is set up for decoding. Raises ProbeError if its codec, sample rate or number of channels is not allowed.
+    It is set up for decoding. Raises ProbeError if its codec or its order of channels is not allowed.
     """
     if not video.has_audio:
         return None
@@ -88,6 +91,7 @@ def audio_stream(video: VideoFile) -> AudioStream | None:
         raise ProbeError(f"the audio codec {codec} is not allowed; {_remedy()}", kind="codec")
     if len(context.extradata or b"") > MAX_EXTRADATA_BYTES:
         raise ProbeError(f"the audio's codec header is above {MAX_EXTRADATA_BYTES} bytes; {_remedy()}", kind="limit")
+    check_layout(context.layout)
     if codec == "alac" and int.from_bytes((context.extradata or b"")[12:16], "big") > _MAX_ALAC_SAMPLES:
         raise ProbeError(f"the audio has more than {_MAX_ALAC_SAMPLES} samples per packet; {_remedy()}", kind="limit")
     _set_up(context, codec)

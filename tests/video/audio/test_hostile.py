@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import resource
 import struct
@@ -106,6 +107,33 @@ def test_a_codec_that_is_not_allowed_is_named(tmp_path: Path, sound: SoundClips)
     with pytest.raises(ProbeError) as caught:
         read_audio_facts(path)
     assert caught.value.kind == "codec"
+
+
+@pytest.mark.parametrize("order", ["FR+FL+LFE", "FL+LFE+BL"])
+def test_channels_in_an_order_without_a_name_are_refused(order: str, tmp_path: Path) -> None:
+    """PyAV frees the list of such channels twice, and the process would end."""
+    path, sines = tmp_path / "a.mov", "0.1*sin(t)|0.2*sin(2*t)|0.3"
+    run_ffmpeg(
+        *(
+            "-f",
+            "lavfi",
+            "-i",
+            "color=s=64x64:r=25:d=1",
+            "-f",
+            "lavfi",
+            "-i",
+            f"aevalsrc={sines}:d=1:s=48000:c={order}",
+        ),
+        *("-c:v", "libx264", "-c:a", "pcm_s16le", path),
+    )
+    data = path.read_bytes()
+    for _ in range(8):
+        for read in (index_audio, read_audio_facts):
+            with pytest.raises(ProbeError, match="order of channels"):
+                read(data)
+        with pytest.raises(DecodeError, match="order of channels"):
+            decode_audio_file(path, 0, np.zeros((1, 10), np.float32), AUDIO)
+        gc.collect()
 
 
 def test_sample_rates_beyond_the_limits_are_refused(tmp_path: Path, sound: SoundClips) -> None:

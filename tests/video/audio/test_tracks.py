@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamvid.video.audio.canvas import Canvas
 from streamvid.video.audio.facts import read_audio_facts
 from streamvid.video.audio.file import decode_audio_file
 from streamvid.video.audio.grid import AudioFormat
@@ -83,6 +84,16 @@ def test_a_sample_rate_may_change_in_the_middle(tmp_path: Path) -> None:
     assert levels.max() < 0.2
 
 
+def test_later_samples_replace_earlier_ones_of_another_rate() -> None:
+    canvas = Canvas(0, 32000, AudioFormat(32000, 1))
+    canvas.draw(0, np.full((1, 48000), 0.5, np.float32), "mono", 48000)
+    canvas.draw(22050, np.full((1, 22050), 0.25, np.float32), "mono", 44100)
+    out = np.zeros((1, 32000), np.float32)
+    assert canvas.render(out).num_present == 32000
+    np.testing.assert_allclose(out[0, 200:15800], 0.5, atol=1e-3)
+    np.testing.assert_allclose(out[0, 16200:31800], 0.25, atol=1e-3)
+
+
 def test_the_default_stream_of_several_is_delivered(tmp_path: Path, sound: SoundClips) -> None:
     path = tmp_path / "a.mkv"
     tone = ("-f", "lavfi", "-i", "aevalsrc=0.25*sin(1000*2*PI*t):d=2:s=48000")
@@ -120,7 +131,7 @@ def _box(kind: bytes, content: bytes) -> bytes:
 def test_priming_that_only_itunes_metadata_declares_is_cut(tmp_path: Path, sound: SoundClips) -> None:
     """iTunSMPB, which encoders of Apple write in place of an edit list."""
     data = sound.copied("aac_mp4", "-use_editlist 0").read_bytes()
-    text = b" 00000000 00000400 00000200 000000000002EE00 00000000 00000000"
+    text = b" 00000000 00000400 00000000 000000000002EE00 00000000 00000000"
     item = _box(b"mean", bytes(4) + b"com.apple.iTunes") + _box(b"name", bytes(4) + b"iTunSMPB")
     item += _box(b"data", struct.pack(">II", 1, 0) + text)
     items = _box(b"hdlr", bytes(8) + b"mdirappl" + bytes(9)) + _box(b"ilst", _box(b"----", item))
