@@ -204,6 +204,11 @@ class Mix:
         return [part.dataset.manifest for part in self.parts]
 
     @property
+    def audio(self) -> AudioPlan | None:
+        """Audio to deliver; None for none. It is the same for all datasets with pictures."""
+        return next((part.audio for part in self.parts if part.audio is not None), None)
+
+    @property
     def sources(self) -> list[Dataset | Sidecar]:
         """All datasets and sidecars that are read."""
         return [one for part in self.parts for one in (part.dataset, part.sidecar) if one is not None]

@@ -241,7 +241,7 @@ def set_up(
 
 def _audio_form(mix: Mix) -> Mapping[str, Any]:
     """Return the audio of all buckets by name, as JSON; empty if none is delivered."""
-    plan = mix.parts[0].audio
+    plan = mix.audio
     if plan is None:
         return {}
     shapes = {name: [one.sample_rate, one.num_channels, one.num_samples] for name, one in plan.shapes.items()}
@@ -356,7 +356,7 @@ def _pipeline(
         buckets,
         pixels if decode else None,
         mix.parts[0].media if decode else (),
-        mix.parts[0].audio,
+        mix.audio,
     )
     return PipelineOptions(
         num_workers=0 if all(bucket.is_text for bucket in buckets) else num_workers,  # text needs no decoder

@@ -184,6 +184,8 @@ def test_what_has_no_sound_is_refused(dataset: Path, tmp_path: Path) -> None:
     shard(texts, tmp_path / "texts", shard_options(clips="text", workers=1, caption_column="caption"))
     with pytest.raises(ConfigError, match="contain only texts, which have no audio"):
         open_loader(tmp_path / "texts", output=OUTPUT)
+    with open_loader([tmp_path / "texts", dataset], output=OUTPUT) as loader:
+        assert {("audio" in batch) for batch in loader if not batch.bucket.is_text} == {True}
     (tmp_path / "images").mkdir()
     Image.fromarray(pictures(5)[4]).save(tmp_path / "images" / "4.png")
     build(tmp_path / "images", tmp_path / "still", buckets=parse_buckets(f"{WIDTH}x{HEIGHT}@1"))

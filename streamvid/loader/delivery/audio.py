@@ -39,7 +39,8 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
         count = form.rule.num_samples(num_frames, fps, form.sample_rate)
         shapes[name] = AudioShape(form.sample_rate, form.num_channels, count, num_frames, fps)
     plan = AudioPlan(form, shapes)
-    return replace(mix, parts=tuple(replace(part, audio=plan) for part in mix.parts))
+    parts = (part if part.dataset.manifest.clips == "text" else replace(part, audio=plan) for part in mix.parts)
+    return replace(mix, parts=tuple(parts))
 
 
 def _check(mix: Mix, view: ViewOptions, *, is_decoded: bool) -> None:
