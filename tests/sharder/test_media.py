@@ -139,7 +139,7 @@ def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
     for given, message in (
         ({"control": "depth"}, "'depth' is not a column of the metadata; available columns: path, caption"),
         ({"Control": "refs"}, r"must be \[KIND:\]NAME\[\?\]=COLUMN"),
-        ({"audio:control": "refs"}, r"KIND is one of video, image, mask"),
+        ({"text:control": "refs"}, r"KIND is one of video, image, mask"),
         ({"txt": "refs"}, "media uses reserved or duplicate names: txt; give"),
         ({"a_b": "refs", "ab": "matte"}, "media uses reserved or duplicate names: ab; give"),
     ):
