@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from streamvid.errors import ConfigError
 
-Kind: TypeAlias = Literal["T2V", "I2V"]
+RecipeKind: TypeAlias = Literal["T2V", "I2V"]
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
@@ -34,7 +34,7 @@ class Recipe:
     title: str
     factory: str
     pipelines: tuple[str, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[RecipeKind, ...]
     presets: tuple[str, ...]
     lora_targets: tuple[str, ...]
     example: str

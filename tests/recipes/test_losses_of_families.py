@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from streamvid.modules.factory import import_object
-from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.diffusion.times import NoiseDraw
 from streamvid.recipes.registry import RECIPES
 from tests.recipes.official import STEPS, Case
 from tests.recipes.small_batches import make_batch
@@ -78,7 +78,7 @@ def test_the_loss_equals_that_of_the_official_training_step(name: str, tmp_path:
         batch = make_batch(text=("",) * count).with_fields({"latents": latents, **fields})
         noise = normal(*module.latents_of(batch).shape, seed=2)
         now = given & (shape[0] > 1)
-        drawn = Draw(noise, torch.tensor(TIMES), torch.zeros(count), now)
+        drawn = NoiseDraw(noise, torch.tensor(TIMES), torch.zeros(count), now)
         with torch.no_grad():
             ours = module.losses(batch, drawn)
             official = [

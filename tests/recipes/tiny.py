@@ -198,7 +198,7 @@ def ltx_2(folder: Path) -> Any:
     vae = diffusers.AutoencoderKLLTX2Video(
         latent_channels=8,
         block_out_channels=(8, 8, 8, 8),
-        decoder_block_out_channels=(8, 8, 8),
+        decoder_block_out_channels=(8, 16, 32),
         layers_per_block=(1, 1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1),
         spatial_compression_ratio=32,

@@ -22,7 +22,7 @@ _EDGE = 1e-5
 
 
 @dataclass(frozen=True)
-class Draw:
+class NoiseDraw:
     """Random numbers of a batch.
 
     noise: float32 (B, C, t, h, w).

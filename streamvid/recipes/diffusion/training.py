@@ -20,7 +20,7 @@ from streamvid.recipes.diffusion import latents as latent_space
 from streamvid.recipes.diffusion import losses
 from streamvid.recipes.diffusion.config import ENCODER_ARGS, DiffusionConfig, torch_dtype
 from streamvid.recipes.diffusion.folder import INDEX, ModelFolder
-from streamvid.recipes.diffusion.times import Draw, scheduler_shift, times_of, uniform_numbers
+from streamvid.recipes.diffusion.times import NoiseDraw, scheduler_shift, times_of, uniform_numbers
 
 if TYPE_CHECKING:
     from streamvid.loader.batch.batch import Batch
@@ -165,13 +165,13 @@ class DiffusionTraining(nn.Module):
             found[f"loss_at_{time:g}"] = self.losses(batch, replace(drawn, times=times))
         return {"loss": torch.stack(list(found.values())).mean(dim=0), **found}
 
-    def draw(self, batch: Batch) -> Draw:
+    def draw(self, batch: Batch) -> NoiseDraw:
         """Draw noise and times of a batch from its seeds."""
         latents = self.latents_of(batch)
         noise, numbers = uniform_numbers(latents.shape[1:], batch.sample_seeds, latents.device)
         times = times_of(numbers[:, 0], self.config, self.time_shift(latents), self.interval())
         given = (numbers[:, 1] < self.config.first_frame) & (latents.shape[2] > 1)
-        return Draw(noise, times, numbers[:, 1], given)
+        return NoiseDraw(noise, times, numbers[:, 1], given)
 
     def latents_of(self, batch: Batch) -> Tensor:
         """Return the latents that get noise, float32 (B, C, t, h, w)."""
@@ -194,7 +194,7 @@ class DiffusionTraining(nn.Module):
         """Return the part of 0..1 from which times are drawn."""
         return (0.0, 1.0)
 
-    def losses(self, batch: Batch, drawn: Draw) -> Tensor:
+    def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
         """Return the weighted flow-matching loss per sample, float32 (B,)."""
         latents = self.latents_of(batch)
         noisy = losses.mix(latents, drawn.noise, drawn.times)
@@ -205,7 +205,7 @@ class DiffusionTraining(nn.Module):
         errors = losses.squared_error(predicted, drawn.noise - latents, drawn.given)
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
 
-    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the transformer's prediction for noisy latents, in their shape."""
         raise NotImplementedError
 

@@ -28,7 +28,7 @@ from streamvid.recipes.diffusion import losses
 from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import open_folder
 from streamvid.recipes.diffusion.latents import encode_clips
-from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.diffusion.times import NoiseDraw
 from streamvid.recipes.diffusion.training import CLASSES, DiffusionTraining, as_image, as_pixels
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class CogVideoXTraining(DiffusionTraining):
             "condition": found / scale**2 if self.vae.config.invert_scale_latents else found,
         }
 
-    def losses(self, batch: Batch, drawn: Draw) -> Tensor:
+    def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
         """Return the loss of the velocity per sample, float32 (B,)."""
         latents = self.latents_of(batch)
         steps = self.timesteps(drawn)
@@ -104,7 +104,7 @@ class CogVideoXTraining(DiffusionTraining):
         num_added = -latents.shape[2] % (self.transformer.config.patch_size_t or 1)
         return torch.cat([latents[:, :, :1].expand(-1, -1, num_added, -1, -1), latents], dim=2)
 
-    def timesteps(self, drawn: Draw) -> Tensor:
+    def timesteps(self, drawn: NoiseDraw) -> Tensor:
         """Return the integer timestep of each sample."""
         count = self.scheduler.config.num_train_timesteps
         steps: Tensor = (drawn.times * count).long()
@@ -114,7 +114,7 @@ class CogVideoXTraining(DiffusionTraining):
         """Return 0: the time shift does not depend on it."""
         return 0
 
-    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity."""
         model, config = self.transformer, self.transformer.config
         if self.uses_image():

@@ -23,7 +23,7 @@ from streamvid.config import options_of
 from streamvid.errors import ConfigError
 from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import open_folder
-from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.diffusion.times import NoiseDraw
 from streamvid.recipes.diffusion.training import CLASSES, DiffusionTraining
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class HunyuanVideoTraining(DiffusionTraining):
         """Return no further arguments."""
         return {}
 
-    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity."""
         model = self.transformer
         has_guidance = model.config.guidance_embeds
@@ -101,7 +101,7 @@ class HunyuanVideo15Training(HunyuanVideoTraining):
     TEXT_OUTPUTS = ("prompt_embeds", "prompt_embeds_mask", "prompt_embeds_2", "prompt_embeds_mask_2")
     MAX_TEXT = None
 
-    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity."""
         model = self.transformer
         if model.config.use_meanflow:

@@ -21,7 +21,7 @@ from torch import Tensor
 from streamvid.config import options_of
 from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import open_folder
-from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.diffusion.times import NoiseDraw
 from streamvid.recipes.diffusion.training import CLASSES, DiffusionTraining, as_image, as_pixels
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def pack(latents: Tensor) -> Tensor:
     return latents.flatten(2).transpose(1, 2)
 
 
-def per_token_times(drawn: Draw, latents: Tensor) -> Tensor:
+def per_token_times(drawn: NoiseDraw, latents: Tensor) -> Tensor:
     """Return times (B, t·h·w) of the tokens of latents (B, C, t, h, w): 0 for given first frames."""
     per_frame = drawn.times[:, None].expand(-1, latents.shape[2]).clone()
     per_frame[drawn.given, 0] = 0
@@ -75,7 +75,7 @@ class LtxTraining(DiffusionTraining):
         """Return the pixels of the first frame if samples are rendered from it."""
         return {"first_frame": as_pixels(self.first_frames(batch, video))} if self.config.first_frame == 1 else {}
 
-    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity."""
         model, (t, h, w) = self.transformer, noisy.shape[2:]
         rates = batch.fps.nan_to_num(DEFAULT_RATE).to(noisy).view(-1, 1, 1, 1, 1)

@@ -24,7 +24,7 @@ from torch import Tensor
 from streamvid.config import options_of
 from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import open_folder
-from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.diffusion.times import NoiseDraw
 from streamvid.recipes.diffusion.training import CLASSES
 from streamvid.recipes.families.ltx import DEFAULT_RATE, LtxTraining, pack, per_token_times
 
@@ -68,7 +68,7 @@ class Ltx2Training(LtxTraining):
         connected = connectors(found["prompt_embeds"], found["prompt_attention_mask"], padding_side=side)
         return dict(zip(("video_text", "audio_text", "text_attention"), connected, strict=True))
 
-    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity of the video."""
         model, (t, h, w) = self.transformer, noisy.shape[2:]
         found: Tensor = model(

@@ -19,7 +19,7 @@ from torch import Tensor
 from streamvid.config import options_of
 from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import open_folder
-from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.diffusion.times import NoiseDraw
 from streamvid.recipes.diffusion.training import CLASSES, DiffusionTraining
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class MochiTraining(DiffusionTraining):
         """Return the number of frames per latent frame, and the number of pixels per side of a token."""
         return 6, 8 * self.transformer.config.patch_size
 
-    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity from latents to noise."""
         model = self.transformer
         found: Tensor = model(

@@ -24,7 +24,7 @@ from streamvid.errors import ConfigError
 from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import INDEX, open_folder
 from streamvid.recipes.diffusion.latents import encode_clips
-from streamvid.recipes.diffusion.times import Draw
+from streamvid.recipes.diffusion.times import NoiseDraw
 from streamvid.recipes.diffusion.training import CLASSES, DiffusionTraining, as_image, as_pixels, pad_text
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class WanTraining(DiffusionTraining):
         """Return the settings of model_index.json."""
         return {name: self.folder.setting(name, None) for name in ("boundary_ratio", "expand_timesteps")}
 
-    def predict(self, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity, by the expert of each sample's time."""
         models = [getattr(self, name) for name in self.denoiser_names()]
         if len(models) == 1:
@@ -128,7 +128,7 @@ class WanTraining(DiffusionTraining):
             found = found.index_add(0, chosen.nonzero()[:, 0], velocity * rows[chosen].view(-1, 1, 1, 1, 1))
         return found
 
-    def _velocity(self, model: Any, rows: Any, noisy: Tensor, drawn: Draw, batch: Batch) -> Tensor:
+    def _velocity(self, model: Any, rows: Any, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         noisy, times, given = noisy[rows], drawn.times[rows] * self.NUM_STEPS, drawn.given[rows]
         others = {}
         if "condition" in batch:
