@@ -162,7 +162,7 @@ def test_every_format_is_read_with_its_scale(tmp_path: Path, lora_format: LoraFo
     fused = modules.build(task="sft:train")
     lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit"))
     assert torch.allclose(output(fused), output(module), atol=1e-5)
-    given = {"alpha": 4.0 if lora_format == "diffsynth" else alpha, "checkpoint": path}
+    given = {"alpha": 4.0 if lora_format in ("diffsynth", "comfyui") else alpha, "checkpoint": path}
     assert torch.allclose(output(adapted(trained=False, **given)), output(module), atol=1e-5)
     with pytest.raises(ConfigError, match=r"alpha is 5.5, but .*; set model.lora.alpha="):
         adapted(trained=False, **given | {"alpha": 5.5})
