@@ -1,4 +1,4 @@
-"""Clips with sound: real pictures, and a track whose samples say where they belong."""
+"""Clips with audio: real pictures, and a track whose samples say where they belong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sound = NDArray[np.int16]
 
 
 def chirps(seconds: float, rate: int, num_channels: int = 2, seed: int = 0) -> Sound:
-    """Sound that is nowhere like itself a little later: filtered noise whose strength changes, (channels, samples)."""
+    """Audio that is nowhere like itself a little later: filtered noise whose strength changes, (channels, samples)."""
     rng, size = np.random.default_rng(seed), round(seconds * rate)
     noise = np.cumsum(rng.standard_normal((num_channels, size + 64)), axis=1)
     smooth = noise[:, 64:] - noise[:, :-64]
@@ -38,7 +38,7 @@ def sounding(
     start_seconds: Fraction = Fraction(0),
     size: tuple[int, int] = (96, 64),
 ) -> bytes:
-    """A video with a sound track that begins `start_seconds` after the first frame."""
+    """A video with an audio track that begins `start_seconds` after the first frame."""
     sink = io.BytesIO()
     with av.open(sink, "w", format=container) as output:
         video: Any = output.add_stream("libx264", rate=fps, options={"g": "12", "bf": "2", "preset": "veryfast"})
@@ -64,7 +64,7 @@ def sounding(
 
 
 def heard(clip: bytes, folder: Path, rate: int, num_channels: int = 2) -> NDArray[np.float64]:
-    """The sound of a clip as the ffmpeg program plays it, from the time of its first frame on."""
+    """The audio of a clip as the ffmpeg program plays it, from the time of its first frame on."""
     path = folder / "clip.mp4"
     path.write_bytes(clip)
     options = ("-map", "0:a:0", "-af", "aresample=async=1:first_pts=0", "-ar", rate, "-ac", num_channels)

@@ -70,7 +70,7 @@ def _tones(first: int) -> av.AudioFrame:
 
 
 def make(folder: Path, options: argparse.Namespace) -> Path:
-    """A dataset of the real clips with sound, at 24 fps, each --copies times."""
+    """A dataset of the real clips with audio, at 24 fps, each --copies times."""
     clips = folder / "clips"
     clips.mkdir()
     for source in corpus_sources():

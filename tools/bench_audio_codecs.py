@@ -1,8 +1,8 @@
-"""Size, fidelity and CPU time of the codecs of native clips' sound: python -m tools.bench_audio_codecs FILE...
+"""Size, fidelity and CPU time of the audio codecs of native clips: python -m tools.bench_audio_codecs FILE...
 
-Each file's sound is mixed to stereo at 48 kHz, at most 10 s of it, and encoded at several bit rates. The difference of
+Each file's audio is mixed to stereo at 48 kHz, at most 10 s of it, and encoded at several bit rates. The difference of
 spectra is the RMS of the level difference, in decibels, in thirds of an octave from 50 Hz to 16 kHz. Files with nothing
-but silence are left out. CPU times are the least of three runs, in milliseconds per second of sound.
+but silence are left out. CPU times are the least of three runs, in milliseconds per second of audio.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Measure:
 
 
 def sound_of(path: Path) -> Samples:
-    """Return up to SECONDS of a video's sound."""
+    """Return up to SECONDS of a video's audio."""
     out = np.zeros((2, RATE * SECONDS), np.float32)
     result = decode_audio_file(path, 0, out, FORMAT)
     return out[:, : result.num_present]
 
 
 def encoded(sound: Samples, encoder: str, kbits: int) -> bytes:
-    """Return an MP4 file of the sound."""
+    """Return an MP4 file of the audio."""
     sink = io.BytesIO()
     with av.open(sink, "w", format="mp4", options={"avoid_negative_ts": "disabled"}) as container:
         stream: Any = container.add_stream(encoder, rate=RATE)
@@ -71,7 +71,7 @@ def encoded(sound: Samples, encoder: str, kbits: int) -> bytes:
 
 
 def decoded(data: bytes, num_samples: int) -> Samples:
-    """Return the sound of a file that has no pictures, at its place."""
+    """Return the audio of a file that has no pictures, at its place."""
     out = np.zeros((2, num_samples), np.float32)
     with av.open(io.BytesIO(data), "r") as container:
         container.streams.audio[0].codec_context.thread_count = 1
@@ -104,7 +104,7 @@ def spectrum_difference(before: Samples, after: Samples) -> float:
 
 
 def measured(sound: Samples, encoder: str, kbits: int) -> Measure:
-    """Encode and decode the sound of a file."""
+    """Encode and decode the audio of a file."""
     seconds = sound.shape[1] / RATE
     begin = time.process_time()
     data = encoded(sound, encoder, kbits)
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     sounds = [sound for path in parser.parse_args().files if np.abs(sound := sound_of(path)).max(initial=0) > 1e-3]
-    print(f"{len(sounds)} files with sound")
+    print(f"{len(sounds)} files with audio")
     for row in rows(sounds):
         print(row, flush=True)
 

@@ -54,10 +54,10 @@ def print_input(summary: InputSummary) -> None:
 
 
 def _print_audio(audio: AudioSummary) -> None:
-    click.echo(f"  sound: {audio.num_with_audio} of {audio.num_videos} videos")
-    _note("videos whose sound cannot be read", audio.unreadable)
-    _note("videos whose sound does not begin with the first frame", audio.other_start)
-    _note("videos whose sound and pictures differ in length", audio.other_length)
+    click.echo(f"  audio: {audio.num_with_audio} of {audio.num_videos} videos")
+    _note("videos whose audio cannot be read", audio.unreadable)
+    _note("videos whose audio does not begin with the first frame", audio.other_start)
+    _note("videos whose audio and pictures differ in length", audio.other_length)
 
 
 def print_status(status: ShardStatus) -> None:

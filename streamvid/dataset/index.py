@@ -61,14 +61,14 @@ class ClipEntry:
 
 @dataclass(frozen=True, slots=True)
 class AudioEntry:
-    """Sound of a stored clip.
+    """Audio of a stored clip.
 
     codec: FFmpeg's name. sample_rate: in Hz.
-    offset_seconds: time at which the sound begins, minus that of the first frame.
+    offset_seconds: time at which the audio begins, minus that of the first frame.
     gap_seconds: total duration of the gaps between samples.
     silence_share, clipping_share: fraction of the duration that is silent, and of the samples at full scale.
-    loudness_lufs: integrated loudness (EBU R128), or None if all of the sound is below -70 LUFS.
-    Facts that require decoding are None if the sound does not decode.
+    loudness_lufs: integrated loudness (EBU R128), or None if all of the audio is below -70 LUFS.
+    Facts that require decoding are None if the audio does not decode.
     """
 
     codec: str
@@ -107,7 +107,7 @@ class SampleRow:
     captions: output of `captions_to_json` if the sample has several captions, else None.
     columns: user columns, stored as `user.<name>`.
     media: files of each conditioning input, stored as `media.<name>`.
-    audio: the clip's sound; None without any.
+    audio: the clip's audio; None without any.
     """
 
     key: str

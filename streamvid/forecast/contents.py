@@ -14,7 +14,7 @@ from streamvid.sharder.rejections import OF_CLIP, OF_FILE, RejectedKind, by_kind
 _WITH_CAPTIONS = ("text_sha256", "captions")
 """Columns that are added along with `text` when captions are annotated."""
 MAX_COUNTED_SHARDS = 4096
-"""Maximum number of shards of which the samples with sound are counted, with one small read per shard."""
+"""Maximum number of shards of which the samples with audio are counted, with one small read per shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class DatasetContents:
     num_records: number of input rows.
     rejections: rejected input rows, without those whose files became samples in a later version.
     stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
-    with_audio: number of samples with sound; None for datasets without pictures or with more than MAX_COUNTED_SHARDS
+    with_audio: number of samples with audio; None for datasets without pictures or with more than MAX_COUNTED_SHARDS
         shards, whose samples are not counted.
     columns: the user's own columns.
     """

@@ -46,7 +46,7 @@ _REQUESTS_AT_ONCE = 16
 class ShardUnit:
     """Unit of work that builds one shard. folder: the plan's folder inside the staging folder.
 
-    has_audio: False if the sound of clips is left out.
+    has_audio: False if the audio of clips is left out.
     """
 
     dest: str
@@ -75,7 +75,7 @@ class Marker:
     """Record of a finished shard: checksums and sizes of the written files.
 
     member_offsets, member_sha256: per sample, the tar offsets and checksums of its clip and conditioning inputs.
-    audio: per sample, the fields of its AudioEntry, or None without sound.
+    audio: per sample, the fields of its AudioEntry, or None without audio.
     """
 
     input_sha256: str
@@ -281,7 +281,7 @@ def build_shard(unit: ShardUnit) -> None:
 
 @dataclass
 class _Clips:
-    """Checksums, packets and sound of the clips in a shard, collected while the shard is written."""
+    """Checksums, packets and audio of the clips in a shard, collected while the shard is written."""
 
     sha256: list[list[str]] = field(default_factory=list)
     indexes: list[ClipIndex | None] = field(default_factory=list)
@@ -307,14 +307,14 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _sound(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
-    """Return the facts and the packets of a clip's sound, as far as known. Both are None if it has none.
+    """Return the facts and the packets of a clip's audio, as far as known. Both are None if it has none.
 
-    Sound that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
+    Audio that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
     """
     from streamvid.video.audio.facts import read_audio_facts
     from streamvid.video.audio.index import index_audio
     from streamvid.video.limits import STORED_LIMITS
-    from streamvid.video.survey.sound import read_audio_span
+    from streamvid.video.survey.audio_span import read_audio_span
 
     has_sound = sample.clip.has_audio if sample.clip.is_made else sample.probe.has_audio
     span = read_audio_span(data, STORED_LIMITS) if has_sound else None

@@ -47,9 +47,9 @@ class ClipOptions:
         time), "cap" (every n-th frame, at a rate of at most fps) or "fix_frame_rate" (by frame number, as DiffSynth
         does). With fps=None, every frame is read unless the buckets set a rate. Copies keep all frames, and readers
         select from them. Native clips contain only the selected frames, and allow only "resample".
-    audio: "keep" stores the sound of clips that have one; "drop" leaves it out (files that are copied whole stay
-        unchanged, but their sound is not indexed, so a loader does not deliver it); "require" rejects each clip that
-        has no sound at any time that its frames are shown.
+    audio: "keep" stores the audio of clips that have one; "drop" leaves it out (files that are copied whole stay
+        unchanged, but their audio is not indexed, so a loader does not deliver it); "require" rejects each clip that
+        has no audio at any time that its frames are shown.
     codec, crf, gop, audio_codec, min_psnr, max_growth: options for native clips only.
     """
 
@@ -84,11 +84,11 @@ class ClipOptions:
         maximum=86400,
     )
     audio: Literal["keep", "drop", "require"] = option(
-        "keep", help="Store the sound of each clip, leave it out, or reject clips without sound."
+        "keep", help="Store the audio of each clip, leave it out, or reject clips without audio."
     )
     audio_codec: AudioCodec | None = option(
         None,
-        help="Codec of the sound of native clips: opus, aac or flac (lossless).",
+        help="Codec of the audio of native clips: opus, aac or flac (lossless).",
         metavar="NAME",
         shown_default="opus",
     )
@@ -132,7 +132,7 @@ class ClipOptions:
             )
         if self.audio == "drop" and self.audio_codec is not None:
             raise ConfigError(
-                f"audio_codec={self.audio_codec!r}: cannot be combined with clips.audio='drop', which stores no sound; "
+                f"audio_codec={self.audio_codec!r}: cannot be combined with clips.audio='drop', which stores no audio; "
                 "omit one of the two"
             )
 
@@ -142,7 +142,7 @@ class ClipOptions:
 
     @property
     def made_audio(self) -> MadeAudioCodec | None:
-        """Codec of the sound of clips that are encoded or cut, or None to leave it out. Cut clips keep every sample."""
+        """Codec of the audio of clips that are encoded or cut, or None to leave it out. Cut clips keep every sample."""
         if self.audio == "drop":
             return None
         return (self.audio_codec or DEFAULT_AUDIO_CODEC) if self.is_native else "flac"

@@ -55,8 +55,8 @@ _HEAD_BYTES = 4096
 _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML"}
 _SOUND_ONLY = {b"fLaC": "FLAC", b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"\xff\xf1": "AAC"}
 _ADD_PICTURE = (
-    "the file has only sound{kind}, and a clip needs pictures; combine it with a picture or a video "
-    "(ffmpeg -i SOUND -i VIDEO OUT.mp4)"
+    "the file has only audio{kind}, and a clip needs pictures; combine it with a picture or a video "
+    "(ffmpeg -i AUDIO -i VIDEO OUT.mp4)"
 )
 
 

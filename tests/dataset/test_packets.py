@@ -98,7 +98,7 @@ def assert_equal(found: ClipIndex | None, expected: ClipIndex | None) -> None:
 
 @st.composite
 def sounds(draw: st.DrawFn) -> AudioIndex:
-    """Any index of sound that is one: its packets are apart, so that each is a segment."""
+    """Any audio index that is one: its packets are apart, so that each is a segment."""
     count = draw(st.integers(1, 40))
 
     def numbers(least: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -120,7 +120,7 @@ def sounds(draw: st.DrawFn) -> AudioIndex:
 def test_sound_is_beside_its_pictures(
     written: list[tuple[ClipIndex | None, AudioIndex | None]], base: Fraction
 ) -> None:
-    """FORMAT: the sound of a clip without an index of its pictures is left out."""
+    """FORMAT: the audio of a clip without an index of its pictures is left out."""
     pictures = [
         None if clip is None else replace(clip, time_base=1 / base.limit_denominator(1001)) for clip, _ in written
     ]

@@ -1,6 +1,6 @@
-"""Clips with sound whose position can be read from any part of it, and what a full decode of them hears.
+"""Clips with audio whose position can be read from any part of it, and what a full decode of them hears.
 
-Each picture shows its number in eight blocks. Lossless sound is noise, so that a window that is off by one sample
+Each picture shows its number in eight blocks. Lossless audio is noise, so that a window that is off by one sample
 differs in all of its samples.
 """
 
@@ -29,7 +29,7 @@ _KEEP_TIMES = {"avoid_negative_ts": "disabled"}
 class Sound:
     """A clip to make: its name decides the container, `codec` its audio.
 
-    start, seconds: when the sound begins, in seconds after the first picture, and how long it is; None for all of it.
+    start, seconds: when the audio begins, in seconds after the first picture, and how long it is; None for all of it.
     """
 
     name: str
@@ -120,14 +120,14 @@ def _frame(part: NDArray[np.int16], done: int, sound: Sound) -> av.AudioFrame:
 
 @dataclass(frozen=True)
 class Track:
-    """A file as PyAV decodes it as a whole: times of its pictures, and its sound from sample 0 of the time line on."""
+    """A file as PyAV decodes it as a whole: times of its pictures, and its audio from sample 0 of the time line on."""
 
     times: tuple[Fraction, ...]
     sound: Floats
     is_there: NDArray[np.bool_]
 
     def window(self, number: int, count: int) -> tuple[Floats, bool]:
-        """(samples, is there any sound) of a window that begins with a picture."""
+        """(samples, is there any audio) of a window that begins with a picture."""
         first = math.floor(self.times[number] * RATE + Fraction(1, 2))
         found = np.zeros((len(self.sound), count), np.float32)
         part = self.sound[:, max(0, first) : first + count]
@@ -142,13 +142,13 @@ def times_of(path: Path) -> tuple[Fraction, ...]:
 
 
 def start_of(path: Path) -> Fraction:
-    """When the sound of a file begins."""
+    """When the audio of a file begins."""
     with av.open(str(path)) as container:
         return next(Fraction(frame.pts) * frame.time_base for frame in container.decode(audio=0))
 
 
 def track(path: Path) -> Track:
-    """Decode a whole file whose sound has the rate RATE."""
+    """Decode a whole file whose audio has the rate RATE."""
     canvas, there = np.zeros((2, 30 * RATE), np.float32), np.zeros(30 * RATE, np.bool_)
     with av.open(str(path)) as container:
         for frame in container.decode(audio=0) if container.streams.audio else ():

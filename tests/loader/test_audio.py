@@ -1,4 +1,4 @@
-"""Sound of delivered clips: the right samples for the pictures, against a full decode of each file (SAMPLE-2)."""
+"""Audio of delivered clips: the right samples for the pictures, against a full decode of each file (SAMPLE-2)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def build(folder: Path, root: Path, **options: Any) -> None:
 
 
 def check(batch: streamvid.Batch, tracks: Mapping[str, Track]) -> list[tuple[str, int]]:
-    """Compare each sample's sound with the full decode at its first picture. Return (file, first picture)."""
+    """Compare each sample's audio with the full decode at its first picture. Return (file, first picture)."""
     found = []
     for index, source in enumerate(batch["source"]):
         numbers = numbers_of(batch.video[index].numpy())
@@ -100,7 +100,7 @@ def check(batch: streamvid.Batch, tracks: Mapping[str, Track]) -> list[tuple[str
 def test_each_window_has_the_sound_of_its_pictures(
     dataset: Path, tracks: Mapping[str, Track], num_workers: int
 ) -> None:
-    """SAMPLE-2: bit for bit with lossless codecs, in any container, with and without an index of the sound."""
+    """SAMPLE-2: bit for bit with lossless codecs, in any container, with and without an index of the audio."""
     seen = []
     with open_loader(
         dataset, batch_size=2, num_epochs=8, num_workers=num_workers, columns=["source"], output=OUTPUT, tail="pad"
@@ -122,7 +122,7 @@ def test_views_that_keep_the_speed_have_the_sound_of_their_pictures(
 
 
 def delivered(dataset: Any, tracks: Mapping[str, Track], **options: Any) -> list[tuple[str, int]]:
-    """(file, first picture) of all samples, whose sound is compared with the full decode."""
+    """(file, first picture) of all samples, whose audio is compared with the full decode."""
     given = {"batch_size": 2, "columns": ["source"], "output": OUTPUT, "tail": "pad"} | options
     with open_loader(dataset, **given) as loader:
         return [sample for batch in loader for sample in check(batch, tracks)]
@@ -145,7 +145,7 @@ def at_rates(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 def test_pictures_at_another_rate_keep_the_speed_of_their_sound(
     at_rates: Callable[[str], Path], tracks: Mapping[str, Track], rule: str, fps: int
 ) -> None:
-    """Dropped and repeated pictures change neither when the sound begins nor how fast it is."""
+    """Dropped and repeated pictures change neither when the audio begins nor how fast it is."""
     root = at_rates(rule)
     with open_loader(root, batch_size=2, num_epochs=2, columns=["source"], output=OUTPUT, tail="pad") as loader:
         for batch in loader:
@@ -235,7 +235,7 @@ def test_native_clips_have_the_sound_of_their_pictures(tmp_path: Path, codec: st
 
 
 def test_clips_of_other_rates_are_refused_with_remedies(tmp_path: Path) -> None:
-    """At most half a picture lies between the ends of pictures and sound."""
+    """At most half a picture lies between the ends of pictures and audio."""
     sounds = (Sound("a.mov", "pcm_s16le", num_frames=30), Sound("b.mov", "pcm_s16le", num_frames=30, fps=Fraction(30)))
     build(folder_of(tmp_path / "clips", sounds), tmp_path / "dataset")
     with open_loader(tmp_path / "dataset", output=OUTPUT) as loader, pytest.raises(SampleError) as raised:
@@ -262,7 +262,7 @@ def test_the_rest_of_an_epoch_has_the_same_sound(dataset: Path) -> None:
 
 
 def test_sound_changes_no_plan_no_state_and_no_picture(dataset: Path) -> None:
-    """PLAN-1: states of a loader with sound go on in one without, and the other way around."""
+    """PLAN-1: states of a loader with audio go on in one without, and the other way around."""
     assert state_after(3, dataset, output=OUTPUT) == state_after(3, dataset)
     with open_loader(dataset, batch_size=2, output=OUTPUT) as loud, open_loader(dataset, batch_size=2) as quiet:
         for one, other in zip(loud, quiet, strict=True):
@@ -286,7 +286,7 @@ def test_datasets_with_and_without_sound_are_mixed(dataset: Path, tracks: Mappin
 
 
 def test_pixels_media_layout_and_copies_of_a_batch(dataset: Path, tracks: Mapping[str, Track]) -> None:
-    """The sound is a tensor like any other."""
+    """The audio is a tensor like any other."""
     seen = []
     output = {**OUTPUT, "pixels": "yuv420p", "layout": "BTCHW"}
     with open_loader(dataset, batch_size=3, columns=["source"], output=output, device="cpu") as loader:
@@ -354,7 +354,7 @@ def test_damaged_sound_is_bad_and_another_sample_takes_its_place(
 def test_a_store_sends_only_the_parts_that_a_window_needs(
     tracks: Mapping[str, Track], tmp_path: Path, rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory
 ) -> None:
-    """FETCH-2: the same sound as from the disk, in as many requests as without it, of a small part of each file."""
+    """FETCH-2: the same audio as from the disk, in as many requests as without it, of a small part of each file."""
     sounds = [Sound("long.mov", "pcm_s16le", num_frames=240), Sound("long.mkv", "flac", num_frames=240)]
     clips = folder_of(tmp_path / "clips", sounds)
     build(clips, tmp_path / "dataset")

@@ -1,4 +1,4 @@
-"""Sound of stored clips: what is kept, dropped or required, what the index says of it, and what reports show."""
+"""Audio of stored clips: what is kept, dropped or required, what the index says of it, and what reports show."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def kinds(report: ShardReport) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def kept(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source as copies, with their sound."""
+    """The source as copies, with their audio."""
     dest = tmp_path_factory.mktemp("kept") / "ds"
     build(source, dest)
     return dest
@@ -103,7 +103,7 @@ def test_conditions_of_a_loader_select_by_sound(kept: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["opus", "flac"])
 def test_native_clips_of_long_videos_have_the_sound_of_their_frames(codec: str, source: Source, tmp_path: Path) -> None:
-    """Each clip's sound is its part of the source's, and together they are all of it."""
+    """Each clip's audio is its part of the source's, and together they are all of it."""
     build(source, tmp_path / "ds", clips="native", audio_codec=codec, max_clip_seconds=1)
     dataset = open_dataset(tmp_path / "ds")
     assert dataset.manifest.native is not None and dataset.manifest.native.encoding["audio"] == codec
@@ -157,7 +157,7 @@ def test_require_rejects_clips_without_sound(clips: str, source: Source, tmp_pat
     report = plan(source, tmp_path / "ds", clips=clips, audio="require")
     assert kinds(report) == {"mute.mp4": "no-audio"}
     (reason,) = (one.reason for one in report.rejections)
-    assert "has no sound" in reason and "--audio require" in report.rejected_by_kind[0].remedy
+    assert "has no audio" in reason and "--audio require" in report.rejected_by_kind[0].remedy
     if clips == "native":
         cut = build(source, tmp_path / "cut", clips=clips, audio="require", max_clip_seconds=1)
         assert [(one.source, one.kind) for one in cut.rejections if one.source == "short.mov"] == [
@@ -224,8 +224,8 @@ def test_reports_name_files_whose_sound_and_pictures_disagree(source: Source, tm
     assert found.other_length.count == 1 and found.other_length.examples[0].startswith("short.mov (0.5")
     assert json.loads(json.dumps(report.to_json()))["input"]["audio"]["num_with_audio"] == 3
     printed = run_streamvid("shard", source.folder, tmp_path / "ds", "--buckets", "96x64@17").stdout
-    assert "sound: 3 of 4 videos" in printed and "late.mp4 (+0.500 s)" in printed
-    assert "with sound: 3 of 4" in run_streamvid("stats", tmp_path / "ds").stdout
+    assert "audio: 3 of 4 videos" in printed and "late.mp4 (+0.500 s)" in printed
+    assert "with audio: 3 of 4" in run_streamvid("stats", tmp_path / "ds").stdout
     assert json.loads(run_streamvid("stats", tmp_path / "ds", "--json").stdout)["with_audio"] == 3
 
 
@@ -257,7 +257,7 @@ def test_damaged_sound_is_reported_and_can_be_left_out(source: Source, tmp_path:
     [
         ({"audio_codec": "opus"}, "encodes nothing; set clips.kind='native'"),
         ({"clips": "native", "audio_codec": "mp3"}, "opus"),
-        ({"clips": "native", "audio_codec": "aac", "audio": "drop"}, "which stores no sound"),
+        ({"clips": "native", "audio_codec": "aac", "audio": "drop"}, "which stores no audio"),
         ({"clips": "text", "audio": "require", "buckets": None}, "which has no files"),
     ],
 )
@@ -274,6 +274,6 @@ def test_files_with_sound_only_are_rejected_with_a_remedy(source: Source, tmp_pa
     )
     report = dry_run(tmp_path, tmp_path / "ds", shard_options(**{**OPTIONS, "metadata": table}))
     assert [one.kind for one in report.rejections] == ["not-media"] * 4
-    assert all("only sound" in one.reason and "ffmpeg -i SOUND -i VIDEO" in one.reason for one in report.rejections)
-    with pytest.raises(ConfigError, match="inputs of sound are not supported"):
+    assert all("only audio" in one.reason and "ffmpeg -i AUDIO -i VIDEO" in one.reason for one in report.rejections)
+    with pytest.raises(ConfigError, match="inputs of audio are not supported"):
         shard_options(**{**OPTIONS, "media": {"audio:speech": "path"}})

@@ -18,7 +18,7 @@ from streamvid.storage import StorageOptions, open_store
 from streamvid.video.encode.clip import encode_clip
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.probe import probe
-from streamvid.video.survey.sound import read_audio_span
+from streamvid.video.survey.audio_span import read_audio_span
 from tests.clips import encode, frames_of
 from tests.sounding import chirps, sounding
 from tests.video.clips import VIDEO_NAMES, ClipFolder

@@ -1,4 +1,4 @@
-"""Sound of clips that are encoded or cut: the source's samples, at their place, as the ffmpeg program plays them."""
+"""Audio of clips that are encoded or cut: the source's samples, at their place, as the ffmpeg program plays them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_window_late_in_a_file_has_every_sample(container: str, tmp_path: Path
 
 @pytest.mark.parametrize("start_seconds", [Fraction(13, 10), Fraction(-1, 5)])
 def test_sound_that_begins_late_or_early_keeps_its_place(start_seconds: Fraction, sound: Sound, tmp_path: Path) -> None:
-    """Moments without sound are silent; sound before the first frame of the source belongs to no clip."""
+    """Moments without audio are silent; audio before the first frame of the source belongs to no clip."""
     source = sounding(NUM_FRAMES, sound, fps=FPS, start_seconds=start_seconds)
     wanted = np.zeros((2, NUM_FRAMES * RATE // FPS))
     offset = round(start_seconds * RATE)
@@ -157,7 +157,7 @@ def test_damaged_sound_is_an_error_and_not_silence(sound: Sound) -> None:
     for place, size in packets[20:60]:
         source[place : place + size] = b"\xff" * size
     for make in (lambda: encoded(bytes(source), "opus"), lambda: cut(bytes(source))):
-        with pytest.raises(ProbeError, match="its sound is damaged") as caught:
+        with pytest.raises(ProbeError, match="its audio is damaged") as caught:
             make()
         assert caught.value.kind == "audio"
     assert encoded(bytes(source), None).num_frames == COUNT

@@ -99,7 +99,7 @@ def _print_contents(contents: DatasetContents) -> None:
     if contents.native is not None:
         _print_encoding(contents.native)
     if contents.with_audio is not None:
-        click.echo(f"with sound: {contents.with_audio} of {contents.num_samples} samples")
+        click.echo(f"with audio: {contents.with_audio} of {contents.num_samples} samples")
     click.echo(printable(f"columns: {', '.join(contents.columns) or 'none'}"))
     for group in contents.annotations:
         click.echo(printable(f"added by annotate: {', '.join(group.columns)} ({size(group.num_bytes)})"))
@@ -116,7 +116,7 @@ def _print_encoding(native: NativeClips) -> None:
     encoding, psnr_y = native.encoding, native.quality["psnr_y"]
     crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
     rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
-    sound = "" if encoding["audio"] is None else f", sound {encoding['audio']}"
+    sound = "" if encoding["audio"] is None else f", audio {encoding['audio']}"
     click.echo(
         f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}{sound}; "
         f"PSNR-Y mean {psnr_y['mean']:.1f}, 5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"

@@ -36,7 +36,7 @@ FACTS = {
     "audio_offset_seconds": "float",
 }
 """Types of the facts that probing determines. Sizes are display sizes in pixels; aspect_ratio is width / height;
-audio_offset_seconds is the time at which the sound begins, minus that of the first frame."""
+audio_offset_seconds is the time at which the audio begins, minus that of the first frame."""
 _OF_AUDIO = frozenset(("has_audio", "audio_offset_seconds"))
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
@@ -162,7 +162,7 @@ def apply_where(
     if options.trust_metadata and (names := sorted(where.node.columns & _OF_AUDIO)):
         raise ConfigError(
             f"source.where={text!r}: {names[0]!r} is not known before files are probed, which trust_metadata=True "
-            "does last; to require sound, set clips.audio='require' (--audio require), or omit trust_metadata"
+            "does last; to require audio, set clips.audio='require' (--audio require), or omit trust_metadata"
         )
     if not is_curated:
         return where.keep(records, probes, is_final=False) if where.can_fail_early else records

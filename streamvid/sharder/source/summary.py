@@ -68,12 +68,12 @@ class Duplicates:
 
 @dataclass(frozen=True, slots=True)
 class AudioSummary:
-    """Sound of the videos that have a bucket.
+    """Audio of the videos that have a bucket.
 
-    num_videos, num_with_audio: number of videos, and of those with sound that can be read.
-    unreadable: videos whose sound cannot be read, with the reason.
-    other_start: videos whose sound begins MAX_START_SECONDS or more before or after the first frame.
-    other_length: videos whose sound is MAX_LENGTH_SECONDS or more longer or shorter than the pictures.
+    num_videos, num_with_audio: number of videos, and of those with audio that can be read.
+    unreadable: videos whose audio cannot be read, with the reason.
+    other_start: videos whose audio begins MAX_START_SECONDS or more before or after the first frame.
+    other_length: videos whose audio is MAX_LENGTH_SECONDS or more longer or shorter than the pictures.
     """
 
     num_videos: int
@@ -84,7 +84,7 @@ class AudioSummary:
 
 
 MAX_START_SECONDS, MAX_LENGTH_SECONDS = 0.045, 0.125
-"""Differences from which on the sound and the pictures of a file are reported to disagree: the offsets that viewers
+"""Differences from which on the audio and the pictures of a file are reported to disagree: the offsets that viewers
 detect, early and late, according to ITU-R BT.1359."""
 
 
@@ -101,7 +101,7 @@ class InputSummary:
         dropped.
     num_without_bucket: number of files, windows or rows that no bucket accepts.
     near_duplicates: groups of rows with similar pictures; None unless `curation.dedup` is set.
-    audio: sound of the videos; None if files are not probed first.
+    audio: audio of the videos; None if files are not probed first.
     """
 
     sources: tuple[SourceSummary, ...]

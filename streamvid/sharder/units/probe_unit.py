@@ -65,10 +65,10 @@ class Probe:
     width, height: display size in pixels.
     extension: extension of the tar member if the file is copied.
     timing: a `Timing` as text; "" if it is not needed.
-    has_audio: True if the file has sound that can be read; None if this is unknown.
-    audio_offset_seconds: time at which the sound begins, minus that of the first frame.
-    audio_seconds: duration of the sound.
-    audio_problem: reason why the file's sound cannot be read, or "".
+    has_audio: True if the file has audio that can be read; None if this is unknown.
+    audio_offset_seconds: time at which the audio begins, minus that of the first frame.
+    audio_seconds: duration of the audio.
+    audio_problem: reason why the file's audio cannot be read, or "".
     """
 
     width: int
@@ -142,9 +142,9 @@ def _probe(unit: ProbeUnit, source: Source) -> Finding:
 
 
 def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
-    """Return the facts about a video's sound. Only damaged sound rejects the video, and only if all is decoded."""
+    """Return the facts about a video's audio. Only damaged audio rejects the video, and only if all is decoded."""
     from streamvid.video.audio.facts import read_audio_facts
-    from streamvid.video.survey.sound import read_audio_span
+    from streamvid.video.survey.audio_span import read_audio_span
 
     try:
         span = read_audio_span(source, unit.limits)
@@ -156,7 +156,7 @@ def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
         try:
             read_audio_facts(source, unit.limits)
         except (ProbeError, DecodeError) as error:
-            raise ProbeError(f"its sound is damaged: {error}", kind="audio") from error
+            raise ProbeError(f"its audio is damaged: {error}", kind="audio") from error
     return {
         "has_audio": True,
         "audio_offset_seconds": float(span.begin_seconds - info.timestamps[0] * info.time_base),

@@ -3,7 +3,7 @@
 Sample n of a stream with rate r has the time n / r. Within a contiguous run, positions are counted, because most time
 bases are too coarse for samples (1 ms in Matroska and FLV) or have other ticks (90 kHz in transport streams). A new run
 begins where timestamps step away from the count: by more than their rounding can explain, and for good. Timestamps that
-fluctuate around the count by up to 10 ms, as many recorders write them, do not tear the sound.
+fluctuate around the count by up to 10 ms, as many recorders write them, do not tear the audio.
 """
 
 from __future__ import annotations

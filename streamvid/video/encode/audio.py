@@ -88,15 +88,15 @@ class AudioWindow:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
         except DecodeError as error:
-            raise ProbeError(f"its sound is damaged: {error}", kind="audio") from error
+            raise ProbeError(f"its audio is damaged: {error}", kind="audio") from error
 
 
 def find_window(
     source: Source, video: VideoFile, first_time: Fraction, timeline: Timeline, codec: MadeAudioCodec | None
 ) -> AudioWindow | None:
-    """Return the sound of a part of a video, or None if it has none or `codec` is None. See AudioWindow.
+    """Return the audio of a part of a video, or None if it has none or `codec` is None. See AudioWindow.
 
-    Sound in a codec that is not allowed counts as none. Raises ProbeError if the sound does not decode.
+    Audio in a codec that is not allowed counts as none. Raises ProbeError if the audio does not decode.
 
     video: the opened source. Lossy tracks have at most two channels.
     first_time: presentation time of the clip's first frame. timeline: of its frames.
@@ -194,7 +194,7 @@ def check_track(data: bytes, window: AudioWindow) -> None:
             is_right = is_alike(found, wanted, window.format.sample_rate)
         if not (is_right and is_present):
             raise DecodeError(
-                f"the sound of the written clip from second {second} on differs from what was encoded; report this as "
+                f"the audio of the written clip from second {second} on differs from what was encoded; report this as "
                 "a bug, and choose --audio-codec flac"
             )
         second += _BLOCK_SECONDS

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 AudioCodec: TypeAlias = Literal["opus", "aac", "flac"]
-"""Codec of the sound of native clips."""
+"""Codec of the audio of native clips."""
 MadeAudioCodec: TypeAlias = Literal["opus", "aac", "flac", "pcm_s16le"]
-"""Codec of the sound of any clip that is encoded or cut. QuickTime files hold PCM instead of FLAC."""
+"""Codec of the audio of any clip that is encoded or cut. QuickTime files hold PCM instead of FLAC."""
 DEFAULT_AUDIO_CODEC: AudioCodec = "opus"
 
 

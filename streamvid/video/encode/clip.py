@@ -73,8 +73,8 @@ def encode_clip(
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
-    audio: codec of the clip's sound; None leaves it out. The track holds the source's sound from the first frame to the
-        end of the last, in mono if the source is, otherwise in stereo. Without sound in this time, there is no track.
+    audio: codec of the clip's audio; None leaves it out. The track holds the source's audio from the first frame to the
+        end of the last, in mono if the source is, otherwise in stereo. Without audio in this time, there is no track.
     max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
         codec's highest crf is reached.
 
@@ -196,7 +196,7 @@ def _encode_from(
 
 
 class ClipWriter:
-    """Encoder and in-memory MP4 file. Its bytes depend only on the arguments, the pictures and the sound."""
+    """Encoder and in-memory MP4 file. Its bytes depend only on the arguments, the pictures and the audio."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class ClipWriter:
 def _muxer_options(sound: AudioWindow | None) -> dict[str, str]:
     """Return FFmpeg's options. bitexact omits dates and versions.
 
-    The pictures begin at 0 and are not reordered. Only the packets of a sound track may begin before time 0, because
+    The pictures begin at 0 and are not reordered. Only the packets of an audio track may begin before time 0, because
     lossy decoders need some to start; an edit list hides their samples, and ends exactly where the clip ends.
     """
     if sound is None:

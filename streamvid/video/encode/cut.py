@@ -3,7 +3,7 @@
 A file starts at the last key frame from which its window can be decoded, and ends with the last packet that the window
 needs. Its edit list hides all other frames, so that every reader that follows edit lists shows exactly the window.
 
-The sound of the window is stored without loss in a track of its own (encode/audio.py): packets of sound rarely begin
+The audio of the window is stored without loss in a track of its own (encode/audio.py): audio packets rarely begin
 where a window begins, and not every codec fits in MP4.
 """
 
@@ -50,7 +50,7 @@ _DURATIONS = (
 class Cutter:
     """Cutter of windows from an opened video, whose packet table is read only once.
 
-    source: the file that was opened. has_audio: False to leave out its sound.
+    source: the file that was opened. has_audio: False to leave out its audio.
     Raises ProbeError if the video is not supported; see `probe`.
     """
 
@@ -68,10 +68,10 @@ class Cutter:
         """Return a file that shows frames `start` to `start + num_frames` (exclusive), unchanged and at their times.
 
         Times are measured from the first frame. The size and orientation of the pictures, the shape of their pixels and
-        their colors are those of the source. The sound from the first frame to the end of the last is stored without
+        their colors are those of the source. The audio from the first frame to the end of the last is stored without
         loss, in 16 bits, as FLAC, or as PCM in QuickTime files. The same video gives the same bytes.
 
-        The file is probed and its sound is compared before it is returned. verify: True to decode all of its frames,
+        The file is probed and its audio is compared before it is returned. verify: True to decode all of its frames,
         too.
 
         Raises ProbeError if the packets cannot be stored so that exactly these frames are shown, and DecodeError if the
@@ -157,7 +157,7 @@ def _schedule(times: Sequence[int], last_ticks: int) -> list[tuple[int, int, int
 
 
 class _Writer:
-    """MP4 or QuickTime file in memory, with a video track whose packets come from `video`, and a track of sound."""
+    """MP4 or QuickTime file in memory, with a video track whose packets come from `video`, and an audio track."""
 
     def __init__(self, video: VideoFile, time_base: Fraction, sound: AudioWindow | None) -> None:
         # A track's time base is one over an integer.

@@ -1,6 +1,6 @@
 """Clips with a white frame and a click at known moments, in many containers and codecs, made by the ffmpeg program.
 
-The reference for where a click sounds is the ffmpeg program too: its decoded samples and their timestamps.
+The reference for where a click audio is the ffmpeg program too: its decoded samples and their timestamps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.video.clips import FFMPEG, run_ffmpeg
 
 RATE = 48000
 FPS = 25
-#: Numbers of the white frames; a click sounds at the start of each.
+#: Numbers of the white frames; a click audio at the start of each.
 FLASHES = (12, 37, 61, 88)
 NUM_FRAMES = 100
 Float32s = npt.NDArray[np.float32]
@@ -108,7 +108,7 @@ def make_clip(kind: Kind, path: Path, *, offset: float = 0.0, video_filter: str 
 class Truth:
     """What the ffmpeg program makes of a clip: times of all frames and of the clicks, in seconds.
 
-    - sounds: (first time, mono samples) of each decoded audio frame.
+    - audio: (first time, mono samples) of each decoded audio frame.
     """
 
     frame_times: tuple[float, ...]

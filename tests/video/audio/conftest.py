@@ -1,4 +1,4 @@
-"""Clips with sound, made once a session."""
+"""Clips with audio, made once a session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SoundClips:
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundClips:
-    """`sound(kind)`: the path of a clip of tests/video/audio/clips.py."""
+    """`audio(kind)`: the path of a clip of tests/video/audio/clips.py."""
     return SoundClips(tmp_path_factory.mktemp("sound"))
 
 

@@ -1,4 +1,4 @@
-"""A click sounds where the ffmpeg program puts it relative to the same frame, in every delivered window (SAMPLE-2)."""
+"""A click audio where the ffmpeg program puts it relative to the same frame, in every delivered window (SAMPLE-2)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_clicks_of_videos_with_a_variable_frame_rate(sound: SoundClips) -> None:
 
 
 def test_clips_are_made_with_each_click_at_its_white_frame(sound: SoundClips) -> None:
-    """The test of the tests: the ffmpeg program shows and sounds both at the same time."""
+    """The test of the tests: the ffmpeg program shows and audio both at the same time."""
     for kind in ("pcm_s16le_mov", "aac_mp4", "flac_mkv", "ac3_ts"):
         truth = ffmpeg_truth(sound(kind))
         assert len(truth.flash_times) == len(truth.click_times) == 4

@@ -1,4 +1,4 @@
-"""Windows of a clip's audio, decoded in both ways, and where their clicks sound."""
+"""Windows of a clip's audio, decoded in both ways, and where their clicks audio."""
 
 from __future__ import annotations
 
