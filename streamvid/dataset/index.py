@@ -64,7 +64,7 @@ class AudioEntry:
     """Audio of a stored clip.
 
     codec: FFmpeg's name. sample_rate: in Hz.
-    offset_seconds: time at which the audio begins, minus that of the first frame.
+    start_seconds: time at which the audio begins, minus that of the first frame.
     gap_seconds: total duration of the gaps between samples.
     silence_share, clipping_share: fraction of the duration that is silent, and of the samples at full scale.
     loudness_lufs: integrated loudness (EBU R128), or None if all of the audio is below -70 LUFS.
@@ -74,7 +74,7 @@ class AudioEntry:
     codec: str
     sample_rate: int
     num_channels: int
-    offset_seconds: float | None = None
+    start_seconds: float | None = None
     gap_seconds: float | None = None
     silence_share: float | None = None
     clipping_share: float | None = None
@@ -184,7 +184,7 @@ _SAMPLE_COLUMNS: dict[str, tuple[str, Callable[[SampleRow], Any]]] = {
     "audio_codec": ("string", _of_audio("codec")),
     "audio_sample_rate": ("int32", _of_audio("sample_rate")),
     "audio_channels": ("int32", _of_audio("num_channels")),
-    "audio_offset_seconds": ("float64", _of_audio("offset_seconds")),
+    "audio_start_seconds": ("float64", _of_audio("start_seconds")),
     "audio_gap_seconds": ("float64", _of_audio("gap_seconds")),
     "audio_silence_share": ("float64", _of_audio("silence_share")),
     "audio_loudness_lufs": ("float64", _of_audio("loudness_lufs")),

@@ -124,9 +124,7 @@ _FIGURES: Mapping[str, _Figure] = {
     "upscale": _Figure("Scaling factor", ("upscale",), _column("upscale")),
     "psnr_y": _Figure("PSNR-Y (dB)", ("psnr_y",), _column("psnr_y")),
     "audio_loudness_lufs": _Figure("Loudness (LUFS)", ("audio_loudness_lufs",), _column("audio_loudness_lufs")),
-    "audio_offset_seconds": _Figure(
-        "Start of the audio (s)", ("audio_offset_seconds",), _column("audio_offset_seconds")
-    ),
+    "audio_start_seconds": _Figure("Start of the audio (s)", ("audio_start_seconds",), _column("audio_start_seconds")),
     "audio_silence_share": _Figure("Silence (%)", ("audio_silence_share",), _column("audio_silence_share", 100.0)),
     "caption_length": _Figure("Caption length (characters)", ("text",), _caption_length),
     "clip_bytes": _Figure("Clip size (kB)", ("clip_bytes",), _column("clip_bytes", 0.001)),

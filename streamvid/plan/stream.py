@@ -138,7 +138,7 @@ class BucketStream:
         return _Piece(where, order, places, (starts, sizes, keys))
 
     def count(self, order: Pass | None, places: IntArray) -> IntArray:
-        """Return the ordinals of the samples at these places of a pass."""
+        """Return the ordinals of the samples at these positions in a pass."""
         if order is None:
             return places
         turns = np.searchsorted(order.ends, places, side="right") - 1

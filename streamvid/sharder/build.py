@@ -326,7 +326,7 @@ def _sound(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, Audio
         facts = index = None
     if facts is None:
         return AudioEntry(span.codec, span.sample_rate, span.num_channels), None
-    digits = {"offset_seconds": 6, "gap_seconds": 6, "silence_share": 4, "clipping_share": 6, "loudness_lufs": 1}
+    digits = {"start_seconds": 6, "gap_seconds": 6, "silence_share": 4, "clipping_share": 6, "loudness_lufs": 1}
     values = {name: getattr(facts, name) for name in digits}
     # Decoders of lossy codecs compute with floating-point numbers, whose last digits differ between processors.
     rounded = {name: None if value is None else round(value, digits[name]) for name, value in values.items()}

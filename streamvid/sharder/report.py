@@ -233,7 +233,7 @@ def _video_rates(samples: Rows[PlannedSample]) -> Iterator[tuple[str, float]]:
 
 
 def _audio_summary(samples: Rows[PlannedSample]) -> AudioSummary:
-    names = ("probe.has_audio", "probe.audio_offset_seconds", "probe.audio_seconds", "probe.duration_seconds")
+    names = ("probe.has_audio", "probe.audio_start_seconds", "probe.audio_seconds", "probe.duration_seconds")
     num_videos = num_with_audio = 0
     unreadable, starts, lengths = list[str](), list[str](), list[str]()
     for source, has_audio, offset, seconds, of_video, problem in _videos(samples, *names, "probe.audio_problem"):

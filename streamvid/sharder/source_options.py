@@ -75,7 +75,7 @@ class SourceOptions:
         name sets its kind.
     where: condition in the syntax of the loader's `where=`. The condition can use metadata columns, text (the caption),
         source (the file name), and the width, height, num_frames, fps, duration_seconds, aspect_ratio, has_audio and
-        audio_offset_seconds of the file.
+        audio_start_seconds of the file.
         Rows for which the condition is false or unknown are rejected. A condition on metadata alone is evaluated
         before probing.
     """

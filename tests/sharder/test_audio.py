@@ -95,7 +95,7 @@ def test_conditions_of_a_loader_select_by_sound(kept: Path) -> None:
     for where, wanted in {
         "has_audio": {"whole.mp4", "late.mp4", "short.mov"},
         "not has_audio": {"mute.mp4"},
-        "has_audio and audio_offset_seconds < 0.1 and audio_channels == 2": {"whole.mp4"},
+        "has_audio and audio_start_seconds < 0.1 and audio_channels == 2": {"whole.mp4"},
     }.items():
         with streamvid.VideoLoader(kept, batch_size=1, num_workers=0, where=where, tail="uneven") as loader:
             assert {names[key] for batch in loader for key in batch.sample_keys} == wanted, where
@@ -135,7 +135,7 @@ def test_parts_of_files_have_the_sound_of_their_range(source: Source, tmp_path: 
     assert build(source, tmp_path / "ds", **options).num_samples == 2
     for row in rows_of(tmp_path / "ds"):
         first = row["window_start"] * RATE // FPS
-        assert (row["has_audio"], row["audio_codec"], row["audio_offset_seconds"]) == (True, "flac", 0.0)
+        assert (row["has_audio"], row["audio_codec"], row["audio_start_seconds"]) == (True, "flac", 0.0)
         found = heard(clip_of(tmp_path / "ds", row), tmp_path, RATE)
         assert np.array_equal(found, source.sound[:, first : first + RATE] / 32768)
     build(source, tmp_path / "mute", **options, audio="drop")
@@ -176,7 +176,7 @@ def test_require_holds_for_trusted_metadata(source: Source, tmp_path: Path) -> N
 
 
 def test_where_selects_input_by_sound(source: Source, tmp_path: Path) -> None:
-    report = plan(source, tmp_path / "ds", where="has_audio and audio_offset_seconds < 0.1")
+    report = plan(source, tmp_path / "ds", where="has_audio and audio_start_seconds < 0.1")
     assert kinds(report) == {"late.mp4": "where", "mute.mp4": "where"}
 
 

@@ -199,7 +199,7 @@ class _Merge:
         )
 
     def _affected(self) -> frozenset[str]:
-        """Return the samples files of the dataset that lose samples."""
+        """Return the samples files of the dataset from which samples are removed."""
         replaced = {self.dest.shards[number].index_path for number in self.left_out.of_dest}
         return frozenset(replaced | {shard.index_path for shard in self.dead})
 

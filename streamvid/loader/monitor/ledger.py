@@ -31,7 +31,7 @@ def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter
 
 
 def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
-    """Return all values that determine the plan, as JSON, from which `forecast/ledger.py` makes it again."""
+    """Return, as JSON, all values that determine the plan; `forecast/ledger.py` rebuilds the plan from them."""
     earlier = selection.earlier
     return {
         "plan_version": PLAN_VERSION,

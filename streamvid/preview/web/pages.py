@@ -327,7 +327,7 @@ class Pages:
         return self.root + path(*parts)
 
     def page(self, template: str, title: str, active: str, **values: Any) -> str:
-        """Render a whole page. active: page that the navigation marks."""
+        """Render a whole page. active: page to highlight in the navigation."""
         return render(template, title=title, active=active, **values, **self._common())
 
     def _common(self) -> dict[str, Any]:

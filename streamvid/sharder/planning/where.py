@@ -33,11 +33,11 @@ FACTS = {
     "duration_seconds": "float",
     "aspect_ratio": "float",
     "has_audio": "bool",
-    "audio_offset_seconds": "float",
+    "audio_start_seconds": "float",
 }
 """Types of the facts that probing determines. Sizes are display sizes in pixels; aspect_ratio is width / height;
-audio_offset_seconds is the time at which the audio begins, minus that of the first frame."""
-_OF_AUDIO = frozenset(("has_audio", "audio_offset_seconds"))
+audio_start_seconds is the time at which the audio begins, minus that of the first frame."""
+_OF_AUDIO = frozenset(("has_audio", "audio_start_seconds"))
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
 _ARROW = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}

@@ -66,7 +66,7 @@ class Probe:
     extension: extension of the tar member if the file is copied.
     timing: a `Timing` as text; "" if it is not needed.
     has_audio: True if the file has audio that can be read; None if this is unknown.
-    audio_offset_seconds: time at which the audio begins, minus that of the first frame.
+    audio_start_seconds: time at which the audio begins, minus that of the first frame.
     audio_seconds: duration of the audio.
     audio_problem: reason why the file's audio cannot be read, or "".
     """
@@ -82,7 +82,7 @@ class Probe:
     pixel_format: str = ""
     timing: str = ""
     has_audio: bool | None = None
-    audio_offset_seconds: float | None = None
+    audio_start_seconds: float | None = None
     audio_seconds: float | None = None
     audio_problem: str = ""
 
@@ -159,7 +159,7 @@ def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
             raise ProbeError(f"its audio is damaged: {error}", kind="audio") from error
     return {
         "has_audio": True,
-        "audio_offset_seconds": float(span.begin_seconds - info.timestamps[0] * info.time_base),
+        "audio_start_seconds": float(span.begin_seconds - info.timestamps[0] * info.time_base),
         "audio_seconds": float(span.end_seconds - span.begin_seconds),
     }
 

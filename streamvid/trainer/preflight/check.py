@@ -85,7 +85,9 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
     with open_trial(config, checkpoints_activations=False) as trial:
         batches = trial.batches()
         if not batches:
-            raise ConfigError("no bucket has a step; lower data.batch_size, or use a dataset with more samples")
+            raise ConfigError(
+                "no bucket has enough samples for a step; lower data.batch_size, or use a dataset with more samples"
+            )
         _check_sizes(trial, [batch.bucket for batch in batches])
         tokens = [_tokens(trial, batch.bucket) for batch in batches]
         fixed = fixed_memory(trial.module.model, config.optimizer.ema_decay is not None)

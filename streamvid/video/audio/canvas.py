@@ -50,7 +50,7 @@ def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int
 
 
 def check_out(out: Float32s, audio: AudioFormat) -> None:
-    """Raise ConfigError unless `out` is a writeable float32 array of shape (channels, samples), not empty."""
+    """Raise ConfigError unless `out` is a non-empty, writeable float32 array of shape (channels, samples)."""
     if out.dtype != np.float32 or out.ndim != 2 or len(out) != audio.num_channels or not out.size:
         raise ConfigError(
             f"out is {out.dtype} of shape {out.shape}; it must be float32 of shape ({audio.num_channels}, samples), "

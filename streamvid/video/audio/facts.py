@@ -26,8 +26,8 @@ class AudioFacts:
 
     - codec: FFmpeg's name.
     - sample_rate, num_channels: of the first decoded samples.
-    - offset_seconds: start of the audio minus start of the video.
-    - end_offset_seconds: end of the audio minus end of the video.
+    - start_seconds: start of the audio minus start of the video.
+    - end_seconds: end of the audio minus end of the video.
     - duration_seconds: from the first to the end of the last sample, including gaps.
     - gap_seconds: sum of the gaps between samples.
     - silence_share: share of the tenths of a second of the duration in which no sample exceeds -60 dBFS.
@@ -39,8 +39,8 @@ class AudioFacts:
     codec: str
     sample_rate: int
     num_channels: int
-    offset_seconds: float
-    end_offset_seconds: float
+    start_seconds: float
+    end_seconds: float
     duration_seconds: float
     gap_seconds: float
     silence_share: float
@@ -111,8 +111,8 @@ class FactsMeasure:
             codec=self._codec,
             sample_rate=rate,
             num_channels=channels,
-            offset_seconds=float(self._start - first * table.time_base),
-            end_offset_seconds=float(self._end - last * table.time_base),
+            start_seconds=float(self._start - first * table.time_base),
+            end_seconds=float(self._end - last * table.time_base),
             duration_seconds=float(duration),
             gap_seconds=float(self._gap),
             silence_share=max(0.0, 1 - len(self._loud) / num_blocks),

@@ -32,7 +32,7 @@ _SLACK_SECONDS = {"vorbis": Fraction(1, 40)}
 class DecodedFrame:
     """A decoded frame, and which of its samples are audio.
 
-    - packet: ordinal of the packet that returned it.
+    - packet: ordinal of the packet after which the decoder returned it.
     - timestamp: of its first sample, in ticks; None if unknown.
     - head: number of samples to cut from its start (priming). stop: number of its samples before the padding.
     """

@@ -35,7 +35,7 @@ class Piece:
     - position: of the first sample, in samples at `sample_rate` from the timeline's zero.
     - samples: (channels, n) float32 array; integers are divided by 2^(bits - 1).
     - layout: FFmpeg's name of the channels.
-    - packet: ordinal of the packet that returned the frame.
+    - packet: ordinal of the packet after which the decoder returned the frame.
     - head, num_decoded: number of samples cut from the frame's start, and number of samples of the whole frame.
     """
 
@@ -71,7 +71,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
 
 
 def decode_pieces(stream: AudioStream, packets: Iterable[Packet[AudioStream]], is_exact: bool) -> Iterator[Piece]:
-    """Decode the packets of a stream from its start on.
+    """Decode the packets of a stream, beginning with the first.
 
     is_exact: True if the container stores where the audio ends (MP4), so that padding after it can be cut.
     Raises ProbeError if a packet does not decode, except at the start, where a stream may have been cut.

@@ -77,7 +77,7 @@ def _read(
 
 
 def _pieces(video: VideoFile, stream: AudioStream, seconds: Fraction) -> Iterator[Piece]:
-    """Decode the stream from a place before `seconds` on."""
+    """Decode the stream, starting at a point before `seconds`."""
     time_base, start, decoder = stream.time_base, seconds - _PREROLL_SECONDS, stream.codec_context
     is_exact = video.container_name == "mov" and time_base == Fraction(1, decoder.sample_rate or 1)
     is_exact = is_exact and can_start_anywhere(decoder.codec.canonical_name, decoder.extradata or b"")

@@ -40,7 +40,7 @@ def test_facts_of_a_known_track(tmp_path: Path) -> None:
     tone[RATE : RATE + 4800] = np.sign(tone[RATE : RATE + 4800])  # a twentieth is clipped
     facts = facts_of(video_with(tone * 0.999985, tmp_path / "a.mov"))
     assert (facts.codec, facts.sample_rate, facts.num_channels) == ("pcm_s16le", RATE, 1)
-    assert (facts.offset_seconds, facts.end_offset_seconds, facts.duration_seconds) == (0, 0, 2)
+    assert (facts.start_seconds, facts.end_seconds, facts.duration_seconds) == (0, 0, 2)
     assert facts.gap_seconds == 0
     assert facts.silence_share == pytest.approx(0.25)
     assert facts.clipping_share == pytest.approx(0.05, rel=0.3)
@@ -53,10 +53,10 @@ def test_a_silent_track_has_no_loudness(tmp_path: Path) -> None:
 
 def test_offsets_and_gaps_are_seconds(sound: SoundClips) -> None:
     late = facts_of(sound("pcm_s16le_mov", 1.237))
-    assert late.offset_seconds == pytest.approx(1.237, abs=1e-3)
-    assert late.end_offset_seconds == pytest.approx(1.237, abs=1e-3)
+    assert late.start_seconds == pytest.approx(1.237, abs=1e-3)
+    assert late.end_seconds == pytest.approx(1.237, abs=1e-3)
     early = facts_of(sound("pcm_s16le_mkv", -0.731))
-    assert early.offset_seconds == pytest.approx(-0.731, abs=1e-3)
+    assert early.start_seconds == pytest.approx(-0.731, abs=1e-3)
     torn = facts_of(sound.copied("flac_mkv", "-bsf:a noise=amount=0:drop='between(n,15,20)'"))
     assert torn.gap_seconds == pytest.approx(6 * 4096 / RATE, abs=2e-3)
     assert torn.duration_seconds == pytest.approx(4, abs=2e-3)
