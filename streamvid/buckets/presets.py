@@ -116,6 +116,6 @@ def sizes_text(config: BucketConfig) -> str:
 
 
 def frames_text(config: BucketConfig) -> str:
-    """Return the frame counts as a short string, such as ``17 33 49 65 81``, or ``1 5 … 129`` for more than 6 counts."""
+    """Return the frame counts as a short string: ``17 33 49 65 81``, or ``1 5 … 129`` for more than 6 counts."""
     counts = sorted({bucket.num_frames for bucket in config.table.buckets})
     return " ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} {counts[1]} … {counts[-1]}"
