@@ -29,7 +29,7 @@ from tests.video.clips import run_ffmpeg
 
 FPS, RATE, NUM_FRAMES = 24, 48_000, 48
 OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@17"), "workers": 1, "caption_column": ""}
-AUDIO = ("codec", "sample_rate", "channels", "offset_seconds", "gap_seconds", "silence_share")
+AUDIO = ("codec", "sample_rate", "channels", "start_seconds", "gap_seconds", "silence_share")
 SECONDS = NUM_FRAMES / FPS
 
 
@@ -275,5 +275,5 @@ def test_files_with_sound_only_are_rejected_with_a_remedy(source: Source, tmp_pa
     report = dry_run(tmp_path, tmp_path / "ds", shard_options(**{**OPTIONS, "metadata": table}))
     assert [one.kind for one in report.rejections] == ["not-media"] * 4
     assert all("only audio" in one.reason and "ffmpeg -i AUDIO -i VIDEO" in one.reason for one in report.rejections)
-    with pytest.raises(ConfigError, match="inputs of audio are not supported"):
+    with pytest.raises(ConfigError, match="audio as a conditioning input is not supported"):
         shard_options(**{**OPTIONS, "media": {"audio:speech": "path"}})
