@@ -13,13 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from streamvid.recipes.diffusion.times import shifted
+
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """(x_t (B, C, t, h, w), times (B,)) → velocity, in the shape of x_t."""
-
-
-def shifted(times: Tensor, shift: float) -> Tensor:
-    """Return times moved toward the noise if shift > 1. Large latents stay recognizable under more noise."""
-    return shift * times / (1 + (shift - 1) * times)
 
 
 def draw_noise_and_times(
