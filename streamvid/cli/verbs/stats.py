@@ -116,9 +116,9 @@ def _print_encoding(native: NativeClips) -> None:
     encoding, psnr_y = native.encoding, native.quality["psnr_y"]
     crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
     rate = "as in the sources" if encoding["fps"] is None else encoding["fps"]
-    sound = "" if encoding["audio"] is None else f", audio {encoding['audio']}"
+    audio = "" if encoding["audio"] is None else f", audio {encoding['audio']}"
     click.echo(
-        f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}{sound}; "
+        f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}{audio}; "
         f"PSNR-Y mean {psnr_y['mean']:.1f}, 5th percentile {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f} dB"
     )
 
