@@ -6,7 +6,7 @@ Moments without audio stay silent. Where pieces overlap, the later one replaces 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from streamvid.video.audio.mixing import mix
 from streamvid.video.audio.resample import phase_step, reach, resample
 
 _MAX_VALUES = 1 << 28  # 1 GiB of float32
+_MAX_RUN = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,16 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
         raise ConfigError("out must be writeable")
 
 
+@dataclass(slots=True)
+class _Run:
+    """Adjacent pieces of equal form, which are drawn at once: the cost per piece would exceed that of its samples."""
+
+    form: tuple[str, int, int]  # layout, sample rate, number of channels
+    position: int
+    end: int
+    parts: list[Float32s] = field(default_factory=list)
+
+
 class Canvas:
     """Samples of a window at each of the stream's rates. first_sample, out: the window on the delivered grid."""
 
@@ -67,9 +78,24 @@ class Canvas:
         self._first, self._count, self._audio = first_sample, num_samples, audio
         self._layers: dict[int, tuple[int, Float32s]] = {}
         self._present = np.zeros(num_samples, np.bool_)
+        self._run: _Run | None = None
 
     def draw(self, position: int, samples: Float32s, layout: str, rate: int) -> None:
         """Draw samples (channels of `layout`, n) that begin at `position`, in samples at `rate`."""
+        form, run = (layout, rate, len(samples)), self._run
+        if run is None or position != run.end or form != run.form or run.end - run.position > _MAX_RUN:
+            self._draw_run()
+            run = self._run = _Run(form, position, position)
+        run.parts.append(samples)
+        run.end += samples.shape[1]
+
+    def _draw_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            layout, rate, _ = run.form
+            self._draw(run.position, np.concatenate(run.parts, axis=1), layout, rate)
+
+    def _draw(self, position: int, samples: Float32s, layout: str, rate: int) -> None:
         span = needed_span(self._first, self._count, self._audio.sample_rate, rate)
         begin, end = max(position, span.first), min(position + samples.shape[1], span.stop)
         if begin >= end:
@@ -109,6 +135,7 @@ class Canvas:
 
     def render(self, out: Float32s) -> AudioResult:
         """Write the window into `out` (channels, samples)."""
+        self._draw_run()
         out_rate = self._audio.sample_rate
         out[:] = 0
         for rate, (start, layer) in self._layers.items():

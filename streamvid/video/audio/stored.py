@@ -47,10 +47,11 @@ def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, da
         frames = _decode(decoder, data[offset : offset + size], is_wanted=count > 0)
         if not count:
             continue
-        samples = np.concatenate([samples_of(frame) for frame in frames] or [np.zeros((1, 0), np.float32)], axis=1)
-        rates = {frame.sample_rate for frame in frames}
-        if samples.shape[1] < head + count or rates != {info.sample_rate}:
+        is_right = sum(frame.samples for frame in frames) >= head + count
+        if not is_right or any(frame.sample_rate != info.sample_rate for frame in frames):
             raise DecodeError("the data is damaged: a packet of the audio does not decode to its samples")
+        parts = [samples_of(frame) for frame in frames]
+        samples = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         canvas.draw(position, samples[:, head : head + count], frames[0].layout.name, info.sample_rate)
 
 
