@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamvid.errors import DecodeError
 from streamvid.video.audio.canvas import needed_span
 from streamvid.video.audio.codecs import INDEXED_CODECS, can_start_anywhere, preroll
+from streamvid.video.audio.convergence import short_preroll
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import AudioStreamInfo, audio_stream, info_of
 from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
@@ -121,6 +122,7 @@ class AudioIndex:
         """Return the packet at which decoding starts, so that packet `first` decodes as in the whole track."""
         info = self.info
         num_samples, num_packets = preroll(info.codec, info.extradata, info.sample_rate)
+        num_samples = num_samples if info.preroll is None else info.preroll
         start = max(0, first - num_packets)
         while start > 0 and self.positions[start] > self.positions[first] - num_samples:
             start -= 1
@@ -180,6 +182,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
         if not is_possible or not pieces.fit(len(places.offsets)):
             return None
         info = replace(info_of(stream), sample_rate=pieces.rates.pop())
+        info = replace(info, preroll=short_preroll(info, places.parts()))
     return _make_index(info, pieces, places, memoryview(data))
 
 
@@ -217,6 +220,11 @@ class _StoredPackets:
             self.offsets.append(offset)
             self.sizes.append(packet.size)
             yield packet
+
+    def parts(self) -> Iterator[memoryview]:
+        """Yield the bytes of each packet."""
+        for offset, size in zip(self.offsets, self.sizes, strict=True):
+            yield self._data[offset : offset + size]
 
 
 def _make_index(info: AudioStreamInfo, pieces: _PieceNumbers, places: _StoredPackets, data: memoryview) -> AudioIndex:
