@@ -64,7 +64,8 @@ def test_a_native_clip_has_the_sound_of_its_window(
     wanted = sound[:, WANTED] / 32768
     assert made.has_audio and tracks(made.data) == [(codec, RATE, "stereo", wanted.shape[1])]
     found = heard(made.data, tmp_path, RATE)
-    assert shift_of(found, wanted) == 0 and abs(found.shape[1] - wanted.shape[1]) <= 1024
+    # The ffmpeg program decodes the last packet to its end, which has up to 60 ms.
+    assert shift_of(found, wanted) == 0 and abs(found.shape[1] - wanted.shape[1]) <= 2880
     if codec == "flac":
         assert np.array_equal(found[:, : wanted.shape[1]], wanted)
     else:

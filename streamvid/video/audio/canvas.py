@@ -6,7 +6,8 @@ Moments without audio stay silent. Where pieces overlap, the later one replaces 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from streamvid.video.audio.mixing import mix
 from streamvid.video.audio.resample import phase_step, reach, resample
 
 _MAX_VALUES = 1 << 28  # 1 GiB of float32
+_MAX_RUN = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +62,62 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
         raise ConfigError("out must be writeable")
 
 
-class Canvas:
-    """Samples of a window at each of the stream's rates. first_sample, out: the window on the delivered grid."""
+@dataclass(slots=True)
+class _Run:
+    """Adjacent pieces of equal form, which are drawn at once: the cost per piece would exceed that of its samples."""
 
-    def __init__(self, first_sample: int, num_samples: int, audio: AudioFormat) -> None:
-        self._first, self._count, self._audio = first_sample, num_samples, audio
-        self._layers: dict[int, tuple[int, Float32s]] = {}
-        self._present = np.zeros(num_samples, np.bool_)
+    form: tuple[str, int, int]  # layout, sample rate, number of channels
+    position: int
+    end: int
+    parts: list[Float32s] = field(default_factory=list)
+
+    def within(self, begin: int, end: int) -> Iterator[Float32s]:
+        """Yield the samples from `begin` to `end` (exclusive), in parts."""
+        at = self.position
+        for part in self.parts:
+            kept = part[:, max(0, begin - at) : max(0, end - at)]
+            at += part.shape[1]
+            if kept.shape[1]:
+                yield kept
+
+
+class Canvas:
+    """Window `out` (channels, samples) of the delivered grid from `first_sample` on. It is complete after `render`."""
+
+    def __init__(self, first_sample: int, out: Float32s, audio: AudioFormat) -> None:
+        self._first, self._out, self._audio = first_sample, out, audio
+        out[:] = 0
+        # Sample rate → first sample and samples of the layer. That of the delivered rate is the window itself.
+        self._layers: dict[int, tuple[int, Float32s]] = {audio.sample_rate: (first_sample, out)}
+        self._present = np.zeros(self._count, np.bool_)
+        self._run: _Run | None = None
+
+    @property
+    def _count(self) -> int:
+        return int(self._out.shape[1])
 
     def draw(self, position: int, samples: Float32s, layout: str, rate: int) -> None:
         """Draw samples (channels of `layout`, n) that begin at `position`, in samples at `rate`."""
+        form, run = (layout, rate, len(samples)), self._run
+        if run is None or position != run.end or form != run.form or run.end - run.position > _MAX_RUN:
+            self._draw_run()
+            run = self._run = _Run(form, position, position)
+        run.parts.append(samples)
+        run.end += samples.shape[1]
+
+    def _draw_run(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        layout, rate, _ = run.form
         span = needed_span(self._first, self._count, self._audio.sample_rate, rate)
-        begin, end = max(position, span.first), min(position + samples.shape[1], span.stop)
+        begin, end = max(run.position, span.first), min(run.end, span.stop)
         if begin >= end:
             return
         start, layer = self._layer(rate, span)
-        mixed = mix(samples[:, begin - position : end - position], layout, self._audio.num_channels)
         self._erase(begin, end, rate)
-        layer[:, begin - start : end - start] = mixed
+        parts = [mix(part, layout, self._audio.num_channels) for part in run.within(begin, end)]
+        np.concatenate(parts, axis=1, out=layer[:, begin - start : end - start])
         self._mark(begin, end, rate)
 
     def _layer(self, rate: int, span: Span) -> tuple[int, Float32s]:
@@ -107,16 +147,13 @@ class Canvas:
         low, high = -(-begin * out_rate // rate) - self._first, -(-end * out_rate // rate) - self._first
         self._present[max(0, low) : max(0, high)] = True
 
-    def render(self, out: Float32s) -> AudioResult:
-        """Write the window into `out` (channels, samples)."""
+    def render(self) -> AudioResult:
+        """Complete the window."""
+        self._draw_run()
         out_rate = self._audio.sample_rate
-        out[:] = 0
         for rate, (start, layer) in self._layers.items():
-            if rate == out_rate:
-                offset = self._first - start
-                out += layer[:, offset : offset + self._count]
-                continue
-            offset = self._first - start // phase_step(rate, out_rate) * (out_rate // math.gcd(rate, out_rate))
-            out += resample(layer, rate, out_rate)[:, offset : offset + self._count]
+            if rate != out_rate:
+                offset = self._first - start // phase_step(rate, out_rate) * (out_rate // math.gcd(rate, out_rate))
+                self._out += resample(layer, rate, out_rate)[:, offset : offset + self._count]
         present = int(self._present.sum())
         return AudioResult(present > 0, present)

@@ -36,13 +36,13 @@ def decode_audio_file(
             if stream is None:
                 out[:] = 0
                 return NO_AUDIO
-            canvas = Canvas(first_sample, out.shape[1], audio)
+            canvas = Canvas(first_sample, out, audio)
             packets = audio_packets(video, stream)
             last = Fraction(first_sample + out.shape[1], audio.sample_rate) + _OVERLAP_SECONDS
             for piece in decode_pieces(stream, packets, video.container_name == "mov"):
                 if piece.position > last * piece.sample_rate:
                     break
                 canvas.draw(piece.position, piece.samples, piece.layout, piece.sample_rate)
-            return canvas.render(out)
+            return canvas.render()
     except ProbeError as error:
         raise DecodeError(str(error)) from error

@@ -50,11 +50,6 @@ def first_sample_at(seconds: Fraction, sample_rate: int) -> int:
     return round_half_up(seconds * sample_rate)
 
 
-def num_samples_of(num_frames: int, fps: Fraction, sample_rate: int) -> int:
-    """Return the number of samples of `num_frames` frames at a constant rate, at least 1."""
-    return max(1, round_half_up(num_frames / fps * sample_rate))
-
-
 def offset_seconds(seconds: Fraction, first_sample: int, sample_rate: int) -> float:
     """Return the time of a window's first sample minus the window's start; at most half a sample in either direction
     if `first_sample` is the result of `first_sample_at`."""

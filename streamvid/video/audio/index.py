@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamvid.errors import DecodeError
 from streamvid.video.audio.canvas import needed_span
 from streamvid.video.audio.codecs import INDEXED_CODECS, can_start_anywhere, preroll
+from streamvid.video.audio.convergence import short_preroll
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import AudioStreamInfo, audio_stream, info_of
 from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
@@ -86,7 +87,7 @@ class AudioIndex:
             raise DecodeError("the audio packet index is invalid; copy the dataset again")
 
     @cached_property
-    def _edges(self) -> list[int]:
+    def _edges(self) -> Int64s:
         """Ordinals of the first packet of each segment, and the number of packets."""
         return _segment_edges(self.offsets, self.sizes)
 
@@ -121,6 +122,7 @@ class AudioIndex:
         """Return the packet at which decoding starts, so that packet `first` decodes as in the whole track."""
         info = self.info
         num_samples, num_packets = preroll(info.codec, info.extradata, info.sample_rate)
+        num_samples = num_samples if info.preroll is None else info.preroll
         start = max(0, first - num_packets)
         while start > 0 and self.positions[start] > self.positions[first] - num_samples:
             start -= 1
@@ -128,28 +130,25 @@ class AudioIndex:
 
     def _pieces(self, first: int, last: int) -> tuple[tuple[tuple[int, int, bytes], ...], int, int]:
         edges = self._edges
-        mine = range(int(np.searchsorted(edges, first, "right")) - 1, int(np.searchsorted(edges, last, "right")))
-        bounds = [self._bounds(edges[number], edges[number + 1]) for number in mine]
-        low, high = min(bound[0] for bound in bounds), max(bound[1] for bound in bounds)
+        begin, stop = int(np.searchsorted(edges, first, "right")) - 1, int(np.searchsorted(edges, last, "right"))
+        firsts, lasts = edges[begin:stop], edges[begin + 1 : stop + 1] - 1
+        # Within a segment, packets are stored in this order.
+        starts, ends = self.offsets[firsts], self.offsets[lasts] + self.sizes[lasts]
+        low, high = int(starts.min()), int(ends.max())
+        sums = self.checksums[begin:stop].tobytes()
+        places = zip((starts - low).tolist(), (ends - low).tolist(), strict=True)
         pieces = tuple(
-            (begin - low, end - low, self.checksums[number].tobytes())
-            for number, (begin, end) in zip(mine, bounds, strict=True)
+            (start, end, sums[at : at + CHECKSUM_BYTES])
+            for at, (start, end) in zip(range(0, len(sums), CHECKSUM_BYTES), places, strict=True)
         )
         return pieces, low, high
 
-    def _bounds(self, first: int, stop: int) -> tuple[int, int]:
-        offsets, sizes = self.offsets[first:stop], self.sizes[first:stop]
-        return int(offsets.min()), int((offsets + sizes).max())
 
-
-def _segment_edges(offsets: Int64s, sizes: Int64s) -> list[int]:
-    edges = [0]
+def _segment_edges(offsets: Int64s, sizes: Int64s) -> Int64s:
     gaps = offsets[1:] - (offsets + sizes)[:-1]
-    is_apart = (gaps < 0) | (gaps > _MAX_BETWEEN)
-    for number, apart in enumerate(is_apart.tolist(), start=1):
-        if apart or number - edges[-1] >= _SEGMENT_PACKETS:
-            edges.append(number)
-    return [*edges, len(offsets)]
+    apart = np.flatnonzero((gaps < 0) | (gaps > _MAX_BETWEEN)) + 1
+    runs = pairwise([0, *apart.tolist(), len(offsets)])
+    return np.array([*chain.from_iterable(range(*run, _SEGMENT_PACKETS) for run in runs), len(offsets)], np.int64)
 
 
 def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], None] | None = None) -> AudioIndex | None:
@@ -180,6 +179,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
         if not is_possible or not pieces.fit(len(places.offsets)):
             return None
         info = replace(info_of(stream), sample_rate=pieces.rates.pop())
+        info = replace(info, preroll=short_preroll(info, places.parts()))
     return _make_index(info, pieces, places, memoryview(data))
 
 
@@ -218,6 +218,11 @@ class _StoredPackets:
             self.sizes.append(packet.size)
             yield packet
 
+    def parts(self) -> Iterator[memoryview]:
+        """Yield the bytes of each packet."""
+        for offset, size in zip(self.offsets, self.sizes, strict=True):
+            yield self._data[offset : offset + size]
+
 
 def _make_index(info: AudioStreamInfo, pieces: _PieceNumbers, places: _StoredPackets, data: memoryview) -> AudioIndex:
     size = len(places.offsets)
@@ -230,7 +235,7 @@ def _make_index(info: AudioStreamInfo, pieces: _PieceNumbers, places: _StoredPac
     offsets, sizes = np.array(places.offsets, np.int64), np.array(places.sizes, np.int64)
     edges = _segment_edges(offsets, sizes)
     digests = b"".join(
-        checksum(data[offsets[first] : offsets[stop - 1] + sizes[stop - 1]]) for first, stop in pairwise(edges)
+        checksum(data[offsets[first] : offsets[stop - 1] + sizes[stop - 1]]) for first, stop in pairwise(edges.tolist())
     )
     checksums = np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES)
     return AudioIndex(info, positions, offsets, sizes, heads, counts, checksums)

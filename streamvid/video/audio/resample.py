@@ -18,7 +18,7 @@ from streamvid.video.audio.grid import LAYOUTS
 _FILTER_SIZE, _CUTOFF = 128, 0.97
 _MAX_PHASES = 1024  # with more, libswresample interpolates between phases
 _MAX_COEFFICIENTS = 1 << 24
-_CHUNK = 1 << 16
+_CHUNK = 1 << 14  # larger arrays get fresh memory from the system, whose first use is slow
 
 
 def phase_step(in_rate: int, out_rate: int) -> int:
@@ -39,13 +39,21 @@ def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
     phases = min(_MAX_PHASES, out_rate // math.gcd(in_rate, out_rate))
     if phases * _num_taps(in_rate, out_rate) > _MAX_COEFFICIENTS:
         raise DecodeError(f"the audio has {in_rate} Hz, which cannot be resampled to {out_rate} Hz; re-encode it")
+    # One channel at a time, because libswresample takes twice as long to separate and to interleave packed channels.
+    channels = [_resample(channel[None], in_rate, out_rate) for channel in samples]
+    out = np.empty((len(channels), sum(part.shape[1] for part in channels[0])), np.float32)
+    for number, parts in enumerate(channels):
+        np.concatenate(parts, axis=1, out=out[number : number + 1])
+    return out
+
+
+def _resample(channel: Float32s, in_rate: int, out_rate: int) -> list[Float32s]:
     options = f"{out_rate}:filter_size={_FILTER_SIZE}:cutoff={_CUTOFF}"
-    chain = AudioChain([("aresample", options)], LAYOUTS[len(samples)], in_rate)
+    chain = AudioChain([("aresample", options)], LAYOUTS[1], in_rate)
     frames = []
-    for start in range(0, samples.shape[1], _CHUNK):
-        frames += chain.run(samples[:, start : start + _CHUNK])
-    parts = [samples_of(frame) for frame in [*frames, *chain.run(None)]]
-    return np.concatenate(parts, axis=1)
+    for start in range(0, channel.shape[1], _CHUNK):
+        frames += chain.run(channel[:, start : start + _CHUNK])
+    return [samples_of(frame) for frame in [*frames, *chain.run(None)]]
 
 
 def _num_taps(in_rate: int, out_rate: int) -> int:

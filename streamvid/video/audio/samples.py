@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from streamvid.errors import ProbeError
 from streamvid.video.audio.codecs import EXACT_CODECS, OPENED_BY_FIRST_PACKET
@@ -151,6 +151,15 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
                 kind="limit",
             )
     return frames
+
+
+def packet_of(data: memoryview) -> Packet[Any]:
+    """Return a packet with a copy of the data, because decoders read slightly beyond a packet's end."""
+    from av.packet import Packet
+
+    packet: Packet[Any] = Packet(len(data))
+    packet.update(cast("bytes", data))
+    return packet
 
 
 def _layout_error(frame: AudioFrame) -> ProbeError | None:

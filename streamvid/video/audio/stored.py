@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,13 +11,12 @@ from streamvid.video.audio.canvas import AudioResult, Canvas, check_out
 from streamvid.video.audio.frames import Float32s, samples_of
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.index import Int64s
-from streamvid.video.audio.samples import decode_packet
+from streamvid.video.audio.samples import decode_packet, packet_of
 from streamvid.video.audio.stream import AudioStreamInfo, open_audio_decoder
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
     from av.audio.frame import AudioFrame
-    from av.packet import Packet
 
 
 def decode_audio_packets(
@@ -33,13 +32,13 @@ def decode_audio_packets(
     Raises DecodeError if a packet does not decode (the contents of `out` are then undefined).
     """
     check_out(out, audio)
-    canvas = Canvas(first_sample, out.shape[1], audio)
+    canvas = Canvas(first_sample, out, audio)
     if len(packets):
         try:
             _draw(open_audio_decoder(info), info, packets, data, canvas)
         except ProbeError as error:
             raise DecodeError(str(error)) from error
-    return canvas.render(out)
+    return canvas.render()
 
 
 def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, data: memoryview, canvas: Canvas) -> None:
@@ -47,21 +46,17 @@ def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, da
         frames = _decode(decoder, data[offset : offset + size], is_wanted=count > 0)
         if not count:
             continue
-        samples = np.concatenate([samples_of(frame) for frame in frames] or [np.zeros((1, 0), np.float32)], axis=1)
-        rates = {frame.sample_rate for frame in frames}
-        if samples.shape[1] < head + count or rates != {info.sample_rate}:
+        is_right = sum(frame.samples for frame in frames) >= head + count
+        if not is_right or any(frame.sample_rate != info.sample_rate for frame in frames):
             raise DecodeError("the data is damaged: a packet of the audio does not decode to its samples")
+        parts = [samples_of(frame) for frame in frames]
+        samples = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         canvas.draw(position, samples[:, head : head + count], frames[0].layout.name, info.sample_rate)
 
 
 def _decode(decoder: AudioCodecContext, data: memoryview, is_wanted: bool) -> list[AudioFrame]:
-    from av.packet import Packet
-
-    # Copy the data, which Packet(data) would not do: decoders read slightly beyond a packet's end.
-    packet: Packet[Any] = Packet(len(data))
-    packet.update(cast("bytes", data))
     try:
-        return decode_packet(decoder, packet)
+        return decode_packet(decoder, packet_of(data))
     except ProbeError:
         if is_wanted:
             raise

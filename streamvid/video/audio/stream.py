@@ -29,6 +29,7 @@ class AudioStreamInfo:
     - extradata: the codec header as stored in the container.
     - sample_rate: of the decoded samples, in Hz.
     - num_channels, layout: number of channels, and FFmpeg's name of their layout, as declared by the container.
+    - preroll: number of samples to decode before the first wanted packet, as measured; None for that of the codec.
 
     Raises DecodeError for impossible values.
     """
@@ -38,6 +39,7 @@ class AudioStreamInfo:
     sample_rate: int
     num_channels: int
     layout: str
+    preroll: int | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -45,6 +47,7 @@ class AudioStreamInfo:
             or not all(isinstance(number, int) for number in (self.sample_rate, self.num_channels))
             or not MIN_RATE <= self.sample_rate <= MAX_RATE
             or not 1 <= self.num_channels <= MAX_CHANNELS
+            or not (self.preroll is None or (isinstance(self.preroll, int) and 0 <= self.preroll <= MAX_RATE))
             or len(self.extradata) > MAX_EXTRADATA_BYTES
             or "(" in self.layout.partition(" channels ")[2]  # see check_layout
             or "+" in self.layout

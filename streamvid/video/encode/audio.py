@@ -129,7 +129,9 @@ class AudioTrack:
         self._packets: list[Packet[AudioStream]] = []
         self._num_encoded, self._is_ended = 0, False
         rate = window.format.sample_rate
-        self._stream = cast("AudioStream", container.add_stream(profile.encoder, rate=rate))
+        self._stream = cast(
+            "AudioStream", container.add_stream(profile.encoder, rate=rate, options=dict(profile.options))
+        )
         self._layout = LAYOUTS[window.format.num_channels]
         encoder: AudioCodecContext = self._stream.codec_context
         encoder.layout, encoder.format = self._layout, profile.sample_format

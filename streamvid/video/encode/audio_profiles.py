@@ -20,6 +20,7 @@ class AudioProfile:
     bits_per_second: bit rate per channel; None for a lossless codec.
     max_channels: maximum number of channels; sources with more are mixed down to it.
     sample_rates: allowed sample rates in descending order; () for all up to 192 kHz.
+    options: (name, value) of the encoder's options.
     """
 
     codec: str
@@ -28,6 +29,7 @@ class AudioProfile:
     bits_per_second: int | None
     max_channels: int = 2
     sample_rates: tuple[int, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
 
     def sample_rate(self, of_source: int) -> int:
         """Return the sample rate of a track: that of its source if the codec allows it, otherwise 48 kHz."""
@@ -36,10 +38,15 @@ class AudioProfile:
 
 
 _AAC_RATES = (96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8000)
+#: Opus packets of 60 ms without prediction from earlier frames, which the encoder leaves out if packets may get lost:
+#: windows need fewer packets, and only 120 ms before their start.
+_OPUS_OPTIONS = (("frame_duration", "60"), ("packet_loss", "100"))
+#: Substituted noise would have other random values in each window.
+_AAC_OPTIONS = (("aac_pns", "0"),)
 #: Opus has one clock, of 48 kHz.
 AUDIO_PROFILES: dict[MadeAudioCodec, AudioProfile] = {
-    "opus": AudioProfile("opus", "libopus", "flt", 64_000, sample_rates=(48_000,)),
-    "aac": AudioProfile("aac", "aac", "fltp", 96_000, sample_rates=_AAC_RATES),
+    "opus": AudioProfile("opus", "libopus", "flt", 72_000, sample_rates=(48_000,), options=_OPUS_OPTIONS),
+    "aac": AudioProfile("aac", "aac", "fltp", 96_000, sample_rates=_AAC_RATES, options=_AAC_OPTIONS),
     "flac": AudioProfile("flac", "flac", "s16", None, max_channels=8),
     "pcm_s16le": AudioProfile("pcm_s16le", "pcm_s16le", "s16", None, max_channels=8),
 }

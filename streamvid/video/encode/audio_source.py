@@ -65,11 +65,11 @@ def _read(
             if (piece := next(pieces, None)) is None:
                 break
             held.append(piece)
-        canvas = Canvas(first, size, audio)
+        out = np.zeros((audio.num_channels, size), np.float32)
+        canvas = Canvas(first, out, audio)
         for piece in held:
             canvas.draw(piece.position, piece.samples, piece.layout, piece.sample_rate)
-        out = np.zeros((audio.num_channels, size), np.float32)
-        yield out, canvas.render(out)
+        yield out, canvas.render()
         first += size
         begin = Fraction(first, audio.sample_rate) - _DISORDER_SECONDS
         while held and Fraction(held[0].position + held[0].samples.shape[1], held[0].sample_rate) < begin:

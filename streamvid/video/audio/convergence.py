@@ -1,0 +1,55 @@
+"""Measurement of how soon the packets of a stream decode correctly from a start in its middle.
+
+Opus predicts the energies of a frame from those before, so that windows need 0.8 s before their start. Encoders can
+leave out the prediction, as ours does, but the container does not say so. Therefore it is measured.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from streamvid.errors import ProbeError
+from streamvid.video.audio.frames import Float32s, samples_of
+from streamvid.video.audio.samples import decode_packet, packet_of
+from streamvid.video.audio.stream import AudioStreamInfo, open_audio_decoder
+
+#: Codecs whose need is measured → number of samples that suffices for many streams.
+SHORT_PREROLLS = {"opus": 5760}
+_TOLERANCE = 1e-6
+
+
+def short_preroll(info: AudioStreamInfo, packets: Iterable[memoryview]) -> int | None:
+    """Return the codec's number in SHORT_PREROLLS if decoding so many samples before any packet makes it right.
+
+    Return None if it does not, or if the codec is not listed. The first wrong packet ends the measurement.
+    """
+    wanted = SHORT_PREROLLS.get(info.codec)
+    if wanted is None:
+        return None
+    decoder, before, num_before = open_audio_decoder(info), deque[tuple[memoryview, int]](), 0
+    for data in packets:
+        frames = [samples_of(frame) for frame in decode_packet(decoder, packet_of(data))]
+        while before and num_before - before[0][1] >= wanted:
+            num_before -= before.popleft()[1]
+        if num_before >= wanted and not _is_right(info, [*(packet for packet, _ in before), data], frames):
+            return None
+        before.append((data, sum(part.shape[1] for part in frames)))
+        num_before += before[-1][1]
+    return wanted
+
+
+def _is_right(info: AudioStreamInfo, packets: list[memoryview], expected: list[Float32s]) -> bool:
+    """Return whether the last of the packets decodes to the expected samples in a new decoder."""
+    decoder = open_audio_decoder(info)
+    try:
+        found = [decode_packet(decoder, packet_of(data)) for data in packets][-1]
+    except ProbeError:
+        return False
+    parts = [samples_of(frame) for frame in found]
+    return len(parts) == len(expected) and all(
+        part.shape == other.shape and np.allclose(part, other, rtol=0, atol=_TOLERANCE)
+        for part, other in zip(parts, expected, strict=True)
+    )
