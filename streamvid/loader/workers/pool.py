@@ -31,7 +31,7 @@ Heard = Callable[[Answer], None]
 
 _ENTRY = "streamvid.loader.workers.worker:main"
 _END_SECONDS = 5.0
-_SHOW_SECONDS = 0.1  # for a worker to print its stack
+_SHOW_SECONDS = 0.5  # for a worker on a busy machine to print its stack
 # Otherwise glibc would keep the picture memory of a closed decoder for reuse and fragment it.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
 
