@@ -102,6 +102,9 @@ class _Findings:
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
     """Compare the deliveries that count with the plan, and the start of each attempt with the end of the previous one.
 
+    The start of an attempt is not compared if later ones replace all of its deliveries. The attempt that it continued
+    may have been replaced too.
+
     datasets: the datasets of the run, in the order of its loader. Memory does not grow with the ledger.
     Raises SourceError if the ledger belongs to other datasets, and the same errors as VideoLoader.
     """
@@ -110,14 +113,15 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
     before: tuple[Attempt, Selection] | None = None
     for attempt in attempts:
         selection, rows = _planned_selection(attempt, versions), IndexRows()  # rows of other versions differ
-        if before is not None:
+        counts = attempt.start < attempt.until  # else everything was delivered again
+        if before is not None and counts:
             _check_start(findings, *before, attempt, selection)
         for rank in range(attempt.num_ranks):
             progress("ledger", done, total)
             world = World(rank, attempt.num_ranks)
             _check_rank(findings, attempt, replace(selection, world=world), rows)
             done += 1
-        if attempt.start < attempt.until:  # else everything was delivered again
+        if counts:
             before = attempt, selection
     progress("ledger", total, total)
     return LedgerReport(
@@ -224,8 +228,6 @@ def _check_start(
 
     An attempt with another version of the datasets begins an epoch, where that version's epoch begins.
     """
-    if attempt.start < earlier.start:
-        return  # everything is delivered again
     try:
         plan = _plan_of(selection, Cursor.from_json(earlier.cursor), attempt.start)
         cursor = Cursor.from_json(attempt.cursor)
