@@ -102,6 +102,9 @@ class _Findings:
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
     """Compare the deliveries that count with the plan, and the start of each attempt with the end of the previous one.
 
+    The start of an attempt is not compared if later ones replace all of its deliveries. The attempt that it continued
+    may have been replaced too.
+
     datasets: the datasets of the run, in the order of its loader. Memory does not grow with the ledger.
     Raises SourceError if the ledger belongs to other datasets, and the same errors as VideoLoader.
     """
@@ -110,14 +113,15 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
     before: tuple[Attempt, Selection] | None = None
     for attempt in attempts:
         selection, rows = _planned_selection(attempt, versions), IndexRows()  # rows of other versions differ
-        if before is not None:
+        counts = attempt.start < attempt.until  # else everything was delivered again
+        if before is not None and counts:
             _check_start(findings, *before, attempt, selection)
         for rank in range(attempt.num_ranks):
             progress("ledger", done, total)
             world = World(rank, attempt.num_ranks)
             _check_rank(findings, attempt, replace(selection, world=world), rows)
             done += 1
-        if attempt.start < attempt.until:  # else everything was delivered again
+        if counts:
             before = attempt, selection
     progress("ledger", total, total)
     return LedgerReport(
@@ -224,12 +228,11 @@ def _check_start(
 
     An attempt with another version of the datasets begins an epoch, where that version's epoch begins.
     """
-    if attempt.start < earlier.start:
-        return  # everything is delivered again
     try:
-        plan = _plan_of(selection, Cursor.from_json(earlier.cursor), attempt.start)
+        plan = _plan_of(selection, _last_start(earlier, attempt.start), attempt.start)
         cursor = Cursor.from_json(attempt.cursor)
-        if _begins_version(attempt, earlier):
+        is_other = attempt.plan["datasets"] != earlier.plan["datasets"]
+        if not cursor.step and (is_other or cursor.carried):  # an epoch carries only from another version
             here = _start_in(later, selection, plan)
         else:
             here = plan.cursor_after(attempt.start.step - plan.cursor.step)
@@ -254,11 +257,16 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
     return later.plan(start_in(later, plan)).cursor_after(0)
 
 
-def _begins_version(attempt: Attempt, earlier: Attempt) -> bool:
-    """Return whether an attempt began an epoch in another version. Versions with other columns have equal samples."""
-    mine, theirs = attempt.plan, earlier.plan
-    is_other = mine["datasets"] != theirs["datasets"] or mine.get("earlier") not in (None, theirs.get("earlier"))
-    return attempt.start.step == 0 and is_other
+def _last_start(attempt: Attempt, before: Position) -> Cursor:
+    """Return where an attempt last began a version, before a position. Versions with equal samples share an attempt."""
+    loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
+    begun = [
+        loop.start
+        for loop in loops
+        if loop.start.cursor.get("carried") and not loop.start.position.step and loop.start.position < before
+    ]
+    last = max(begun, key=lambda start: start.position, default=None)
+    return Cursor.from_json(attempt.cursor if last is None else last.cursor)
 
 
 def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPlan:

@@ -271,6 +271,9 @@ def live(ranks: Ranks, root: Path, example: dict[str, Any]) -> None:
 # Killed where an epoch begins in a version that has none of the carried samples of a bucket, or of all buckets.
 GONE: dict[str, Any] = {"few": [1], "tail": "carry", "follow": True, "batch_size": 1, "accumulate": 1, "num_ranks": 2}
 GONE |= {"actions": [("drop",), ("killed", 0, 1)]}
+# Killed two versions after the state, which carries samples of a bucket that neither version has.
+REPLACED: dict[str, Any] = GONE | {"many": [1], "batch_size": 3, "num_ranks": 4}
+REPLACED |= {"actions": [("drop",), ("remove", 0, 0.05), ("killed", 4, 1)]}
 HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
@@ -278,6 +281,7 @@ HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @given(LIVES)
 @example(GONE | {"many": [1]})
 @example(GONE | {"many": [2]})
+@example(REPLACED)
 def test_exactly_once_per_epoch_and_version(
     ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, life: dict[str, Any]
 ) -> None:

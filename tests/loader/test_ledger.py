@@ -180,6 +180,27 @@ def test_a_run_that_follows_versions_is_verified(tmp_path: Path, tail: str) -> N
     assert sum(one.num_samples for one in report.epochs) == sum(len(one.samples) for one in counted(ledger))
 
 
+@pytest.mark.parametrize(("num_steps", "batch_size"), [(0, 4), (1, 4), (1, 1), (3, 1)])
+def test_versions_with_equal_samples_are_verified(tmp_path: Path, num_steps: int, batch_size: int) -> None:
+    """Each epoch carries samples over to a version with one more column, and the run is resumed in the fourth."""
+    root, ledger = tmp_path / "ds", tmp_path / "ledger"
+    keys = {Bucket(9, 64, 96): [f"a{n}" for n in range(7)], Bucket(17, 64, 96): [f"b{n}" for n in range(5)]}
+    seal_keys(root, {bucket: [few] for bucket, few in keys.items()})
+    options = {"tail": "carry", "schedule": {"follow": True}, "output": {"decode": False, "ledger": ledger}}
+    with open_loader(root, batch_size=4, **options) as loader:
+        for epoch in range(3):
+            assert list(loader)
+            rows = [{"key": key, f"column{epoch}": 1} for few in keys.values() for key in few]
+            (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            streamvid.annotate(root, tmp_path / "rows.jsonl")
+        assert len(list(islice(loader, num_steps))) == num_steps
+        state = loader.state_dict()
+    with open_loader(root, state, batch_size=batch_size, **options) as loader:
+        assert list(loader)
+    report = check(ledger, root)
+    assert report.is_right, report.differences
+
+
 def rewritten(source: Path, target: Path, change: Any) -> None:
     """A copy of a ledger of one session and one rank in which `change` was made to the samples."""
     (attempt,) = read_history(source)
