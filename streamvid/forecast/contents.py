@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamvid.dataset.filter.filter import both, count_matches, filter_of_view, parse_filter
+from streamvid.dataset.filter.filter import Filter, count_matches, filter_of_view
 from streamvid.dataset.manifest import FORMAT_VERSION, NativeClips
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.rejections import OF_CLIP, OF_FILE, RejectedKind, by_kind
 
 _WITH_CAPTIONS = ("text_sha256", "captions")
 """Columns that are added along with `text` when captions are annotated."""
+_HAS_AUDIO = "has_audio"
 MAX_COUNTED_SHARDS = 4096
 """Maximum number of shards of which the samples with audio are counted, with one small read per shard."""
 
@@ -76,8 +77,8 @@ class DatasetContents:
     num_records: number of input rows.
     rejections: rejected input rows, without those whose files became samples in a later version.
     stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
-    with_audio: number of samples with audio; None for datasets without pictures or with more than MAX_COUNTED_SHARDS
-        shards, whose samples are not counted.
+    with_audio: number of samples with audio; None for datasets without pictures, with more than MAX_COUNTED_SHARDS
+        shards, or of versions that recorded no audio; their samples are not counted.
     columns: the user's own columns.
     """
 
@@ -211,6 +212,11 @@ def _rejections(dataset: Dataset) -> Iterator[RejectedRow]:
 def _with_audio(dataset: Dataset) -> int | None:
     if dataset.manifest.clips == "text" or len(dataset.shards) > MAX_COUNTED_SHARDS:
         return None
-    condition = both(dataset.where, "has_audio")
-    assert condition is not None
-    return int(count_matches(dataset, dataset.shards, parse_filter(condition, dataset)).sum())
+    if _HAS_AUDIO not in dataset.samples_schema.names:
+        return None
+    # A condition would name the user's column, if there is one of this name; a canonical text names that of the index.
+    view = filter_of_view(dataset)
+    found = Filter(_HAS_AUDIO, (_HAS_AUDIO,))
+    if view is not None:
+        found = Filter(f"({view.text}) and {_HAS_AUDIO}", tuple(sorted({*view.columns, _HAS_AUDIO})))
+    return int(count_matches(dataset, dataset.shards, found).sum())

@@ -37,7 +37,7 @@ REMEDIES: Mapping[str, str] = {
     "stated-facts": "correct the metadata, or omit --trust-metadata, so that files are probed before planning",
     "where": "relax the condition of --where, or omit it",
     "duplicate": "to keep all rows and mark near-duplicates in a column, use --dedup mark",
-    "no-audio": "to accept clips without audio, omit --audio require",
+    "no-audio": "to accept clips without audio, build the dataset without --audio require, which append also applies",
     "audio": "repair the audio (ffmpeg -i IN -c:v copy -c:a aac OUT.mp4), or leave it out: --audio drop",
     "min-fps": "lower or omit --min-fps; if --fps is set, frames of slower videos are then repeated",
     "not-media": "use a video or an image that FFmpeg can read, or remove the row",

@@ -22,6 +22,8 @@ _CLIPS = ("audio", "max_clip_seconds", "min_psnr", "max_growth")
 _OWN = ("seed", "shard_size_bytes", "val_fraction", "hdr", "trust_metadata", "verify")
 _FREE = ("time_columns",)
 """Stored options that may differ, because they describe the input only."""
+_DEFAULTS = {"audio": "keep", "hdr": "refuse"}
+"""Options that are stored only with another value, for messages."""
 
 
 def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) -> ShardOptions:
@@ -34,7 +36,7 @@ def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) 
     options = ShardOptions(**_merged(_fields_of(stored), given))
     asked = json.loads(json.dumps(options.to_json()))
     for name in sorted({*stored, *asked} - {*_FREE}):
-        before, now = _comparable(stored.get(name)), _comparable(asked.get(name))
+        before, now = _comparable(_value(stored, name)), _comparable(_value(asked, name))
         if before != now:
             raise ConfigError(
                 f"{name}: the dataset at {url} has {_short(before)}, but {_short(now)} was given; all samples of a "
@@ -46,13 +48,17 @@ def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) 
 def options_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Return a description of the first stored option that differs, or None. Both are outputs of `to_json`."""
     for name in [*new, *(name for name in old if name not in new)]:
-        before, now = old.get(name), new.get(name)
+        before, now = _value(old, name), _value(new, name)
         if before != now:
             if isinstance(before, dict) and isinstance(now, dict):  # report only the part of an encoding that differs
                 part = next(part for part in [*now, *before] if before.get(part) != now.get(part))
                 return f"{name}.{part}: {_short(before.get(part))} stored, {_short(now.get(part))} requested"
             return f"{name}: {_short(before)} stored, {_short(now)} requested"
     return None
+
+
+def _value(stored: Mapping[str, Any], name: str) -> Any:
+    return stored.get(name, _DEFAULTS.get(name))
 
 
 def _short(value: object) -> str:

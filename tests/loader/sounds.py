@@ -30,6 +30,7 @@ class Sound:
     """A clip to make: its name decides the container, `codec` its audio.
 
     start, seconds: when the audio begins, in seconds after the first picture, and how long it is; None for all of it.
+    slow_from: number of the first picture from which on each is shown twice as long; None for a constant rate.
     """
 
     name: str
@@ -40,6 +41,11 @@ class Sound:
     fps: Fraction = Fraction(FPS)
     rate: int = RATE
     channels: int = 2
+    slow_from: int | None = None
+
+    def time_of(self, number: int) -> int:
+        """When a picture is shown, in units of 1 / fps."""
+        return number + max(0, number - (number if self.slow_from is None else self.slow_from))
 
 
 def pictures(count: int) -> NDArray[np.uint8]:
@@ -89,16 +95,20 @@ def make(folder: Path, sound: Sound, seed: int = 0) -> Path:
         if sound.codec is not None:
             audio = output.add_stream(sound.codec, rate=sound.rate)
             audio.codec_context.layout = "stereo" if sound.channels == 2 else "mono"
-        shown = [(number / sound.fps, number) for number in range(sound.num_frames)]
+        shown = [(sound.time_of(number) / sound.fps, number) for number in range(sound.num_frames)]
         frames = pictures(sound.num_frames)
-        length = sound.num_frames / sound.fps - Fraction(sound.start) if sound.seconds is None else sound.seconds
+        length = (
+            sound.time_of(sound.num_frames) / sound.fps - Fraction(sound.start)
+            if sound.seconds is None
+            else sound.seconds
+        )
         count = math.ceil(float(length) * sound.rate)
         is_exact = sound.codec in LOSSLESS
         samples = noise(seed, sound.channels, count) if is_exact else sweep(sound.channels, count, sound.rate)
         done = 0
         for seconds, number in shown:
             image = av.VideoFrame.from_ndarray(frames[number], "rgb24")
-            image.pts, image.time_base = number, 1 / Fraction(sound.fps)
+            image.pts, image.time_base = sound.time_of(number), 1 / Fraction(sound.fps)
             output.mux(video.encode(image))
             while audio is not None and done < samples.shape[1] and done / sound.rate + sound.start <= seconds + 0.1:
                 part = samples[:, done : done + 1024]

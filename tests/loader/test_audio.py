@@ -248,6 +248,23 @@ def test_clips_of_other_rates_are_refused_with_remedies(tmp_path: Path) -> None:
         assert [batch.audio.shape[2] for batch in loader] == [COUNT * RATE // 30]
 
 
+def test_windows_of_variable_rates_are_judged_by_their_own_frames(tmp_path: Path) -> None:
+    """36 pictures at 24 fps, then 36 at 12 fps: the average rate of the clip is that of none of its windows."""
+    sound = Sound("varying.mov", "pcm_s16le", slow_from=36)
+    clips = folder_of(tmp_path / "clips", [sound])
+    build(clips, tmp_path / "dataset")
+    whole = {sound.name: track(clips / sound.name)}
+    at_24 = {"audio": {"sample_rate": RATE, "fps": 24}}
+    options: dict[str, Any] = {"output": at_24, "batch_size": 1}
+    assert delivered(tmp_path / "dataset", whole, view={"temporal": "head"}, **options) == [(sound.name, 0)]
+    for view in ({"temporal": "random"}, {"temporal": "middle"}):
+        options = {"output": OUTPUT, "view": view, "num_epochs": 8}
+        with open_loader(tmp_path / "dataset", **options) as loader, pytest.raises(SampleError, match="more than half"):
+            list(loader)
+    build(clips, tmp_path / "even", fps=24, fps_rule="resample")
+    assert len(delivered(tmp_path / "even", whole, num_epochs=8, batch_size=1)) == 8
+
+
 def test_the_rest_of_an_epoch_has_the_same_sound(dataset: Path) -> None:
     """PLAN-5: after a resume, with another number of workers."""
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import streamvid
+from streamvid.buckets.bucket import parse_buckets
 from tests.conftest import Sharded, run_streamvid
 from tests.dataset.frozen import FROZEN
 from tests.dataset.whole import seal_whole
@@ -19,6 +20,8 @@ from tests.files import tree_of
 from tests.loader.conftest import open_loader
 from tests.preview.conftest import PreviewServer, Serve
 from tests.servers import S3Env, S3Server
+from tests.shard_options import shard_options
+from tests.sounding import chirps, sounding
 
 BUCKET = "256px-17f-16x9"
 
@@ -167,6 +170,22 @@ def test_audio_is_shown_where_there_is_any(demo: PreviewServer, sharded: Sharded
     peaks = [float(peak) for peak in re.findall(r" -([\d.]+)V", shown["bigbuckbunny.mp4"])]
     assert len(peaks) == 400 and 0.1 < max(peaks) <= 1 and len(set(peaks)) > 50
     assert "The clip has no audio" in shown["bikes_mpeg4.avi"]
+
+
+def test_native_clips_show_their_audio_and_silent_ones_do_not(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    sound = chirps(2, 48_000)
+    for name, samples in (("whole", sound), ("mute", sound[:, :0])):
+        (tmp_path / "in" / f"{name}.mp4").write_bytes(sounding(48, samples))
+    options = shard_options(buckets=parse_buckets("96x64@17"), clips="native", workers=1, caption_column="")
+    streamvid.shard(tmp_path / "in", tmp_path / "ds", options)
+    server, shown = serve(tmp_path / "ds"), {}
+    for row in streamvid.open_dataset(tmp_path / "ds").samples_table().to_pylist():
+        place = f"{row['bucket_id']}/{row['shard']}/{row['index']}"
+        shown[row["source"]] = f'data-src="/audio/{place}"' in server.get(f"/sample/{place}").text
+        if shown[row["source"]]:
+            assert "opus, 48,000 Hz, 2 channels" in server.get(f"/audio/{place}").text
+    assert shown == {"whole.mp4": True, "mute.mp4": False}
 
 
 def test_answers_forbid_everything_from_elsewhere(demo: PreviewServer) -> None:

@@ -16,6 +16,7 @@ from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.upkeep.merge import merge
 from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, DatasetError
+from streamvid.forecast.contents import contents_of
 from streamvid.sharder.append import append
 from streamvid.sharder.report import ShardReport
 from streamvid.sharder.sharder import dry_run, shard
@@ -193,6 +194,9 @@ def test_datasets_remember_the_option(source: Source, kept: Path, tmp_path: Path
     assert by_name(dest)["new_whole.mp4"]["has_audio"]
     with pytest.raises(ConfigError, match=r"audio: the dataset at .* has .require., but .drop. was given"):
         append(dest, more, {"clips": {"audio": "drop"}})
+    with pytest.raises(ConfigError, match=r"audio: the dataset at .* has .keep., but .drop. was given"):
+        append(kept, more, {"clips": {"audio": "drop"}})
+    assert "build the dataset without --audio require" in report.rejected_by_kind[0].remedy
     with pytest.raises(DatasetError, match="audio is keep in .* but require"):
         merge(kept, dest)
 
@@ -227,6 +231,19 @@ def test_reports_name_files_whose_sound_and_pictures_disagree(source: Source, tm
     assert "audio: 3 of 4 videos" in printed and "late.mp4 (+0.500 s)" in printed
     assert "with audio: 3 of 4" in run_streamvid("stats", tmp_path / "ds").stdout
     assert json.loads(run_streamvid("stats", tmp_path / "ds", "--json").stdout)["with_audio"] == 3
+
+
+@pytest.mark.parametrize("values", [["yes", "no", "no", "no"], [True, False, False, False]])
+def test_a_column_of_the_user_does_not_change_how_many_clips_have_sound(
+    values: list[Any], source: Source, tmp_path: Path
+) -> None:
+    names = ("mute.mp4", "whole.mp4", "late.mp4", "short.mov")
+    rows = [{"path": name, "has_audio": value} for name, value in zip(names, values, strict=True)]
+    table = write_rows(tmp_path / "rows.jsonl", rows)
+    shard(table, tmp_path / "ds", shard_options(**OPTIONS, base_path=source.folder))
+    assert contents_of(open_dataset(tmp_path / "ds")).with_audio == 3
+    run_streamvid("versions", tmp_path / "ds", "--view", "yes", "--where", "has_audio is not None")
+    assert contents_of(open_dataset(f"{tmp_path / 'ds'}#yes")).with_audio == 3
 
 
 def test_damaged_sound_is_reported_and_can_be_left_out(source: Source, tmp_path: Path) -> None:

@@ -55,14 +55,18 @@ class DecodedDelivery:
     # In the feeder thread.
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
-        packets = None if is_whole else self._rows.packets(sample, row)
-        part = clip_part(row.clip, packets, pick, max_pieces=_MAX_PIECES)
         plan = sample.part.audio
-        if plan is None or not row.has_audio:
+        packets = None if is_whole and plan is None else self._rows.packets(sample, row)
+        part = clip_part(row.clip, None if is_whole else packets, pick, max_pieces=_MAX_PIECES)
+        if plan is None:
             return part
-        audio = None if packets is None else self._rows.audio_packets(sample, row)
+        shape = plan.of(sample.bucket_id)
+        shape.check_speed(part, packets)
+        if not row.has_audio:
+            return part
+        audio = None if packets is None or is_whole else self._rows.audio_packets(sample, row)
         index = None if packets is None or audio is None else (packets, audio)
-        return with_audio(part, row.clip, index, plan.of(sample.bucket_id), _MAX_PIECES)
+        return with_audio(part, row.clip, index, shape, _MAX_PIECES)
 
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
         return self.room(request).num_bytes

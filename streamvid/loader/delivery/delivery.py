@@ -100,8 +100,6 @@ def deliver(
         view = view_of(part.view, part.rate, row, bucket.num_frames, shown)
         clip, fps = part_of(row, view.pick), view.pick.delivered_fps
         media = media_parts(row, part.media, row.tar or sample.shard_info, clip) if part.media else ()
-        if part.audio is not None:
-            part.audio.of(bucket.id).check_rate(fps)
     else:
         view, clip, media, fps = _NO_FRAMES, _NO_BYTES, (), row.fps
     text = part.text.text(row, fps, shown, own)

@@ -104,18 +104,45 @@ class AudioShape:
         """Size in bytes of a sample's audio, as float32."""
         return self.num_channels * self.num_samples * _FLOAT_BYTES
 
-    def check_rate(self, fps: float) -> None:
-        """Raise ConfigError if frames at another rate do not end within half a frame of their audio's end."""
-        if not fps > 0:
-            return
+    def check_speed(self, part: ClipPart, video: ClipIndex | None) -> None:
+        """Raise ConfigError if a part's frames do not end within half a frame of their audio's end.
+
+        video: packets of the clip, whose timestamps tell how long the frames last even if the frame rate varies. The
+        clip's average rate decides if they are None, and the rate of the grid if frames are chosen by their times.
+        """
         ours = float(self.fps)
-        if abs(ours / fps - 1) * self.num_frames > 0.5:
+        fps, num_intervals, tolerance = _speed(part, video)
+        if fps > 0 and abs(ours / fps - 1) * num_intervals > tolerance:
             raise ConfigError(
                 f"its frames are delivered at {fps:.6g} fps, but output.audio has as many samples as "
                 f"{self.num_frames} frames at {ours:.6g} fps, so their ends would be more than half a frame apart. "
                 f"Shard the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of one rate, such "
                 f"as where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with output.audio.fps={ours:.6g}"
             )
+
+
+def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
+    """Return the rate of a part's frames, the number of intervals it is the average of, and the allowed error.
+
+    The error is in frames. The rate is 0.0 for images.
+    """
+    pick, numbers = part.pick, part.numbers
+    fps, count = pick.delivered_fps, pick.count
+    if fps > 0 and count > 1 and numbers is not None and not pick.needs_times:
+        seconds = _seconds_between(numbers[0], numbers[-1], video)
+        if seconds > 0:
+            found = (count - 1) / seconds
+            # Numbers are rounded, so that the first and the last frame may each be half a frame of the clip off.
+            return found, count - 1, 0.5 + (found / pick.clip_fps if pick.way == "number" else 0.0)
+    return fps, count, 0.5
+
+
+def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
+    """Return the time from one frame of a clip to another, or 0.0 if the packets do not tell it."""
+    if video is None or video.time_base is None or not last < video.num_frames:
+        return 0.0
+    times = video.frame_times
+    return float((int(times[last]) - int(times[first])) * video.time_base)
 
 
 @dataclass(frozen=True, slots=True)

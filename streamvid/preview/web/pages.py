@@ -184,7 +184,6 @@ class Pages:
         bucket = dataset.manifest.bucket(place.shard.bucket_id)
         at = (place.shard.bucket_id, place.shard.number, place.index)
         is_checked = part.num_bytes <= _MAX_CHECKED or values.get("verify")
-        has_audio = dataset.manifest.clips == "copy" and facts.number("window_num_frames") > 1
         settings = {"visit": asked.visit or None} if self.features else asked.to_query()
         return self.page(
             "sample.html",
@@ -204,7 +203,7 @@ class Pages:
             geometry=None if shown is None or shown.frames is None else self._geometry(facts, shown, asked),
             card=self.card(facts),
             frame=self.path("frame", *at),
-            audio=self.path("audio", *at) if has_audio else None,
+            audio=self.path("audio", *at) if facts.values.get("has_audio") is True else None,
             settings=settings,
             values=settings | {"v": self._version},
             temporals=get_args(Temporal),

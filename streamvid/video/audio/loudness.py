@@ -27,6 +27,8 @@ class LoudnessMeter:
     def __init__(self, sample_rate: int, layout: str) -> None:
         from av.audio.layout import AudioLayout
 
+        if layout.endswith(" channels"):  # they have no names, so FFmpeg's default layout of as many channels applies
+            layout = _default_layout(layout)
         self._is_possible = sample_rate >= _MIN_RATE
         self._chain = AudioChain(_weighting(max(sample_rate, _MIN_RATE)), layout, sample_rate)
         self._weights = np.array([[_WEIGHTS.get(channel.name, 1.0)] for channel in AudioLayout(layout).channels])
@@ -63,6 +65,16 @@ class LoudnessMeter:
         whole = len(self._rest) // self._step * self._step
         self._powers.extend(self._rest[:whole].reshape(-1, self._step).mean(axis=1))
         self._rest = self._rest[whole:]
+
+
+def _default_layout(layout: str) -> str:
+    """Return FFmpeg's default layout for channels without names, such as "2 channels"; the same if it has none."""
+    from av.audio.layout import AudioLayout
+
+    try:
+        return AudioLayout(f"{layout.split(maxsplit=1)[0]}c").name
+    except ValueError:
+        return layout
 
 
 def _loudness(power: float) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from streamvid.video.audio.facts import AudioFacts, read_audio_facts
+from streamvid.video.audio.loudness import LoudnessMeter
 from tests.clips import real_clip
 from tests.video.audio.conftest import SoundClips
 from tests.video.clips import FFMPEG, run_ffmpeg
@@ -83,3 +84,14 @@ def test_loudness_is_that_of_the_ffmpeg_program(kind: str, sound: SoundClips) ->
     log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     expected = float(re.findall(r"I: +(-?[\d.]+) LUFS", log)[-1])
     assert facts_of(path).loudness_lufs == pytest.approx(expected, abs=0.06)
+
+
+@pytest.mark.parametrize(("unnamed", "named"), [("2 channels", "stereo"), ("6 channels", "5.1")])
+def test_channels_without_names_are_as_loud_as_those_of_the_default_layout(unnamed: str, named: str) -> None:
+    generator, found = np.random.default_rng(0), {}
+    samples = (generator.standard_normal((int(unnamed[0]), RATE)) * 0.1).cumsum(axis=1).clip(-1, 1).astype(np.float32)
+    for layout in (unnamed, named):
+        meter = LoudnessMeter(RATE, layout)
+        meter.add(samples)
+        found[layout] = meter.finish()
+    assert found[unnamed] == found[named] is not None
