@@ -135,6 +135,24 @@ def test_the_pipeline_loads_what_the_run_leaves_and_its_exports(
     assert not torch.allclose(before, trained, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("source", "format", "target", "said"),
+    [
+        ("prompts.txt", "comfyui", "y.safetensors", "is not a weight file; allowed: safetensors, or a state dict"),
+        ("model", "comfyui", "y.safetensors", "is a diffusers folder, not that of a run"),
+        ("run", "peft", "x.safetensors", "--format peft writes a folder; use a name without .safetensors"),
+    ],
+)
+def test_exports_of_anything_else_are_refused(
+    place: Place, run: Path, tmp_path: Path, source: str, format: str, target: str, said: str
+) -> None:
+    (tmp_path / "prompts.txt").write_text("a red bike\na cat\n")
+    path = {"model": place.model, "run": run}.get(source, tmp_path / source)
+    result = run_streamvid("export", path, "--format", format, "-o", tmp_path / target, check=False)
+    assert result.returncode != 0 and said in " ".join(result.stderr.split())
+    assert not (tmp_path / target).exists()
+
+
 def test_full_weights_become_a_folder_that_loads(place: Place, tmp_path: Path) -> None:
     from diffusers import WanPipeline
 
