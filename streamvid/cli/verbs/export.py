@@ -79,8 +79,8 @@ def _weights_of(source: Path, ema: bool) -> Path:
     found = [path for path in written(source) if (".ema" in path.suffixes) == ema]
     if not found and (source / MODEL_INDEX).is_file():
         raise ConfigError(
-            f"{source} is a diffusers folder, not that of a run; use the output folder of a run or a file of weights as "
-            "SOURCE, and this folder as --model"
+            f"{source} is a diffusers folder, not that of a run; use the output folder of a run or a file of "
+            "weights as SOURCE, and this folder as --model"
         )
     if not found:
         kind = "no weights with moving averages (.ema)" if ema else "no weights"
