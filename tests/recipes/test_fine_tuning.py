@@ -153,6 +153,16 @@ def test_exports_of_anything_else_are_refused(
     assert not (tmp_path / target).exists()
 
 
+def test_a_dataset_without_held_out_clips_trains_without_evaluation(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = of(place, "--set", "max_steps=1", output=tmp_path / "run")
+    train(config)
+    assert "no evaluation: no dataset has the split 'val'; shard with --val-fraction" in caplog.text
+    with pytest.raises(ConfigError, match=r"--set eval\.steps=null --set eval\.sample_steps=null"):
+        train(of(place, "--set", "eval.sample_steps=1", output=tmp_path / "samples"))
+
+
 def test_full_weights_become_a_folder_that_loads(place: Place, tmp_path: Path) -> None:
     from diffusers import WanPipeline
 
