@@ -197,13 +197,32 @@ def test_everything_that_a_recipe_sets_can_be_set_otherwise(place: Place, tmp_pa
             ("--recipe", "mochi", "--model", "{model}"),
             "is a WanPipeline, which recipe 'mochi' does not train; use --recipe wan2.1",
         ),
-        (("--model", "{model}/.."), "no recipe trains None"),
+        (
+            ("--model", "{model}/.."),
+            "is not a folder with model_index.json; .*--set model.args.download=true and --recipe",
+        ),
+        (("--recipe", "wan2.1"), "a recipe needs --model FOLDER; add it"),
     ],
 )
 def test_mistakes_name_the_remedy(place: Place, arguments: tuple[str, ...], said: str) -> None:
     words = [one.format(model=place.model) for one in arguments]
     with pytest.raises(ConfigError, match=said):
         resolved(*words, "--dataset", "ds", "--output", "o")
+
+
+def test_a_recipe_without_its_places_names_their_flags(place: Place) -> None:
+    with pytest.raises(ConfigError, match="a recipe needs --dataset URL and --output FOLDER; add them"):
+        resolved("--model", place.model, "--lora")
+    sets = ("--set", "data={dataset: ds}", "--set", "output=o")
+    assert resolved("--model", place.model, *sets).data.dataset == "ds"
+    with pytest.raises(click.UsageError, match="add --model FOLDER or --recipe NAME"):
+        resolved("--lora")
+
+
+def test_texts_that_nothing_renders_are_named(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    more = ("max_steps=1", "eval.prompts=[a cat]")
+    train(of(place, *(part for one in more for part in ("--set", one)), output=tmp_path / "run"))
+    assert "eval.prompts is set, but eval.sample_steps is null" in caplog.text
 
 
 def test_a_check_counts_memory_and_names_what_would_fit(place: Place) -> None:
@@ -219,6 +238,7 @@ def test_a_check_counts_memory_and_names_what_would_fit(place: Place) -> None:
     few = check(config, device_bytes=large.needed_bytes - 1)
     assert len(few.problems) >= 1 and any("activation_checkpointing.blocks=[auto]" in text for text in few.advice)
     none = check(config, device_bytes=1)
+    assert none.problems[0].endswith("of 1 byte") and any("--task sft:data_process" in text for text in none.advice)
     assert any("FSDP" in text for text in none.advice) and any("model.fp8" in text for text in none.advice)
 
 
