@@ -215,6 +215,12 @@ _OF_SCRIPTS: Mapping[str, str] = {
 }
 """Flags of individual DiffSynth-Studio scripts → what to use instead."""
 _THEIR_OPTIMIZER: Mapping[str, object] = {"optimizer.betas": [0.9, 0.999], "optimizer.grad_clip": None}
+_RECIPE_FLAGS: Mapping[str, str] = {
+    "model.args.model": "--model FOLDER",
+    "data.dataset": "--dataset URL",
+    "output": "--output FOLDER",
+}
+"""Options of a recipe without a default → their flags."""
 _ABOUT_TRAINING = ("model.lora.", "model.activation_checkpointing.", "model.trainable", "num_epochs")
 
 
@@ -267,6 +273,7 @@ class TrainRequest:
         options |= self.settings
         if self.defaults is not None:
             options = self._defaults(sets, {*named, *options}) | options
+            self._check_places(sets, {*named, *options})
         base = self.given.get("dataset_base_path")
         if base is None:
             self._check_without_data()
@@ -283,6 +290,19 @@ class TrainRequest:
         assert self.defaults is not None
         skipped = {"data.batch_size"} if "data.max_tokens_per_batch" in said else set()
         return {name: value for name, value in self.defaults(sets).items() if name not in said | skipped}
+
+    def _check_places(self, sets: Collection[str], said: Collection[str]) -> None:
+        """Raise ConfigError, which names the flags, if a recipe lacks its model, its dataset or its output folder."""
+        has_data = self.given.get("dataset_base_path") is not None
+        missing = [
+            flag
+            for option, flag in _RECIPE_FLAGS.items()
+            if option not in said
+            and not any(option.startswith(f"{section}.") for section in sets)
+            and not (has_data and option == "data.dataset")
+        ]
+        if missing:
+            raise ConfigError(f"a recipe needs {' and '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}")
 
     def _load(self, options: Mapping[str, object]) -> TrainConfig:
         return load_config(TrainConfig, self.file, [*options.items(), *self.overrides])

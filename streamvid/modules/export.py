@@ -19,6 +19,8 @@ from streamvid.modules.weight_files import SAFETENSORS, read_state
 
 _MAX_SHARD = "5GB"  # the default of save_pretrained when diffusers' models were published
 _DEFAULT = "transformer"
+#: File that makes a folder that of a diffusers pipeline.
+MODEL_INDEX = "model_index.json"
 
 
 def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | None = None) -> int:
@@ -29,6 +31,8 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
     """
     if format != "peft" and target.suffix != SAFETENSORS:
         raise ConfigError(f"-o {target}: must end with {SAFETENSORS} for --format {format}")
+    if format == "peft" and target.suffix == SAFETENSORS:
+        raise ConfigError(f"-o {target}: --format peft writes a folder; use a name without {SAFETENSORS}")
     if target.exists():
         raise ConfigError(f"-o {target} already exists; choose another name, or remove it")
     found = convert_adapters(path, format, family)
@@ -49,7 +53,7 @@ def write_pipeline_folder(weights: Path, model: Path, output: Path) -> tuple[str
     """
     if output.exists():
         raise ConfigError(f"-o {output} already exists; choose a new folder, or remove it")
-    if not (model / "model_index.json").is_file():
+    if not (model / MODEL_INDEX).is_file():
         raise ConfigError(f"--model {model} is not a diffusers folder: it has no model_index.json; use the base model")
     parts = _by_component(read_state([weights]), model)
     temporary = output.with_name(f".{output.name}.tmp")

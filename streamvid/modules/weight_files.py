@@ -260,6 +260,10 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickles that it did not write; errors are enough
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except (IndexError, KeyError, TypeError, AttributeError) as error:  # torch's unpickler, on anything but a pickle
+        raise ConfigError(
+            f"{file} is not a weight file; allowed: safetensors, or a state dict that torch.save wrote"
+        ) from error
     except pickle.UnpicklingError as error:
         # The cause is between torch's advice to load the file without weights_only, and a link.
         cause = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]

@@ -97,7 +97,15 @@ def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, fold
 
 
 def require_sampling(config: TrainConfig, module: nn.Module) -> None:
-    """Raise ConfigError if samples are configured, but the module or the task cannot make them."""
+    """Raise ConfigError if samples are configured, but the module or the task cannot make them.
+
+    Log a warning for texts that no sample uses.
+    """
+    if config.eval.prompts and config.eval.sample_steps is None:
+        _log.warning(
+            "eval.prompts is set, but eval.sample_steps is null, so nothing is rendered; add eval.sample_steps=500 to "
+            "render every 500 steps, or omit eval.prompts"
+        )
     if config.eval.sample_steps is not None and not hasattr(module, "sample"):
         raise ConfigError(
             f"eval.sample_steps is set, but {type(module).__name__} has no method `sample`; add the method, or "

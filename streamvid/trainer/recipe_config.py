@@ -28,7 +28,7 @@ def recipe_named(name: str | None, model: str | None) -> Recipe:
     fitting = [recipe.name for recipe in RECIPES.values() if pipeline in recipe.pipelines]
     if name is None:
         if not fitting:
-            raise ConfigError(f"--model {model}: no recipe trains {pipeline}; allowed: --recipe {', '.join(RECIPES)}")
+            raise ConfigError(_unknown_model(str(model), pipeline))
         return RECIPES[fitting[0] if len(fitting) == 1 else _decided(Path(str(model)).expanduser(), fitting)]
     if name not in RECIPES and (near := difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)):
         raise ConfigError(f"--recipe {name!r}: did you mean {near[0]!r}? allowed: {', '.join(RECIPES)}")
@@ -67,6 +67,15 @@ def recipe_options(
         if is_lora:
             found["model.args.dtype"] = "bfloat16"
     return found
+
+
+def _unknown_model(model: str, pipeline: str | None) -> str:
+    if pipeline is None:
+        return (
+            f"--model {model} is not a folder with model_index.json; use the folder of a diffusers pipeline or, for an "
+            f"id on the Hugging Face Hub, add --set model.args.download=true and --recipe {', '.join(RECIPES)}"
+        )
+    return f"--model {model}: no recipe trains {pipeline}; allowed: pipelines of the recipes {', '.join(RECIPES)}"
 
 
 def _decided(folder: Path, fitting: list[str]) -> str:

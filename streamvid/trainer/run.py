@@ -173,13 +173,33 @@ class Run:
         is_end = step in (0, self.num_steps)
         if self.held_out and settings.steps and (is_end or self.is_due(step, settings.steps)):
             line |= evaluate(self.accelerator, self.module, self.held_out)
-        if self.held_out and step and self.is_due(step, settings.sample_steps):
-            self._save_samples(f"step-{step}")
         self.last |= line
         if self.is_main and len(line) > 1:
             append_metrics(self.config.output, line)
             _log.info("%s", readable(line, self.num_steps))
         self.accelerator.log(flat(line), step=step)
+
+    def render(self, step: int) -> None:
+        """Generate videos if they are due. Every rank must call this method, after saving.
+
+        A failure is logged, because training does not depend on videos. Raises ConfigError, which names what to set.
+        """
+        if not self.held_out or not self.is_due(step, self.config.eval.sample_steps):
+            return
+        try:
+            self._save_samples(f"step-{step}")
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - pipelines and users' modules raise anything
+            reason = " ".join(str(error).split())[:300]
+            _log.warning(
+                "no samples of step %d: %s: %s; training continues. Stop the run (Ctrl-C saves it), fix the "
+                "cause or set eval.sample_steps to null, and start it again to resume",
+                step,
+                type(error).__name__,
+                reason,
+            )
+            _log.debug("samples of step %d failed", step, exc_info=True)
 
     def _save_samples(self, name: str) -> None:
         """Generate videos with the current weights and, if the run averages them, with the averages."""

@@ -79,6 +79,7 @@ def _loop(run: Run, stop: StopRequest) -> TrainResult:
             if is_last or run.is_due(progress.step, config.checkpoints.steps) or run.ends_epoch:
                 run.save(progress)
                 saved = progress
+            run.render(progress.step)
             bar.advance(bar_of_run)
             if profiler is not None:
                 profiler.step()

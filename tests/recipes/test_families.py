@@ -18,6 +18,7 @@ from streamvid.loader.batch.batch import Batch
 from streamvid.modules.build import build_module
 from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.modules.encoding import with_encoded
+from streamvid.modules.factory import import_object
 from streamvid.recipes.registry import RECIPES, find_recipe
 from streamvid.trainer import train
 from streamvid.trainer.config import CheckpointConfig, FeaturesConfig, OptimizerConfig
@@ -83,6 +84,21 @@ def test_videos_and_images_are_encoded_trained_on_and_sampled(name: str, tmp_pat
     for field, value in null.items():
         row = ready[field][1]
         assert torch.equal(row[: len(value)] if value.ndim else row, value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("cogvideox", "ltx-video") else pytest.mark.slow) for name in MODELS],
+)
+def test_samples_are_rendered_with_the_default_precision_of_encoders(name: str, dtype: str, tmp_path: Path) -> None:
+    """Encoders in bfloat16, the VAE in float32, and the transformer as with all weights or with adapters on a GPU."""
+    size = SIZES.get(name, USUAL)[-1]
+    model = str(make_model(name, tmp_path / name))
+    build = import_object(RECIPES[recipe_of(name)].factory)
+    module = build(task="sft", model=model, dtype=dtype, sample_steps=2)
+    made = module.sample(encoded(module, size, ("a red bike",)))
+    assert made.shape == (1, 3, *size) and made.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -210,7 +226,11 @@ def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:
         (model / "model_index.json").write_text(json.dumps({**index, **change}))
         with pytest.raises(ConfigError, match=named):
             built_again(model)
-    with pytest.raises(ConfigError, match=r"model_index\.json does not exist"):
+    (model / "model_index.json").write_text(json.dumps(index))
+    (model / "vae").rename(tmp_path / "vae")
+    with pytest.raises(ConfigError, match=r"has no folder vae, which model_index\.json names as .*AutoencoderKLWan"):
+        built_again(model)
+    with pytest.raises(ConfigError, match=r"model_index\.json does not exist.*--set model\.args\.download=true"):
         built_again(tmp_path)
 
 

@@ -135,6 +135,34 @@ def test_the_pipeline_loads_what_the_run_leaves_and_its_exports(
     assert not torch.allclose(before, trained, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("source", "format", "target", "said"),
+    [
+        ("prompts.txt", "comfyui", "y.safetensors", "is not a weight file; allowed: safetensors, or a state dict"),
+        ("model", "comfyui", "y.safetensors", "is a diffusers folder, not that of a run"),
+        ("run", "peft", "x.safetensors", "--format peft writes a folder; use a name without .safetensors"),
+    ],
+)
+def test_exports_of_anything_else_are_refused(
+    place: Place, run: Path, tmp_path: Path, source: str, format: str, target: str, said: str
+) -> None:
+    (tmp_path / "prompts.txt").write_text("a red bike\na cat\n")
+    path = {"model": place.model, "run": run}.get(source, tmp_path / source)
+    result = run_streamvid("export", path, "--format", format, "-o", tmp_path / target, check=False)
+    assert result.returncode != 0 and said in " ".join(result.stderr.split())
+    assert not (tmp_path / target).exists()
+
+
+def test_a_dataset_without_held_out_clips_trains_without_evaluation(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = of(place, "--set", "max_steps=1", output=tmp_path / "run")
+    train(config)
+    assert "no evaluation: no dataset has the split 'val'; shard with --val-fraction" in caplog.text
+    with pytest.raises(ConfigError, match=r"--set eval\.steps=null --set eval\.sample_steps=null"):
+        train(of(place, "--set", "eval.sample_steps=1", output=tmp_path / "samples"))
+
+
 def test_full_weights_become_a_folder_that_loads(place: Place, tmp_path: Path) -> None:
     from diffusers import WanPipeline
 
@@ -169,13 +197,32 @@ def test_everything_that_a_recipe_sets_can_be_set_otherwise(place: Place, tmp_pa
             ("--recipe", "mochi", "--model", "{model}"),
             "is a WanPipeline, which recipe 'mochi' does not train; use --recipe wan2.1",
         ),
-        (("--model", "{model}/.."), "no recipe trains None"),
+        (
+            ("--model", "{model}/.."),
+            "is not a folder with model_index.json; .*--set model.args.download=true and --recipe",
+        ),
+        (("--recipe", "wan2.1"), "a recipe needs --model FOLDER; add it"),
     ],
 )
 def test_mistakes_name_the_remedy(place: Place, arguments: tuple[str, ...], said: str) -> None:
     words = [one.format(model=place.model) for one in arguments]
     with pytest.raises(ConfigError, match=said):
         resolved(*words, "--dataset", "ds", "--output", "o")
+
+
+def test_a_recipe_without_its_places_names_their_flags(place: Place) -> None:
+    with pytest.raises(ConfigError, match="a recipe needs --dataset URL and --output FOLDER; add them"):
+        resolved("--model", place.model, "--lora")
+    sets = ("--set", "data={dataset: ds}", "--set", "output=o")
+    assert resolved("--model", place.model, *sets).data.dataset == "ds"
+    with pytest.raises(click.UsageError, match="add --model FOLDER or --recipe NAME"):
+        resolved("--lora")
+
+
+def test_texts_that_nothing_renders_are_named(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    more = ("max_steps=1", "eval.prompts=[a cat]")
+    train(of(place, *(part for one in more for part in ("--set", one)), output=tmp_path / "run"))
+    assert "eval.prompts is set, but eval.sample_steps is null" in caplog.text
 
 
 def test_a_check_counts_memory_and_names_what_would_fit(place: Place) -> None:
@@ -191,6 +238,7 @@ def test_a_check_counts_memory_and_names_what_would_fit(place: Place) -> None:
     few = check(config, device_bytes=large.needed_bytes - 1)
     assert len(few.problems) >= 1 and any("activation_checkpointing.blocks=[auto]" in text for text in few.advice)
     none = check(config, device_bytes=1)
+    assert none.problems[0].endswith("of 1 byte") and any("--task sft:data_process" in text for text in none.advice)
     assert any("FSDP" in text for text in none.advice) and any("model.fp8" in text for text in none.advice)
 
 

@@ -90,6 +90,17 @@ def distil(module: UserTraining, batch: Any) -> dict[str, Tensor]:
     return {"loss": (velocity - 2 * noise).square().mean(dim=(1, 2, 3, 4))}
 
 
+class FailingSamples(UserTraining):
+    """Raises an error instead of rendering."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def sample(self, batch: Any) -> Tensor:
+        raise self.error
+
+
 class LoggedTraining(UserTraining):
     """Writes down which samples it trains on, a file a process."""
 

@@ -23,7 +23,7 @@ from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig, 
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import CheckpointConfig, EvalConfig, LoggingConfig, OptimizerConfig
 from tests.trainer.configs import changed
-from tests.trainer.modules import build
+from tests.trainer.modules import FailingSamples, build
 from tests.trainer.runs import config_of, losses_in, metrics_in, trained, weights_in
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +136,20 @@ def test_samples_are_a_sheet_and_a_movie(dataset: Path, tmp_path: Path) -> None:
     assert frames[0].width == 2 * (96 if len(frames) == 5 else 64)
     assert (picture.height, picture.width) == (2 * frames[0].height, min(8, len(frames)) * frames[0].width // 2)
     assert abs(int(frames[0].to_ndarray(format="rgb24").mean()) - 128) <= 2
+
+
+def test_samples_that_fail_neither_end_the_run_nor_lose_its_step(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = {"max_steps": 2, "checkpoints.steps": 1, "eval": EvalConfig(num_batches=1, split="train", sample_steps=1)}
+    failed = config_of(dataset, tmp_path / "failed", changes)
+    assert train(failed, module=FailingSamples(RuntimeError("out of memory"))).step == 2
+    assert "no samples of step 1: RuntimeError: out of memory; training continues" in caplog.text
+    assert weights_in(failed.output) == ["step-1.safetensors", "step-2.safetensors"]
+    refused = config_of(dataset, tmp_path / "refused", changes)
+    with pytest.raises(ConfigError, match="no such input"):
+        train(refused, module=FailingSamples(ConfigError("no such input")))
+    assert weights_in(refused.output) == ["step-1.safetensors"]
 
 
 def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path, tmp_path: Path) -> None:

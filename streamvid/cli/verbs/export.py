@@ -69,6 +69,7 @@ def command(
 
 def _weights_of(source: Path, ema: bool) -> Path:
     """Return the file to export: the newest one of a run, or that of a peft folder."""
+    from streamvid.modules.export import MODEL_INDEX
     from streamvid.modules.saving import PEFT_WEIGHTS_FILE, written
 
     if source.is_file():
@@ -76,6 +77,11 @@ def _weights_of(source: Path, ema: bool) -> Path:
     if (source / PEFT_WEIGHTS_FILE).is_file():
         return source / PEFT_WEIGHTS_FILE
     found = [path for path in written(source) if (".ema" in path.suffixes) == ema]
+    if not found and (source / MODEL_INDEX).is_file():
+        raise ConfigError(
+            f"{source} is a diffusers folder, not that of a run; use the output folder of a run or a file of "
+            "weights as SOURCE, and this folder as --model"
+        )
     if not found:
         kind = "no weights with moving averages (.ema)" if ema else "no weights"
         raise ConfigError(f"{source} has {kind}; use the output folder of a run that has saved, or a file")

@@ -111,7 +111,9 @@ def _recipe(flags: Mapping[str, object]) -> Callable[[Mapping[str, str]], Mappin
     name, model = (None if flags.get(one) is None else str(flags[one]) for one in ("recipe", "model"))
     if name is None and model is None:
         if flags.get("lora"):
-            raise click.UsageError("--lora belongs to a recipe; add --recipe NAME, or use --lora_base_model CHILD")
+            raise click.UsageError(
+                "--lora belongs to a recipe; add --model FOLDER or --recipe NAME, or use --lora_base_model CHILD"
+            )
         return None
     from streamvid.trainer.recipe_config import recipe_named, recipe_options
 

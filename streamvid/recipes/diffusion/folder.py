@@ -86,6 +86,12 @@ class ModelFolder:
         return self._from_pretrained(_class(found), "scheduler")
 
     def _from_pretrained(self, kind: Any, name: str, **settings: Any) -> Any:
+        # Both libraries take a path that does not exist for an id on the Hugging Face Hub.
+        if not (self.root / name).is_dir():
+            raise ConfigError(
+                f"{self.root} has no folder {name}, which {INDEX} names as {self.index.get(name)}; copy or download "
+                "the model again, with all of its folders"
+            )
         with _quiet():
             try:
                 return kind.from_pretrained(self.root / name, local_files_only=True, **settings)
@@ -114,7 +120,7 @@ def open_folder(model: str, download: bool = False) -> ModelFolder:
     if not file.is_file():
         raise ConfigError(
             f"model={model!r}: {file} does not exist; specify the folder of a diffusers pipeline, such as a download "
-            "of Wan-AI/Wan2.1-T2V-1.3B-Diffusers, or its id on the Hugging Face Hub with download: true"
+            "of Wan-AI/Wan2.1-T2V-1.3B-Diffusers, or its id on the Hugging Face Hub with --set model.args.download=true"
         )
     if file.stat().st_size > _MAX_INDEX_BYTES:
         raise ConfigError(f"{file} has more than {_MAX_INDEX_BYTES} bytes; it is not a diffusers pipeline")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from streamvid.errors import ConfigError
 from streamvid.recipes.diffusion import latents as latent_space
@@ -95,7 +97,8 @@ class DiffusionTraining(nn.Module):
     def _encoder(self, name: str) -> nn.Module:
         """Load a frozen component: an encoder, or a denoiser that does not train."""
         config = self.config
-        dtype = config.dtype if name in self.DENOISERS else config.vae_dtype if name == "vae" else config.encoder_dtype
+        decodes = name == "vae" or name in self.SAMPLERS
+        dtype = config.dtype if name in self.DENOISERS else config.vae_dtype if decodes else config.encoder_dtype
         allowed = {**self.DENOISERS, **self.ENCODERS, **self.SAMPLERS}[name]
         return self.folder.load(name, allowed, torch_dtype(dtype)).requires_grad_(False)
 
@@ -257,7 +260,10 @@ class DiffusionTraining(nn.Module):
         try:
             pipe = self.pipeline()
             negative = self.negative_arguments()
-            rows = [self._render(pipe, batch, row, negative) for row in range(len(batch.text))]
+            with ExitStack() as stack:
+                for name in self.components():
+                    stack.callback(cast_inputs(getattr(self, name)).remove)
+                rows = [self._render(pipe, batch, row, negative) for row in range(len(batch.text))]
         finally:
             for name in made:
                 delattr(self, name)
@@ -265,9 +271,13 @@ class DiffusionTraining(nn.Module):
 
     def _render(self, pipe: Any, batch: Batch, row: int, negative: dict[str, Any]) -> Tensor:
         size = batch.bucket
+        # Pipelines keep latents in the dtype of the texts, and the VAE decodes them without a cast.
+        texts = {
+            name: one.to(self.vae.dtype) if one.is_floating_point() else one
+            for name, one in {**self.text_arguments(batch, row), **negative}.items()
+        }
         video = pipe(
-            **self.text_arguments(batch, row),
-            **negative,
+            **texts,
             **self.sample_arguments(batch, row),
             height=size.height,
             width=size.width,
@@ -279,17 +289,17 @@ class DiffusionTraining(nn.Module):
         pixels: Tensor = video.float().transpose(1, 2) * 255
         return pixels.round().clamp(0, 255).to(torch.uint8)
 
-    def text_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
+    def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
         """Return the arguments of the pipeline for the text of one sample."""
         return self.prompt_arguments(
             {name: batch[name][row : row + 1] for name in self.TEXT_OUTPUTS if name is not None}
         )
 
-    def negative_arguments(self) -> dict[str, Any]:
+    def negative_arguments(self) -> dict[str, Tensor]:
         """Return the arguments of the pipeline for an empty text, which guidance moves away from."""
         return self.prompt_arguments({f"negative_{name}": rows for name, rows in self.encode_text([""]).items()})
 
-    def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Any]:
+    def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
         """Return the arguments of the pipeline for encoded texts (1, …) by name."""
         return texts
 
@@ -322,6 +332,22 @@ class DiffusionTraining(nn.Module):
                 f"bucket {bucket} has shape {size}, but this model needs {temporal}·k + 1 frames and sides that are "
                 f"multiples of {spatial}; shard the dataset with a preset of this model (`streamvid presets`)"
             )
+
+
+def cast_inputs(module: Any) -> RemovableHandle:
+    """Cast floating-point inputs of a model of a pipeline to its dtype, except for times, until the hook is removed."""
+
+    def cast(value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(module.dtype) if is_float else value
+
+    def hook(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(cast, args)), {
+            name: one if name.endswith(("timestep", "sigma")) else cast(one) for name, one in named.items()
+        }
+
+    handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    return handle
 
 
 def as_pixels(frames: Tensor) -> Tensor:

@@ -62,11 +62,14 @@ class Ltx2Training(LtxTraining):
     TEXT_PIPELINE = "LTX2Pipeline"
 
     def _encode_one(self, text: str) -> dict[str, Tensor]:
-        found = super()._encode_one(text)
+        found = self._text_states(text)
         side = self.__dict__["tokenizer"].padding_side
         connectors: Any = self.connectors
         connected = connectors(found["prompt_embeds"], found["prompt_attention_mask"], padding_side=side)
         return dict(zip(("video_text", "audio_text", "text_attention"), connected, strict=True))
+
+    def _text_states(self, text: str) -> dict[str, Tensor]:
+        return super()._encode_one(text)
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity of the video."""
@@ -95,10 +98,10 @@ class Ltx2Training(LtxTraining):
         """Return the name of the pipeline that renders samples."""
         return "LTX2ImageToVideoPipeline" if self.config.first_frame == 1 else "LTX2Pipeline"
 
-    def text_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the text itself, because the pipeline's input before the connectors is not stored."""
-        return {"prompt": batch.text[row], "max_sequence_length": self.config.max_text_tokens}
+    def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
+        """Return the pipeline's input before the connectors, which is not stored."""
+        return self._text_states(batch.text[row])
 
-    def negative_arguments(self) -> dict[str, Any]:
-        """Return an empty text."""
-        return {"negative_prompt": ""}
+    def negative_arguments(self) -> dict[str, Tensor]:
+        """Return the same for an empty text."""
+        return {f"negative_{name}": states for name, states in self._text_states("").items()}

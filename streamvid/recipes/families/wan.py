@@ -150,7 +150,7 @@ class WanTraining(DiffusionTraining):
         )[0]
         return found
 
-    def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Any]:
+    def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
         """Return padded text states."""
         return {name: self._states(rows[0][None] if isinstance(rows, list) else rows) for name, rows in texts.items()}
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.filesize import decimal
 
 from streamvid.buckets.batch_size import tokens_of
 from streamvid.errors import ConfigError
@@ -26,6 +27,11 @@ from streamvid.trainer.preflight.trial import TrialRun, open_trial
 if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
     from streamvid.loader.batch.batch import Batch
+
+_ENCODE_ONCE = (
+    "encode once (--task sft:data_process --set data.features.url=FOLDER), then train without encoders (--task "
+    "sft:train and the same data.features.url)"
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,9 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
         device = trial.accelerator.device
         limit = _device_bytes(device) if device_bytes is None else device_bytes
     too_large = [row for row in rows if row.needed_bytes > limit]
-    problems = [f"bucket {row.bucket_id} needs about {_gb(row.needed_bytes)} of {_gb(limit)}" for row in too_large]
+    problems = [
+        f"bucket {row.bucket_id} needs about {decimal(row.needed_bytes)} of {decimal(limit)}" for row in too_large
+    ]
     if ran is None:
         problems.insert(0, f"one step of bucket {batches[0].bucket.id} ran out of memory")
     worst = max(rows, key=lambda row: row.needed_bytes)
@@ -183,7 +191,7 @@ def _advice(
         name = f"data.batch_size={{'{worst.bucket_id}': {fitting}, '*': …}}"
         saved.append((own - fitting * one, f"a smaller batch of this bucket: {name}"))
     if fixed.encoders:
-        saved.append((fixed.encoders, "encode once (streamvid encode), then --set task=sft:train, without encoders"))
+        saved.append((fixed.encoders, _ENCODE_ONCE))
     if config.model.lora.base_model is None:
         saved.append((fixed.gradients + fixed.optimizer, "train adapters (--lora)"))
     elif not config.model.fp8:
@@ -210,7 +218,3 @@ def _device_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return usable_bytes()
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
