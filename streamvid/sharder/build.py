@@ -311,9 +311,9 @@ def _sound(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, Audio
 
     Audio that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
     """
-    from streamvid.video.audio.facts import read_audio_facts
     from streamvid.video.audio.index import index_audio
     from streamvid.video.limits import STORED_LIMITS
+    from streamvid.video.survey.audio_facts import read_audio_facts
     from streamvid.video.survey.audio_span import read_audio_span
 
     has_sound = sample.clip.has_audio if sample.clip.is_made else sample.probe.has_audio

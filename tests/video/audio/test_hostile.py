@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from streamvid.errors import DecodeError, ProbeError, StreamvidError
-from streamvid.video.audio.facts import read_audio_facts
 from streamvid.video.audio.file import decode_audio_file
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.index import index_audio
+from streamvid.video.survey.audio_facts import read_audio_facts
 from tests.video.audio.clips import KINDS, Float32s
 from tests.video.audio.conftest import SoundClips
 from tests.video.audio.windows import from_packets

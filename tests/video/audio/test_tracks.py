@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from streamvid.video.audio.canvas import Canvas
-from streamvid.video.audio.facts import read_audio_facts
 from streamvid.video.audio.file import decode_audio_file
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.index import index_audio
+from streamvid.video.survey.audio_facts import read_audio_facts
 from tests.clips import real_clip
 from tests.video.audio.clips import KINDS, RATE, Float32s, Truth, ffmpeg_truth, peaks, track
 from tests.video.audio.conftest import SoundClips

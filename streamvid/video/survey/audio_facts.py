@@ -8,12 +8,12 @@ from fractions import Fraction
 import numpy as np
 
 from streamvid.video.audio.frames import Float32s
-from streamvid.video.audio.loudness import LoudnessMeter
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import audio_stream
 from streamvid.video.container import Source, open_video
 from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.packets import PacketTable, read_packets
+from streamvid.video.survey.loudness import LoudnessMeter
 
 _SILENCE = 1e-3  # -60 dBFS
 _FULL_SCALE = 32767 / 32768

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamvid.video.audio.facts import AudioFacts, read_audio_facts
-from streamvid.video.audio.loudness import LoudnessMeter
+from streamvid.video.survey.audio_facts import AudioFacts, read_audio_facts
+from streamvid.video.survey.loudness import LoudnessMeter
 from tests.clips import real_clip
 from tests.video.audio.conftest import SoundClips
 from tests.video.clips import FFMPEG, run_ffmpeg
