@@ -300,13 +300,13 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
         clips.sha256.append([hashlib.sha256(data).hexdigest() for data in members.values()])
         clips.indexes.append(None if is_text else index_clip(members[sample.clip.extension], STORED_LIMITS))
         has_audio = unit.has_audio and not is_text
-        entry, packets = _sound(sample, members[sample.clip.extension]) if has_audio else (None, None)
+        entry, packets = _audio_of(sample, members[sample.clip.extension]) if has_audio else (None, None)
         clips.audio.append(None if entry is None else asdict(entry))
         clips.audio_indexes.append(packets)
         yield sample.key, {**members, "txt": text, "json": sample_json(sample).encode()}
 
 
-def _sound(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
+def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
     """Return the facts and the packets of a clip's audio, as far as known. Both are None if it has none.
 
     Audio that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
