@@ -62,7 +62,7 @@ def test_frames_are_within_the_clip_and_at_the_rate(
     assert numbers == sorted(numbers)
     if rule in ("native", "cap") and temporal not in ("uniform", "opensora"):
         gaps = {later - earlier for earlier, later in pairwise(numbers)}
-        least = 1 if rule == "native" else max(1, math.ceil(Fraction(fps) * 99 / 100 / target)) if fps >= target else 1
+        least = 1 if rule == "native" else max(1, math.ceil(Fraction(fps) / target)) if fps >= target else 1
         assert len(gaps) <= 1
         assert all(gap % least == 0 and gap // least <= max(1, interval) for gap in gaps)
         if gaps:
