@@ -18,7 +18,6 @@ _RULE = re.compile(r"([1-9][0-9]{0,3})[kKnN](?:\+([0-9]{1,3}))?")
 _MAX_FPS = 1000
 NEAR_RATE = 0.99
 """Minimum ratio of two frame rates that count as equal, so that 23.976 counts as 24."""
-_NEAR = Fraction(99, 100)  # exactly NEAR_RATE
 _MAX_DENOMINATOR = 1001
 
 
@@ -72,8 +71,7 @@ class FrameRate:
 
     native: every frame.
     cap: every n-th frame, with n = ceil(the clip's rate / `fps`), so that the rate is at most `fps` (Open-Sora 2);
-        every frame if the clip's rate is below `fps` or unknown. Rates up to 1 % above a multiple of `fps` count as the
-        multiple, because containers round timestamps: of a clip of 24.003 fps, 12 fps takes every second frame.
+        every frame if the clip's rate is below `fps` or unknown.
     resample: the frame nearest to each of the times 0, 1/fps, 2/fps … of the clip; on a tie, the earlier frame.
     fix_frame_rate: frames round(i / fps * the clip's average rate) for i from 0 to floor(duration * fps) - 1
         (DiffSynth-Studio); equal to resample only for clips with a constant rate.
@@ -149,4 +147,4 @@ class FrameRate:
 @lru_cache(1 << 14)  # most clips have one of a few rates, and exact fractions are slow
 def _interval(numerator: int, denominator: int, fps: float) -> int:
     most = Fraction(numerator, denominator)
-    return 1 if fps < most else math.ceil(Fraction(fps) * _NEAR / most)
+    return 1 if fps < most else math.ceil(Fraction(fps) / most)

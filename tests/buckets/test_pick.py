@@ -131,12 +131,3 @@ def test_choices_that_cannot_be_are_refused(pick: tuple[object, ...]) -> None:
 def test_a_choice_survives_its_message(count: int, start: int, stride: int, fps: Fraction) -> None:
     pick = Pick(count, start, stride, "time", fps, 23.976)
     assert Pick.from_json(json.loads(json.dumps(pick.to_json()))) == pick
-
-
-@pytest.mark.parametrize(
-    ("fps", "most", "interval"),
-    [(24.0027, 12, 2), (24.2, 12, 2), (24.3, 12, 3), (24.0027, 24, 1), (30.0, 24, 2), (23.976, 12, 2), (11.9, 12, 1)],
-)
-def test_rates_within_a_percent_of_a_multiple_are_the_multiple(fps: float, most: int, interval: int) -> None:
-    """Matroska rounds timestamps to milliseconds, so that 24 fps may be 24.0027."""
-    assert FrameRate("cap", Fraction(most)).interval(fps) == interval
