@@ -274,6 +274,9 @@ GONE |= {"actions": [("drop",), ("killed", 0, 1)]}
 # Killed two versions after the state, which carries samples of a bucket that neither version has.
 REPLACED: dict[str, Any] = GONE | {"many": [1], "batch_size": 3, "num_ranks": 4}
 REPLACED |= {"actions": [("drop",), ("remove", 0, 0.05), ("killed", 4, 1)]}
+# A resumed run has no step left in its epoch, and the next loop begins after samples were removed.
+EMPTY: dict[str, Any] = GONE | {"many": [1], "few": [], "num_ranks": 1}
+EMPTY |= {"actions": [*[("run", 1)] * 3, ("run", 23), ("killed", 0, 5), ("epoch",), ("remove", 0, 0.05)]}
 HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
@@ -282,6 +285,7 @@ HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @example(GONE | {"many": [1]})
 @example(GONE | {"many": [2]})
 @example(REPLACED)
+@example(EMPTY)
 def test_exactly_once_per_epoch_and_version(
     ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, life: dict[str, Any]
 ) -> None:

@@ -363,6 +363,8 @@ class Pipeline:
                         self._later.begin_epoch()
                     if not self._begin(request, run):
                         return
+                if epoch is None:  # a loop without batches uses up what was read when the datasets were opened, too
+                    self._later.begin_epoch()
             self._ready.append(None)
             self._signals.tell()
         except StreamvidError as error:
