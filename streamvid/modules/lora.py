@@ -162,7 +162,7 @@ def base_of(module: nn.Module) -> str | None:
 
 
 def adapter_file(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> EncodedAdapters | None:
-    """Return the file with the adapters among `tensors`, or None if there are none.
+    """Return the file with the adapters among `tensors`, or None without adapters.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """

@@ -52,7 +52,7 @@ class VisitFeatures:
 
     stored_visit: the stored visit, from 0.
     num_bytes: size of the file; None if the encoder could not make it.
-    tensors: empty if there is no file, or if it has more than MAX_SHOWN_BYTES.
+    tensors: the tensors of the file; empty if it does not exist or is larger than MAX_SHOWN_BYTES.
     """
 
     stored_visit: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -159,5 +160,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe
 def find_recipe(name: str) -> Recipe:
     """Return a recipe by name. Raises ConfigError for an unknown name."""
     if name not in RECIPES:
-        raise ConfigError(f"recipe {name!r} does not exist; allowed: {', '.join(RECIPES)}")
+        near = get_close_matches(name, RECIPES, n=1, cutoff=0.4)
+        meant = f"; did you mean {near[0]!r}?" if near else ";"
+        raise ConfigError(f"recipe {name!r} does not exist{meant} allowed: {', '.join(RECIPES)}")
     return RECIPES[name]

@@ -65,8 +65,8 @@ def append(
     does. `status` and `abandon` of `streamvid.sharder.sharder` work as for `shard`.
 
     Raises the same errors as `shard`, except that the rejection of all rows is not an error; also ConfigError if an
-    option or the type of a column does not fit the dataset, and DatasetError if there is no dataset, or if another
-    process changes it.
+    option or the type of a column does not fit the dataset, and DatasetError if the dataset does not exist, or if
+    another process changes it.
     """
     do = plan_append if dry_run else append_to
     return do(source, dataset, append_options(dataset, options or {}), progress, on_input)

@@ -311,17 +311,16 @@ def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, Au
 
     Audio that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
     """
-    from streamvid.video.audio.index import index_audio
     from streamvid.video.limits import STORED_LIMITS
-    from streamvid.video.survey.audio_facts import read_audio_facts
+    from streamvid.video.survey.audio_facts import index_with_facts
     from streamvid.video.survey.audio_span import read_audio_span
 
-    has_sound = sample.clip.has_audio if sample.clip.is_made else sample.probe.has_audio
-    span = read_audio_span(data, STORED_LIMITS) if has_sound else None
+    has_audio = sample.clip.has_audio if sample.clip.is_made else sample.probe.has_audio
+    span = read_audio_span(data, STORED_LIMITS) if has_audio else None
     if span is None:
         return None, None
     try:
-        facts, index = read_audio_facts(data, STORED_LIMITS), index_audio(data, STORED_LIMITS)
+        index, facts = index_with_facts(data, STORED_LIMITS)
     except (ProbeError, DecodeError):
         facts = index = None
     if facts is None:

@@ -292,8 +292,8 @@ def check_apart(source: Sources, dest: Store, options: ShardOptions) -> None:
             )
         if _real(store).startswith(_real(dest)):
             raise SourceError(
-                f"source {store.url} is inside dest {dest.url}, whose own files are no input; choose another source, "
-                "or move it out of dest"
+                f"source {store.url} is inside dest {dest.url}, whose own files cannot be used as input; choose "
+                "another source, or move it out of dest"
             )
 
 

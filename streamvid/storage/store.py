@@ -117,7 +117,7 @@ class Store(Protocol):
         ...
 
     def copy(self, source: Store, path: str, name: str, num_bytes: int) -> bool:
-        """Copy a file of another store to `name` without reading its bytes, which nobody verifies then.
+        """Copy a file of another store to `name` without reading its bytes, so they are not verified.
 
         Return False, and let the caller read and write the file, if the two stores cannot do that, or if the file does
         not have `num_bytes` bytes.

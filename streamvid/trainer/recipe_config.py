@@ -5,7 +5,6 @@ Everything here is a default for options of TrainConfig, which a file, flags and
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ def recipe_named(name: str | None, model: str | None) -> Recipe:
         if not fitting:
             raise ConfigError(_unknown_model(str(model), pipeline))
         return RECIPES[fitting[0] if len(fitting) == 1 else _decided(Path(str(model)).expanduser(), fitting)]
-    if name not in RECIPES and (near := difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)):
-        raise ConfigError(f"--recipe {name!r}: did you mean {near[0]!r}? allowed: {', '.join(RECIPES)}")
     recipe = find_recipe(name)
     if pipeline is not None and pipeline not in recipe.pipelines:
         remedy = f"use --recipe {' or '.join(fitting)}" if fitting else f"use {' or '.join(recipe.pipelines)}"

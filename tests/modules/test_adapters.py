@@ -20,6 +20,7 @@ from streamvid.modules.adapters.names import FAMILIES, diffusers_names, dotted, 
 from streamvid.modules.config import LoraConfig, LoraFormat
 from streamvid.modules.export import export_adapters
 from streamvid.recipes.registry import RECIPES, Recipe
+from tests.modules.wan import wan, wan_output
 
 FORMATS: tuple[LoraFormat, ...] = get_args(LoraFormat)
 PUBLISHED = json.loads((Path(__file__).parents[1] / "data/adapter_keys.json").read_text())["lists"]
@@ -86,24 +87,6 @@ def test_keys_and_shapes_are_those_of_published_files(tmp_path: Path, listed: di
     assert {key: list(tensor.shape) for key, tensor in found.items()} == expected
 
 
-def wan() -> nn.Module:
-    from diffusers import WanTransformer3DModel
-
-    torch.manual_seed(0)
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "num_layers": 2}
-    texts = {"text_dim": 16, "freq_dim": 32, "ffn_dim": 32, "rope_max_seq_len": 32}
-    return WanTransformer3DModel(**sizes, **texts, cross_attn_norm=True).eval()
-
-
-def output(model: nn.Module) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    latents = torch.randn(1, 4, 2, 8, 8, generator=generator)
-    texts = torch.randn(1, 5, 16, generator=generator)
-    with torch.no_grad():
-        found: Tensor = model(latents, torch.tensor([500]), texts, return_dict=False)[0]
-    return found
-
-
 WAN_LAYERS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v")
 WAN_LAYERS += ("attn2.to_out.0", "ffn.net.0.proj", "ffn.net.2")
 
@@ -129,7 +112,7 @@ def merged(path: Path) -> Tensor:
         if key.endswith("lora_A.weight"):
             layer = model.get_submodule(key.removeprefix("transformer.").removesuffix(".lora_A.weight"))
             layer.weight.data += 2.0 * state[key.replace("lora_A", "lora_B")] @ down
-    return output(model)
+    return wan_output(model)
 
 
 @pytest.mark.parametrize("format", ["diffusers", "kohya", "comfyui"])
@@ -142,8 +125,8 @@ def test_diffusers_loads_exported_files_at_their_scale(tmp_path: Path, format: L
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
     pipe = WanPipeline(None, None, None, scheduler, transformer=wan())
     pipe.load_lora_weights(str(tmp_path / "out"), weight_name="lora.safetensors")
-    assert torch.allclose(output(pipe.transformer), merged(source), atol=1e-4)
-    assert not torch.allclose(output(wan()), merged(source), atol=1e-2)
+    assert torch.allclose(wan_output(pipe.transformer), merged(source), atol=1e-4)
+    assert not torch.allclose(wan_output(wan()), merged(source), atol=1e-2)
 
 
 def test_peft_loads_an_exported_folder(tmp_path: Path) -> None:
@@ -152,7 +135,7 @@ def test_peft_loads_an_exported_folder(tmp_path: Path) -> None:
     source = trained(tmp_path / "trained.safetensors")
     export_adapters(source, "peft", tmp_path / "folder")
     theirs = PeftModel.from_pretrained(wan(), str(tmp_path / "folder"))
-    assert torch.allclose(output(theirs.base_model.model), merged(source), atol=1e-4)
+    assert torch.allclose(wan_output(theirs.base_model.model), merged(source), atol=1e-4)
     export_adapters(tmp_path / "folder/adapter_model.safetensors", "diffusers", tmp_path / "again.safetensors")
     assert load_file(tmp_path / "again.safetensors").keys() == load_file(source).keys()
 
@@ -166,7 +149,7 @@ def test_a_model_of_diffusers_starts_from_adapters_of_every_format(tmp_path: Pat
     file = target / "adapter_model.safetensors" if format == "peft" else target
     holder = nn.ModuleDict({"transformer": wan()})
     lora.fuse_preset(holder, LoraConfig(preset_path=file, preset_model="transformer"))
-    assert torch.allclose(output(holder["transformer"]), merged(source), atol=1e-4)
+    assert torch.allclose(wan_output(holder["transformer"]), merged(source), atol=1e-4)
 
 
 def hunyuan(path: Path) -> Path:

@@ -18,6 +18,7 @@ from streamvid.modules.adapters.reading import is_adapter, plain_name
 from streamvid.modules.config import LoraConfig, LoraFormat
 from tests.modules import modules
 from tests.modules.modules import differing, state_of
+from tests.modules.wan import wan, wan_output
 
 TARGETS = ("q", "k", "v", "o", "ffn.0", "ffn.2")
 
@@ -166,24 +167,6 @@ def test_every_format_is_read_with_its_scale(tmp_path: Path, lora_format: LoraFo
     assert torch.allclose(output(adapted(trained=False, **given)), output(module), atol=1e-5)
     with pytest.raises(ConfigError, match=r"alpha is 5.5, but .*; set model.lora.alpha="):
         adapted(trained=False, **given | {"alpha": 5.5})
-
-
-def wan() -> nn.Module:
-    from diffusers import WanTransformer3DModel
-
-    torch.manual_seed(0)
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "num_layers": 2}
-    texts = {"text_dim": 16, "freq_dim": 32, "ffn_dim": 32, "rope_max_seq_len": 32}
-    return WanTransformer3DModel(**sizes, **texts, cross_attn_norm=True).eval()
-
-
-def wan_output(model: nn.Module) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    latents = torch.randn(1, 4, 2, 8, 8, generator=generator)
-    texts = torch.randn(1, 5, 16, generator=generator)
-    with torch.no_grad():
-        found: Tensor = model(latents, torch.tensor([500]), texts, return_dict=False)[0]
-    return found
 
 
 @pytest.mark.parametrize("alpha", [None, 16.0])

@@ -132,8 +132,8 @@ def verify_dataset(
 
     workers: number of files read at a time; each needs 16 MiB of memory.
 
-    Raises ConfigError for an unknown version or view, DatasetError if there is no dataset or the version was deleted,
-    and StorageError if the store is unreachable. Damage does not raise an error; the report lists it.
+    Raises ConfigError for an unknown version or view, DatasetError if the dataset does not exist or the version was
+    deleted, and StorageError if the store is unreachable. Damage does not raise an error; the report lists it.
     """
     check_workers(workers)
     ref = DatasetRef.parse(url) if isinstance(url, str | Path) else DatasetRef("")

@@ -4,7 +4,7 @@ For the layer `blocks.0.attn1.to_q` of diffusers' Wan, whose original name is `b
 
 diffusers   transformer.blocks.0.attn1.to_q.lora_A.weight, and alpha in the header's `lora_adapter_metadata`
 peft        base_model.model.blocks.0.attn1.to_q.lora_A.weight; alpha is in adapter_config.json in the same folder
-diffsynth   blocks.0.self_attn.q.lora_A.default.weight; there is no alpha, so B is multiplied by the scale
+diffsynth   blocks.0.self_attn.q.lora_A.default.weight; the format has no alpha, so B is multiplied by the scale
 comfyui     diffusion_model.blocks.0.self_attn.q.lora_A.weight; B is multiplied by the scale too
 kohya       lora_unet_blocks_0_self_attn_q.lora_down.weight, and the tensor lora_unet_blocks_0_self_attn_q.alpha
 

@@ -303,7 +303,7 @@ class Pages:
         """Return the run's curves and samples, as a part of the page."""
         from markupsafe import Markup
 
-        assert self.run is not None, "the server answers without a page if there is no run"
+        assert self.run is not None, "pages of a run are served only with --run"
         return Markup(render("curves.html", run=read_run(self.run), folder=self.run))  # noqa: S704 - rendered with escapes
 
     def failure(self, message: str) -> str:

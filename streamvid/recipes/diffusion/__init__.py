@@ -1,4 +1,4 @@
-"""What the recipes of video diffusion models share: model folders, latents, texts, times, losses, samples.
+"""Shared parts of the recipes of video diffusion models: model folders, latents, texts, times, losses, samples.
 
     encode   video ─► VAE ─► normalized latents        text ─► the pipeline's `encode_prompt` ─► its outputs by name
     forward  latents, noise and times from the sample's seed ─► transformer ─► loss per sample

@@ -94,7 +94,7 @@ class LtxTraining(DiffusionTraining):
         return found.transpose(1, 2).reshape(len(noisy), -1, t, h, w)
 
     def compression(self) -> tuple[int, int]:
-        """Return the number of frames and pixels per latent; those of LTX-Video if there is no VAE."""
+        """Return the number of frames and pixels per latent; without a VAE, those of LTX-Video."""
         return self.size_factors() if hasattr(self, "vae") else (8, 32)
 
     def pipeline_name(self) -> str:

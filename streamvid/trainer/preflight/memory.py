@@ -58,7 +58,7 @@ class ActivationLine:
 
 @dataclass(frozen=True)
 class Activations:
-    """Activations with and without checkpointing. num_blocks: number of checkpointed blocks, 0 if there are none."""
+    """Activations with and without checkpointing. num_blocks: number of checkpointed blocks, or 0."""
 
     stored: ActivationLine
     inputs: ActivationLine
@@ -138,4 +138,4 @@ def _saved_bytes(trial: TrialRun, batch: Batch) -> float:
 
 
 def _never(stored: object) -> Tensor:
-    raise AssertionError("there is no backward pass")
+    raise AssertionError("unexpected backward pass")

@@ -22,9 +22,9 @@ _TOLERANCE = 1e-6
 
 
 def short_preroll(info: AudioStreamInfo, packets: Iterable[memoryview]) -> int | None:
-    """Return the codec's number in SHORT_PREROLLS if decoding so many samples before any packet makes it right.
+    """Return the codec's preroll in SHORT_PREROLLS if it is long enough before every packet of the stream.
 
-    Return None if it does not, or if the codec is not listed. The first wrong packet ends the measurement.
+    Return None if it is not, or if the codec is not listed. The first wrong packet ends the measurement.
     """
     wanted = SHORT_PREROLLS.get(info.codec)
     if wanted is None:

@@ -52,7 +52,7 @@ def place_frames(frames: Iterable[DecodedFrame], time_base: Fraction, codec: str
     """Yield each frame with the position of its first sample, including priming.
 
     time_base: seconds per tick of timestamps. Frames before the first timestamp are placed before it.
-    Raises ProbeError if there are no timestamps.
+    Raises ProbeError if no frame has a timestamp.
     """
     positions, waiting, num_waiting = _Positions(time_base, codec), list[DecodedFrame](), 0
     for frame, following in _with_following(frames):

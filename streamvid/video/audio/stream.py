@@ -52,7 +52,9 @@ class AudioStreamInfo:
             or "(" in self.layout.partition(" channels ")[2]  # see check_layout
             or "+" in self.layout
         ):
-            raise DecodeError(f"the index describes an impossible audio: {str(self)[:200]}; copy the dataset again")
+            raise DecodeError(
+                f"the index describes an impossible audio stream: {str(self)[:200]}; copy the dataset again"
+            )
 
     def to_json(self) -> str:
         """Return the description as one line of JSON."""

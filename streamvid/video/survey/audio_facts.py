@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from streamvid.video.audio.frames import Float32s
+from streamvid.video.audio.index import AudioIndex, index_audio
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import audio_stream
 from streamvid.video.container import Source, open_video
@@ -65,6 +66,19 @@ def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | No
         for piece in decode_pieces(stream, audio_packets(video, stream), video.container_name == "mov"):
             measure.add(piece)
         return measure.finish(table)
+
+
+def index_with_facts(data: bytes, limits: Limits = LIMITS) -> tuple[AudioIndex | None, AudioFacts | None]:
+    """Index a clip's audio (see `index_audio`) and measure its facts, while it is decoded once.
+
+    Both are None for a clip without audio. Raises the same errors as `index_audio`.
+    """
+    with open_video(data, limits) as video:
+        stream = audio_stream(video)
+        if stream is None:
+            return None, None
+        measure, table = FactsMeasure(stream.codec_context.codec.canonical_name), read_packets(video)
+    return index_audio(data, limits, see=measure.add), measure.finish(table)
 
 
 class FactsMeasure:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamvid.video.survey.audio_facts import AudioFacts, read_audio_facts
+from streamvid.video.audio.index import index_audio
+from streamvid.video.survey.audio_facts import AudioFacts, index_with_facts, read_audio_facts
 from streamvid.video.survey.loudness import LoudnessMeter
 from tests.clips import real_clip
 from tests.video.audio.conftest import SoundClips
@@ -95,3 +96,14 @@ def test_channels_without_names_are_as_loud_as_those_of_the_default_layout(unnam
         meter.add(samples)
         found[layout] = meter.finish()
     assert found[unnamed] == found[named] is not None
+
+
+def test_one_pass_gives_the_index_and_the_facts(sound: SoundClips) -> None:
+    for kind in ("aac_mp4", "libopus_webm", "ac3_ts"):
+        data = sound(kind).read_bytes()
+        index, facts = index_with_facts(data)
+        alone = index_audio(data)
+        assert facts == read_audio_facts(data) and (index is None) == (alone is None) == (kind == "ac3_ts")
+        if index is not None and alone is not None:
+            assert index.info == alone.info and np.array_equal(index.positions, alone.positions)
+    assert index_with_facts(sound.copied("aac_mp4", "-an").read_bytes()) == (None, None)
