@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import streamvid
 from streamvid.dataset.upkeep.copy import copy_dataset
-from streamvid.dataset.upkeep.copy_file import SCRATCH
+from streamvid.dataset.upkeep.copy_file import SCRATCH, scratch_folder
 from streamvid.dataset.upkeep.verify import verify_dataset
 from streamvid.dataset.versions.open import open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, StorageError
@@ -398,3 +398,11 @@ def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None
     with pytest.raises(StorageError, match="is not the scratch folder of an earlier copy"):
         copy_dataset(tmp_path / "source", "memory://linked/ds", temp_dir=tmp_path / "temp", journal=tmp_path / "j")
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_equal_datasets_in_two_places_do_not_share_a_scratch_folder(tmp_path: Path) -> None:
+    """Both may be compacted or merged on one machine at the same time."""
+    stores = [open_store(f"memory://scratch-{name}") for name in "ab"]
+    with scratch_folder(stores[0], "same", tmp_path) as first, scratch_folder(stores[1], "same", tmp_path) as second:
+        assert first.is_dir() and second.is_dir() and first != second
+    assert list(tmp_path.iterdir()) == []

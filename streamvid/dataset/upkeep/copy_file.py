@@ -90,11 +90,14 @@ class FileCopier:
 
 @contextmanager
 def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
-    """Create an empty scratch folder, and remove it at the end. name: unique identifier of this copy."""
+    """Create an empty scratch folder, and remove it at the end.
+
+    name: identifier of what is written; datasets in several places may have the same.
+    """
     if isinstance(dest, LocalStore):
         folder = dest.root / SCRATCH
     else:
-        folder = Path(temp_dir or tempfile.gettempdir()) / f"streamvid-copy-{os.getuid()}-{name[:16]}"
+        folder = Path(temp_dir or tempfile.gettempdir()) / f"streamvid-copy-{os.getuid()}-{_digest(dest.url, name)}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove(folder)
@@ -108,6 +111,10 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _remove(folder: Path) -> None:
