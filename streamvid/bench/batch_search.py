@@ -114,8 +114,8 @@ def search_batch_sizes(
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:
         raise ConfigError(
-            f"bucket {base} runs out of memory with one sample; use less memory (activation checkpointing, sharding), "
-            "pass a smaller bucket as base, or leave the bucket out of the dataset"
+            f"bucket {base} runs out of memory even with one sample; reduce memory use (activation checkpointing, "
+            "sharding), pass a smaller bucket as base, or leave the bucket out of the dataset"
         )
     limit = (search.seconds(base, size) or 0.0) * (1 + tolerance)
     found = {base: size}

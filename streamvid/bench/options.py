@@ -19,7 +19,7 @@ class BenchOptions:
 
     batch_size: int | Mapping[str, int] | None = None
     max_tokens_per_batch: int | None = option(
-        None, help="Maximum number of tokens per batch; use it in place of --batch-size."
+        None, help="Maximum number of tokens per batch, as an alternative to --batch-size."
     )
     num_workers: tuple[int, ...] = option(
         (), help="Numbers of workers to measure.", metavar="LIST", shown_default="1,2,4 … all cores"

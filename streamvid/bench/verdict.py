@@ -204,7 +204,7 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
     if best.cpu_per_decode is not None and best.cpu_per_decode < _STARVED:
         reasons.append(
             f"decoders had a core for only {best.cpu_per_decode:.0%} of their working time; other processes, a "
-            "container limit or a shared host took the remainder"
+            "container limit or a shared host used the remaining time"
         )
     return Verdict(limit, tuple(reasons), advice(limit, usage, setting))
 
@@ -225,7 +225,7 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
     if passes[0].seconds < _MIN_PASS_SECONDS:
         found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to measure uncached reads")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
-        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s): figures are rough; raise --seconds")
+        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s): the figures are rough; raise --seconds")
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
     if missing := sorted(set(bucket_ids) - seen):
         found.append(f"no sample of {', '.join(missing)} was measured; raise --seconds")
@@ -289,13 +289,17 @@ def need_of(
     }
     obstacles = []
     if fastest["cores"] > step_seconds:
-        obstacles.append(f"{num_local_ranks} rank(s) need {cores:.1f} cores for their data, but there are {num_cores}")
+        obstacles.append(
+            f"{num_local_ranks} rank(s) need {cores:.1f} cores to load their data, but only {num_cores} are available"
+        )
     if fastest["store"] > step_seconds:
         obstacles.append(
             f"the store delivers {store.samples_per_second:.1f} samples/s, but {rate * (1 + margin):.1f} are needed"
         )
     if fastest["main"] > step_seconds:
-        obstacles.append(f"the main process needs {main_seconds:.3f} s of CPU time per batch, too long for a step")
+        obstacles.append(
+            f"the main process needs {main_seconds:.3f} s of CPU time per batch, which is longer than a step"
+        )
     return Need(
         step_seconds=step_seconds,
         margin=margin,
