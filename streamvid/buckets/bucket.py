@@ -206,5 +206,5 @@ def _refuse_triple(text: str, multiple: int) -> None:
     likely = [key for key in readings if key[0] % multiple == 0 and key[1] % multiple == 0 and min(key[:2]) > key[2]]
     shown = [f"'{key[0]}x{key[1]}@{key[2]}' if it is {readings[key]}" for key in likely or readings]
     raise ConfigError(
-        f"bucket {text!r}: it is unclear which number is the frame count; write it as {' or '.join(shown)}"
+        f"bucket {text!r}: it is unclear which number is the frame count; write the bucket as {' or '.join(shown)}"
     )

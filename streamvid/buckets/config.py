@@ -203,11 +203,13 @@ class BucketConfig:
 
     def _find(self, clip: Shape) -> Choices:
         if min(clip.height, clip.width) < 1:
-            return Choices((), f"{clip.width}x{clip.height} has no pixels", "too-small")
+            return Choices(
+                (), (f"the size is {clip.width}x{clip.height}; width and height must be at least 1"), "too-small"
+            )
         classes = self._classes_for(clip)
         if not classes:
             scaled = f"scaled to at most max_pixels={self.size.max_pixels}"
-            reason = f"{clip.width}x{clip.height}, {scaled}, has a side below multiple={self.multiple}"
+            reason = f"{clip.width}x{clip.height}, {scaled}, has a side shorter than multiple={self.multiple}"
             return Choices((), reason, "too-small")
         groups = tuple(candidates(classes, clip, self._policy))
         if not groups:
@@ -218,7 +220,7 @@ class BucketConfig:
         if not found:
             reason = "all buckets that the clip fits have keep probability 0 in bucket_config; raise a probability"
         else:
-            reason = f"the clip was left out by a draw: the keep probabilities exclude {float(rest):.4g} of such clips"
+            reason = f"the clip was excluded at random: the keep probabilities exclude {float(rest):.4g} of such clips"
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
@@ -325,7 +327,7 @@ def _check_fields(config: BucketConfig) -> None:
             if getattr(config.ratios, name):
                 shown = "ratios" if name == "tables" else name
                 raise ConfigError(
-                    f"{shown} cannot be combined with {form}; omit {shown}, or replace {form} by resolution"
+                    f"{shown} cannot be combined with {form}; omit {shown}, or replace {form} with resolution"
                 )
     _check_numbers(config)
 

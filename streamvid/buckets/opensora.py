@@ -148,8 +148,8 @@ def _entry(name: str, frames: object, value: Any, meaning: str | None) -> Entry:
     keep = _keep(where, probability, meaning, is_image=frames == 1)
     if isinstance(batch_size, Sequence) and not isinstance(batch_size, str):
         raise ConfigError(
-            f"{where}: the batch size {list(batch_size)!r} is a range for Open-Sora's search; use the number that the "
-            "search found, or use null and set batch_size or max_tokens_per_batch of the loader"
+            f"{where}: the batch size {list(batch_size)!r} is a range for Open-Sora's search; use the number that "
+            "the search found, or use null and set the loader's batch_size or max_tokens_per_batch"
         )
     if batch_size in (None, "None"):
         batch_size = None

@@ -113,7 +113,10 @@ class Ratios:
                 continue
             where = f"ratios[{resolution!r}][{name!r}]"
             if re.fullmatch(r"[0-9.]+", name):
-                raise ConfigError(f"{where}: the key must be width:height; write height/width {name} as '1:{name}'")
+                raise ConfigError(
+                    f"{where}: the key must have the form width:height; write the height/width ratio {name} as "
+                    f"'1:{name}'"
+                )
             ratio_fraction(name)
             match = _SIZE.fullmatch(size) if isinstance(size, str) else None
             if match is None:

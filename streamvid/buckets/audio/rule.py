@@ -43,7 +43,7 @@ class SampleRule:
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
         if match is None:
             raise ConfigError(
-                f"rule={text!r} is not a rule for numbers of audio samples; write 'exact', or a grid such as '640k' or "
+                f"rule={text!r} is not a rule for audio sample counts; write 'exact', or a grid such as '640k' or "
                 "'800k+1'"
             )
         return cls(int(match[1]), int(match[2] or 0))
@@ -79,8 +79,8 @@ _LTX = AudioPreset(
     16000,
     2,
     SampleRule(640),
-    "diffusers, pipelines/ltx2/pipeline_ltx2.py and autoencoder_kl_ltx2_audio.py: 16 kHz mel spectrograms of hop 160, "
-    "compressed by 4 (25 latents per second); round(num_frames / fps * 25) latents",
+    "diffusers, pipelines/ltx2/pipeline_ltx2.py and autoencoder_kl_ltx2_audio.py: 16 kHz mel spectrograms with a "
+    "hop of 160, compressed by a factor of 4 (25 latents per second); round(num_frames / fps * 25) latents",
 )
 
 #: Name of a model → its audio. Ovi is missing, because its 157 latents for 121 frames and 314 for 241 follow no rule.
@@ -92,14 +92,15 @@ AUDIO_PRESETS: Mapping[str, AudioPreset] = MappingProxyType(
             32000,
             2,
             SampleRule(800),
-            "MiniMax-H3: an audio VAE of hop 800 at 32 kHz (40 latents per second) beside 17n+5 frames at 24 fps; "
-            "round(num_frames / 24 * 40) latents",
+            "MiniMax-H3: an audio VAE with a hop of 800 at 32 kHz (40 latents per second) with 17n+5 frames at 24 "
+            "fps; round(num_frames / 24 * 40) latents",
         ),
         "mova": AudioPreset(
             48000,
             1,
             SampleRule(),
-            "MOVA: sample_rate * num_frames / fps samples at 48 kHz, mono; its VAE of hop 960 pads the last latent",
+            "MOVA: sample_rate * num_frames / fps samples at 48 kHz, mono; its VAE, with a hop of 960, pads the "
+            "last latent",
         ),
     }
 )
