@@ -28,19 +28,19 @@ _VERBS = {
     "demo": "Build a small corpus, shard it, stream it, and train on it.",
     "encode": "Encode a dataset with a model's encoders and store the features.",
     "export": "Convert trained weights to the files of other tools.",
-    "extract": "Write single samples to files: clip, frames that the model gets, caption.",
+    "extract": "Write single samples to files: the clip, the frames that the model gets, and the caption.",
     "ledger": "Verify and search the log of delivered samples.",
     "merge": "Add the samples of other datasets to a dataset.",
     "plan": "Show what a run would deliver before you rent a GPU.",
     "presets": "List the bucket configurations of known models, with sources.",
     "preview": "Show a dataset in the browser, as the model sees it.",
     "remove": "Remove samples from a dataset, for example after a takedown request.",
-    "report": "Write the contents of a dataset as one HTML file.",
+    "report": "Write an HTML report on the contents of a dataset.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset contains and what was rejected.",
     "train": "Train your model, or a small built-in one, on a dataset.",
     "verify": "Check a dataset against its manifest and list problems.",
-    "versions": "List and name the versions of a dataset, and store views.",
+    "versions": "List and tag the versions of a dataset, and store views.",
 }
 _UPKEEP = frozenset(("annotate", "append", "compact", "copy", "merge", "remove", "verify", "versions"))
 """Verbs whose modules are in `verbs/upkeep/`."""

@@ -131,7 +131,7 @@ def print_report(report: ShardReport, dest: str) -> None:
         f"{report.num_records} {kind} rows{cut} = {report.num_samples} samples{shards} + {report.num_rejected} rejected"
     )
     if report.num_known:
-        click.echo(f"already there: {report.num_known} rows")
+        click.echo(f"already in the dataset: {report.num_known} rows")
     if report.stored_clips[0]:
         click.echo(stored_line(report.stored_clips))
     if report.encode_seconds is not None:
@@ -141,9 +141,9 @@ def print_report(report: ShardReport, dest: str) -> None:
         )
     if not report.is_sized:
         what = "encoded" if report.clips == "native" else "cut"
-        click.echo(f"to be {what}: {size(report.source_bytes)} of sources; shard sizes are known when this is done")
+        click.echo(f"to be {what}: {size(report.source_bytes)} of sources; shard sizes will be known when this is done")
     if report.state == "dry run":
-        click.echo("dry run: nothing was written. Omit --dry-run to write it")
+        click.echo("dry run: nothing was written. Omit --dry-run to write the dataset")
     else:
         states = {"already sealed": "already sealed, unchanged", "already there": "no new samples"}
         done = states.get(report.state, "sealed")
@@ -157,8 +157,8 @@ def _print_remaining(remaining: Remaining | None) -> None:
     units = {"probe": "files", "curate": "files", "encode": "clips", "build": "shards"}[remaining.phase]
     done = {"probe": "probed", "curate": "measured", "encode": "encoded", "build": "built"}[remaining.phase]
     click.echo(
-        f"this task has done its share; {remaining.num_units} of {remaining.total} {units} are not {done} yet; next: "
-        "wait until all tasks have ended, then run them again, or finish on this machine by running the same command "
+        f"this task is finished; {remaining.num_units} of {remaining.total} {units} are not {done} yet; next: wait "
+        "until all tasks have ended, then run them again, or finish on this machine by running the same command "
         "without --task"
     )
 

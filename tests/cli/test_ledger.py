@@ -32,7 +32,7 @@ def test_a_right_ledger_is_exit_code_0(ledger: Path, call: Call) -> None:
     done = call("ledger", "check", ledger, NATIVE)
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == (
-        "all right: 8 batches, exactly as planned; 2 batches were delivered again after a resume"
+        "OK: 8 batches, exactly as planned; 2 batches were delivered again after a resume"
     )
     report = json.loads(call("ledger", "check", ledger, NATIVE, "--json").stdout)
     assert report["is_right"] and [epoch["num_samples"] for epoch in report["epochs"]] == [4, 4]

@@ -27,7 +27,7 @@ def test_a_right_dataset_is_exit_code_0(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     for flags, words in (((), "--deep reads every byte"), (("--deep",), "every byte was read")):
         done = run_streamvid("verify", NATIVE, *flags, env=env)
-        assert done.stdout.startswith(f"all right: {NATIVE}: 4 samples in 2 shards, 14 files") and words in done.stdout
+        assert done.stdout.startswith(f"OK: {NATIVE}: 4 samples in 2 shards, 14 files") and words in done.stdout
         assert "shards 2/2" in done.stderr
     assert not list((tmp_path / "streamvid" / "verify").iterdir())
 
@@ -44,7 +44,7 @@ def test_damage_is_exit_code_1_and_says_what_to_do(tmp_path: Path) -> None:
     assert lines[2] == f"1 problem(s) in 1 file(s): {root}"
     assert lines[3].endswith(f"streamvid copy SRC {root} --check-existing")
     run_streamvid("copy", NATIVE, root, "--check-existing", env=env)
-    assert run_streamvid("verify", root, "--deep", env=env).stdout.count("all right") == 1
+    assert run_streamvid("verify", root, "--deep", env=env).stdout.count("OK: ") == 1
 
 
 def test_json_is_the_whole_report(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_bucket_by_flags_alone(tmp_path: Path, moto_server: S3Server, s3_env: 
     moto_server.upload_folder(NATIVE, bucket, "ds/")
     flags = ("--endpoint-url", moto_server.endpoint_url, "--region", "us-east-1")
     done = run_streamvid("-v", "verify", f"s3://{bucket}/ds", "--deep", *flags, env=env)
-    assert done.stdout.startswith(f"all right: s3://{bucket}/ds: 4 samples in 2 shards")
+    assert done.stdout.startswith(f"OK: s3://{bucket}/ds: 4 samples in 2 shards")
     assert moto_server.secret_key not in done.stdout + done.stderr
     done = run_streamvid("verify", f"s3://{bucket}/none", *flags, env=env, check=False)
     assert done.returncode == 1 and done.stderr.startswith("error: no dataset at")

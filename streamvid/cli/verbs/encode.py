@@ -56,7 +56,8 @@ def command(
         return 0
     if is_launched() and not cluster.is_local:
         raise click.UsageError(
-            "--task and --engine cannot be used in a process that a launcher started; omit them or the launcher"
+            "--task and --engine cannot be used in a process that a launcher started; omit them, or run the command "
+            "without the launcher"
         )
     if cluster.engine == "slurm":
         return _submit(run, cluster, as_json=as_json)

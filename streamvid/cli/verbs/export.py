@@ -20,9 +20,9 @@ Examples:
   streamvid export run/ --format diffusers -o Wan2.1-T2V-1.3B-mine/     full weights: a diffusers folder
 
 \b
-SOURCE is the folder of a run, whose newest weights are exported, or a file or a peft folder with adapters
-in any of the formats. Layers keep their meaning: names are converted between those of diffusers and those of the
-model's original code, and alpha is stored where the format expects it or is multiplied into the weights."""
+SOURCE is the output folder of a run, whose newest weights are exported, or a file or peft folder with adapters
+in any of these formats. Layer names are converted between those of diffusers and those of the model's original code.
+Alpha is stored where the format expects it, and otherwise multiplied into the weights."""
 
 
 @click.command(epilog=_EPILOG)
@@ -34,7 +34,9 @@ model's original code, and alpha is stored where the format expects it or is mul
 @click.option(
     "--model", type=Location(exists=True, file_okay=False), help="Base model.  [default: model.args.model of the run]"
 )
-@click.option("--family", metavar="NAME", help="Family that names the layers, such as wan.  [default: recognized]")
+@click.option(
+    "--family", metavar="NAME", help=("Model family whose layer names are used, such as wan.  [default: detected]")
+)
 @click.option("--ema", is_flag=True, help="Export the moving averages of a run's weights.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
@@ -56,9 +58,11 @@ def command(
         what = f"adapters of {num_layers} layers"
     else:
         if format != "diffusers":
-            raise ConfigError(f"{file} holds full weights; --format {format} is for adapters; use --format diffusers")
+            raise ConfigError(
+                f"{file} contains full weights, but --format {format} is for adapters; use --format diffusers"
+            )
         if base is None:
-            raise ConfigError(f"{file} holds full weights; add --model FOLDER, the model that the run trained")
+            raise ConfigError(f"{file} contains full weights; add --model FOLDER with the model that the run trained")
         components = write_pipeline_folder(file, base, target)
         result, what = {"components": components}, ", ".join(components)
     if as_json:
@@ -79,12 +83,14 @@ def _weights_of(source: Path, ema: bool) -> Path:
     found = [path for path in written(source) if (".ema" in path.suffixes) == ema]
     if not found and (source / MODEL_INDEX).is_file():
         raise ConfigError(
-            f"{source} is a diffusers folder, not that of a run; use the output folder of a run or a file of "
-            "weights as SOURCE, and this folder as --model"
+            f"{source} is a diffusers folder, not the output folder of a run; pass a run's output folder or a weight "
+            "file as SOURCE, and this folder as --model"
         )
     if not found:
         kind = "no weights with moving averages (.ema)" if ema else "no weights"
-        raise ConfigError(f"{source} has {kind}; use the output folder of a run that has saved, or a file")
+        raise ConfigError(
+            f"{source} contains {kind}; use the output folder of a run that has saved weights, or a weight file"
+        )
     newest = found[-1]
     return newest / PEFT_WEIGHTS_FILE if newest.is_dir() else newest
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("dataset", type=LOCATION)
 @click.argument("keys", nargs=-1, required=True)
 @click.option("-o", "--output", type=Location(file_okay=False), required=True, help="Folder to write to.")
-@click.option("--visit", type=click.IntRange(min=0), default=0, show_default=True, help="Visit of the samples.")
+@click.option("--visit", type=click.IntRange(min=0), default=0, show_default=True, help="Visit to extract.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the loader.")
 @click.option(
     "--view",

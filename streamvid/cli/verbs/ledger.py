@@ -74,12 +74,12 @@ def _print_check(report: LedgerReport) -> None:
         click.echo(f"… and {report.num_differences - _MAX_SHOWN} more differences; --json shows more")
     if report.num_unrecorded:
         click.echo(
-            f"not recorded: {report.num_unrecorded} batches before the position of a resume; their ranks had no "
-            "ledger, or their files are damaged or missing"
+            f"not recorded: {report.num_unrecorded} batches before a resume; their ranks had no ledger, or their "
+            "files are damaged or missing"
         )
     again = f"; {report.num_replaced} batches were delivered again after a resume" if report.num_replaced else ""
     if report.is_right:
-        click.echo(f"all right: {report.num_batches} batches, exactly as planned{again}")
+        click.echo(f"OK: {report.num_batches} batches, exactly as planned{again}")
     else:
         click.echo(f"{report.num_differences} difference(s) in {report.num_batches} batches{again}")
 

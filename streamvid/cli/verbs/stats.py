@@ -36,7 +36,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 @click.argument("keys", nargs=-1)
 @click.option("--rejections", is_flag=True, help="Show rejections by kind, with remedies.")
 @click.option("--histograms", is_flag=True, help="Show the distribution of durations, sizes, captions and columns.")
-@click.option("--samples", is_flag=True, help="Show all facts of the samples with the keys KEYS.")
+@click.option("--samples", is_flag=True, help="Show all details of the samples with the keys KEYS.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
 @storage_flags
 def command(

@@ -41,15 +41,25 @@ its newest checkpoint."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@click.option("--recipe", metavar="NAME", help="Model family to fine-tune, such as wan2.1; --model decides if omitted.")
+@click.option(
+    "--recipe", metavar="NAME", help=("Model family to fine-tune, such as wan2.1.  [default: detected from --model]")
+)
 @click.option("--model", type=LOCATION, metavar="FOLDER", help="Folder of a diffusers pipeline, for a recipe.")
 @click.option("--dataset", type=LOCATION, metavar="URL", help="Sealed dataset; sets data.dataset.")
-@click.option("--output", type=LOCATION, metavar="FOLDER", help="Folder of the run; sets output.")
-@click.option("--lora", is_flag=True, default=None, help="Train adapters instead of all weights, with a recipe.")
+@click.option("--output", type=LOCATION, metavar="FOLDER", help="Output folder of the run; sets output.")
+@click.option("--lora", is_flag=True, default=None, help="With a recipe: train adapters instead of all weights.")
 @click.option("--print-config", "prints", is_flag=True, default=None, help="Print the config of the run, then exit.")
-@click.option("--check", "checks", is_flag=True, default=None, help="Check dataset, memory and one step, then exit.")
-@click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="For --check: memory of the device.")
-@click.option("--profile", "profiles", is_flag=True, default=None, help="Measure each bucket, write OUTPUT/costs.json.")
+@click.option(
+    "--check", "checks", is_flag=True, default=None, help=("Check the dataset, the memory and one step, then exit.")
+)
+@click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="For --check: memory of the device to plan for.")
+@click.option(
+    "--profile",
+    "profiles",
+    is_flag=True,
+    default=None,
+    help=("Measure the cost of each bucket and write OUTPUT/costs.json."),
+)
 @click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
@@ -75,7 +85,7 @@ def command(
         )
     device_bytes: Any = flags.pop("device_memory")
     if device_bytes is not None and not flags.get("checks"):
-        raise click.UsageError("--device-memory belongs to --check; add it, or omit both")
+        raise click.UsageError("--device-memory requires --check; add --check, or omit --device-memory")
     prints, checks, profiles = (flags.pop(name) for name in ("prints", "checks", "profiles"))
     run = request_of(config, overrides, factory, trackers, flags).resolve(_shard)
     if prints:
@@ -112,7 +122,7 @@ def _recipe(flags: Mapping[str, object]) -> Callable[[Mapping[str, str]], Mappin
     if name is None and model is None:
         if flags.get("lora"):
             raise click.UsageError(
-                "--lora belongs to a recipe; add --model FOLDER or --recipe NAME, or use --lora_base_model CHILD"
+                "--lora requires a recipe; add --model FOLDER or --recipe NAME, or use --lora_base_model CHILD"
             )
         return None
     from streamvid.trainer.recipe_config import recipe_named, recipe_options

@@ -29,9 +29,9 @@ Examples:
   streamvid append --status ds/
   streamvid append ds/ videos/ --engine slurm --num-tasks 64 --workers 32
 
-SOURCE is the same as for `streamvid shard`, and may contain old and new videos: rows that DATASET knows
-are skipped without opening their files. A row is known by its file name, time range, captions and
-conditioning inputs. Shards that exist do not change. The options that determine the content of DATASET,
+SOURCE is the same as for `streamvid shard`, and may contain old and new videos: rows that DATASET already
+contains are skipped without opening their files. A row is recognized by its file name, time range, captions
+and conditioning inputs. Existing shards do not change. The options that determine the content of DATASET,
 such as its buckets, are those with which it was built; all other options are those of `streamvid shard`.
 If the command is stopped, run it again to resume."""
 
@@ -49,7 +49,7 @@ def command(dataset: str, source: tuple[str, ...], as_json: bool, **given: Any) 
     abandons, plans, shows_status = (given.pop(name) for name in ("abandon", "dry_run", "shows_status"))
     num_workers = given.get("work__workers")
     if not source and not (shows_status or abandons):
-        raise click.UsageError("SOURCE is missing: `streamvid append DATASET SOURCE`")
+        raise click.UsageError("SOURCE is missing; run `streamvid append DATASET SOURCE`")
 
     def resolved(**tree: Any) -> ShardOptions:
         return append_options(dataset, tree)

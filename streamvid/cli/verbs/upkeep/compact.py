@@ -31,20 +31,28 @@ target size are merged. Samples and their clips stay the same. If the command is
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset", type=LOCATION)
 @click.option(
-    "--shard-size", "shard_size_bytes", type=BYTE_SIZE, help="Target shard size.  [default: as the dataset was built]"
+    "--shard-size", "shard_size_bytes", type=BYTE_SIZE, help="Target shard size.  [default: that of the dataset]"
 )
 @click.option(
     "--expire",
     metavar="AGE",
-    help="Also delete versions without a tag that are older, such as 30d, and files that no version names.",
+    help="Also delete untagged versions older than this age, such as 30d, and files that no version references.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without changing anything.")
 @click.option(
-    "--cache-dir", type=LOCATION, metavar="DIR", help="Also drop deleted shards from this local cache of loaders."
+    "--cache-dir", type=LOCATION, metavar="DIR", help="Also remove deleted shards from this local loader cache."
 )
-@click.option("--cache-only", is_flag=True, help="Only drop deleted shards from the cache; needs no write access.")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of shards to write at a time."
+    "--cache-only",
+    is_flag=True,
+    help=("Only remove deleted shards from the cache; requires no write access to the dataset."),
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    help=("Number of shards to write in parallel."),
 )
 @click.option(
     "--temp-dir",
@@ -75,19 +83,22 @@ def _print(report: CompactReport) -> None:
         )
     if report.deleted:
         click.echo(
-            f"tars with removed samples deleted: {len(report.deleted)} ({size(report.num_bytes_deleted)}), also from "
-            "earlier versions"
+            f"deleted tars that contained removed samples: {len(report.deleted)} ({size(report.num_bytes_deleted)}), "
+            "including those of earlier versions"
         )
     expired = report.expired
     if expired.versions or expired.files:
         numbers = ", ".join(map(str, expired.versions)) or "none"
         click.echo(
-            f"expired versions: {numbers}; files that no version names: {len(expired.files)} "
+            f"expired versions: {numbers}; files that no version references: {len(expired.files)} "
             f"({size(expired.num_bytes)})"
         )
     if expired.has_unfinished_build:
-        click.echo("an unfinished build is at the dataset, so only files of expired versions count; complete it first")
+        click.echo(
+            "the dataset has an unfinished build, so only files of expired versions are counted; complete the build "
+            "first"
+        )
     if report.has_dropped_cache:
-        click.echo("blocks of deleted tars were dropped from the cache")
+        click.echo("blocks of deleted tars were removed from the cache")
     version = "" if report.version is None else f" in version {report.version}"
     click.echo(f"{report.state}{version}: {report.dataset}\nnext: streamvid verify {report.dataset} --deep")

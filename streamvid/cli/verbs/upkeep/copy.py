@@ -29,7 +29,7 @@ dataset. If the command is interrupted, run it again to resume."""
 @click.argument("dest", type=LOCATION)
 @click.option("--check-existing", is_flag=True, help="Read the files at DEST, and replace those that differ.")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of files to copy at a time."
+    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of files to copy in parallel."
 )
 @click.option(
     "--temp-dir",

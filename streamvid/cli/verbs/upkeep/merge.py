@@ -30,10 +30,10 @@ be equal. Columns that a dataset lacks are empty for its samples. If the command
     type=click.Choice(["error", "first", "last"]),
     default="error",
     show_default=True,
-    help="Which samples stay if several datasets have samples of a source file.",
+    help="Samples to keep if several datasets contain samples of the same source file.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of shards to copy at a time."
+    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of shards to copy in parallel."
 )
 @click.option(
     "--temp-dir",
@@ -56,7 +56,7 @@ def _print(report: MergeReport) -> None:
             f"duplicates: {report.num_duplicates} samples not added, {report.num_replaced} earlier samples replaced"
         )
     if report.num_kept_out:
-        click.echo(f"{report.num_kept_out} samples not added, because they were removed from the dataset before")
+        click.echo(f"{report.num_kept_out} samples not added, because they were removed from the dataset earlier")
     version = "" if report.version is None else f" in version {report.version}"
     click.echo(
         f"{report.state}{version}: {report.dataset}: {report.num_samples} samples\n"

@@ -25,7 +25,7 @@ Examples:
 
 FILE lists sample keys, record keys or source names: one per line in a .txt file, or in a column key, record_key or
 source of a CSV, JSON, JSON Lines or Parquet file. Loaders that start after this command do not deliver the samples.
-Their bytes remain in the tars until `streamvid compact` rewrites these. If the command is interrupted, run it again."""
+Their bytes remain stored until `streamvid compact` rewrites the tars. If the command is interrupted, run it again."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
@@ -34,7 +34,7 @@ Their bytes remain in the tars until `streamvid compact` rewrites these. If the 
 @click.option("--where", metavar="CONDITION", help="Remove the samples that meet a condition.")
 @click.option("--source", metavar="PATTERN", help="Remove the samples whose source names match, such as 'studio-7/*'.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason to record in the version and in the report.")
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, without changing anything.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(dataset: str, as_json: bool, **options: Any) -> int:

@@ -36,7 +36,7 @@ resume."""
     type=click.IntRange(1, 256),
     default=8,
     show_default=True,
-    help="Number of files to read at a time; each uses 16 MiB of memory.",
+    help="Number of files to read in parallel; each uses 16 MiB of memory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
@@ -71,7 +71,7 @@ def _print(report: VerifyReport) -> None:
         )
     if report.is_right:
         how = "every byte was read" if report.is_deep else "shards were checked by size only; --deep reads every byte"
-        click.echo(f"all right: {report.url}: {_counts(report)}; {how}")
+        click.echo(f"OK: {report.url}: {_counts(report)}; {how}")
         return
     unseen = "" if report.is_complete else ", and some shards could not be checked"
     click.echo(f"{report.num_problems} problem(s) in {report.num_files_wrong} file(s){unseen}: {report.url}")

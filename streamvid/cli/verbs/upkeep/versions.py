@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   streamvid versions ds/
-  streamvid versions ds/ --tag v1                             name the newest version
+  streamvid versions ds/ --tag v1                             tag the newest version
   streamvid versions ds/ --tag paper=7
   streamvid versions ds/ --untag paper
   streamvid versions ds/ --view hq --where "aesthetic > 5"
@@ -30,8 +30,8 @@ A dataset can be opened as DATASET@VERSION, where VERSION is a number, a tag or 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset", type=LOCATION)
-@click.option("--tag", "tagged", metavar="NAME[=VERSION]", help="Name a version.  [default version: the newest]")
-@click.option("--move", is_flag=True, help="Let --tag move a tag that names another version.")
+@click.option("--tag", "tagged", metavar="NAME[=VERSION]", help="Tag a version.  [default version: the newest]")
+@click.option("--move", is_flag=True, help="Allow --tag to move an existing tag to another version.")
 @click.option("--untag", metavar="NAME", help="Remove a tag.")
 @click.option("--view", "viewed", metavar="NAME", help="Store the condition of --where under this name.")
 @click.option("--where", metavar="CONDITION", help="Condition of the view.")
