@@ -164,8 +164,8 @@ def acquire(
                 break
         except DeniedError as error:
             raise DeniedError(
-                f"{store.url} is read-only for this process: use keys or a user that may write there, or work on a "
-                f"copy of it. {error}"
+                f"{store.url} is read-only for this process; use credentials with write access, or work on a copy. "
+                f"{error}"
             ) from error
     lease = Lease(store, path, admits_tasks)
     try:

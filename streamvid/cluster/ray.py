@@ -149,6 +149,8 @@ def _result(ray: Any, reference: Any) -> list[Any]:
         raise error.cause if isinstance(error.cause, StreamvidError) else RuntimeError(str(error)) from None
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.RaySystemError, ray.exceptions.NodeDiedError) as error:
         _logger.warning(
-            "a task was lost %d times; another round or the next run does its remaining work (%s)", _RETRIES + 1, error
+            "a task was lost %d times; another round or the next run will do its remaining work (%s)",
+            _RETRIES + 1,
+            error,
         )
         return []

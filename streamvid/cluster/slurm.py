@@ -114,7 +114,7 @@ def _run(command: Sequence[str], script: bytes = b"") -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise StreamvidError(
-            f"{command[0]} did not answer in {_SECONDS_TO_ANSWER:.0f} s; run the same command again"
+            f"{command[0]} did not respond within {_SECONDS_TO_ANSWER:.0f} s; run the same command again"
         ) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
