@@ -257,8 +257,9 @@ def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
     if isinstance(where, str):
         if kind_of(where, storage) != "dataset":
             raise ConfigError(
-                f"the features in {url} were computed from {where}, which is not, or no longer, a sealed dataset; pass "
-                "its new location with --set data.dataset=URL, or run the first stage again, which keeps finished work"
+                f"the features in {url} were computed from {where}, which is not (or is no longer) a sealed dataset; "
+                "pass its new location with --set data.dataset=URL, or run the first stage again, which keeps "
+                "finished work"
             )
         _check_sizes(flags, where, storage)
     return dataset
