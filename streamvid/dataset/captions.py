@@ -63,7 +63,7 @@ def _pair(item: object) -> tuple[str | None, object]:
             return _pair(item[names[0]])[0], item.get("weight")
         raise Rejected(
             f"a caption has the fields {', '.join(sorted(map(str, item)))[:200] or 'none'}; it must have either "
-            f"{' or '.join(_TEXTS)}, and may have weight"
+            f"{' or '.join(_TEXTS)}, and may have a weight"
         )
     raise Rejected(f'a caption has type {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
 

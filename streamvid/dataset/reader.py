@@ -137,7 +137,8 @@ class Dataset:
         said = getattr(self.manifest.counts, name)
         if said != found:
             raise IntegrityError(
-                f"{self.url}: {where} and the manifest disagree on {name}: {found} and {said}; copy the dataset again"
+                f"{self.url}: {where} and the manifest disagree about {name}: {found} and {said}; copy the dataset "
+                "again"
             )
 
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:

@@ -269,7 +269,7 @@ def test_what_lies_in_the_way_is_not_deleted(tmp_path: Path) -> None:
     """A folder of the name that files on their way go to, with somebody's files in it."""
     (tmp_path / "dest" / SCRATCH).mkdir(parents=True)
     (tmp_path / "dest" / SCRATCH / "thesis.txt").write_text("mine")
-    with pytest.raises(StorageError, match="is not the scratch folder of an earlier copy"):
+    with pytest.raises(StorageError, match="is not the scratch directory of an earlier copy"):
         copy_dataset(NATIVE, tmp_path / "dest", journal=tmp_path / "journal")
     assert (tmp_path / "dest" / SCRATCH / "thesis.txt").read_text() == "mine"
 
@@ -395,7 +395,7 @@ def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None
     (name,) = found
     open_store("memory://linked/ds").remove("manifest.json")
     (tmp_path / "temp" / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="is not the scratch folder of an earlier copy"):
+    with pytest.raises(StorageError, match="is not the scratch directory of an earlier copy"):
         copy_dataset(tmp_path / "source", "memory://linked/ds", temp_dir=tmp_path / "temp", journal=tmp_path / "j")
     assert not list((tmp_path / "elsewhere").iterdir())
 

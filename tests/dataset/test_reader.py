@@ -175,13 +175,13 @@ def test_counts_are_proved_by_the_tables(tmp_path: Path, name: str, read: Callab
     manifest = seal(tmp_path)
     changed = replace(manifest, counts=replace(manifest.counts, **{name: 77}))
     LocalStore(tmp_path).put("manifest.json", manifest_to_json(changed))
-    with pytest.raises(IntegrityError, match=f"disagree on {name}: [0-9]+ and 77"):
+    with pytest.raises(IntegrityError, match=f"disagree about {name}: [0-9]+ and 77"):
         read(open_dataset(tmp_path))
 
 
 def test_a_manifest_that_counts_otherwise_is_noticed(tmp_path: Path) -> None:
     seal(tmp_path, (1, 1), manifest_counts={"samples": 3})
-    with pytest.raises(IntegrityError, match="the manifest disagree on"):
+    with pytest.raises(IntegrityError, match="the manifest disagree about"):
         _ = open_dataset(tmp_path).shards
 
 

@@ -56,7 +56,8 @@ def read_annotation(
     names = column_names(path)
     if not names:
         raise SourceError(
-            f"annotation {path} has no columns: it is empty, or no row can be read; add rows with a key column"
+            f"annotation {path} has no columns: it is empty, or none of its rows can be read; add rows with a key "
+            "column"
         )
     key, own = find_key_column(path, names, key_column)
     if caption_column is None and columns is None:

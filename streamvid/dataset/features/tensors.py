@@ -87,7 +87,9 @@ def _wrong_shape(shape: object) -> str | None:
 def check_name(name: str) -> str:
     """Return `name`, which becomes a field of batches. Raises ConfigError if it is not a valid tensor name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"tensor {name!r}: use an ASCII letter, followed by at most 62 ASCII letters, digits and '_'")
+        raise ConfigError(
+            f"tensor {name!r}: the name must be an ASCII letter followed by at most 62 ASCII letters, digits and '_'"
+        )
     return name
 
 

@@ -121,7 +121,9 @@ def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
                 f"{_described(other.tensors, other.shapes)}; create the features again"
             )
     if first is None:
-        raise DatasetError("no sample could be encoded, so there is nothing to seal; check that the clips decode")
+        raise DatasetError(
+            "no sample could be encoded, so there is nothing to seal; check that the clips can be decoded"
+        )
     return dict(first.tensors)
 
 
@@ -299,7 +301,7 @@ class SidecarWriter:
         except OSError as error:
             raise StorageError(
                 f"cannot write to {folder or tempfile.gettempdir()}: {error.strerror or error}; check its free space "
-                "and its permissions"
+                "and permissions"
             ) from error
 
     # Sealing.

@@ -125,13 +125,13 @@ class _Compiler:
             elif kind == "number" and not _NUMBER.fullmatch(part):
                 self._fail(place, f"{part[:_SHOWN]!r} is not a number; write a number such as 5, 0.5 or 1e-3")
             elif kind == "word" and unicodedata.normalize("NFKC", part) != part:
-                self._fail(place, f"Python would change the name {part!r}; write it in backquotes: `{part}`")
+                self._fail(place, f"Python would normalize the name {part!r}; enclose it in backquotes: `{part}`")
             elif kind == "space":
                 part = " " * len(part)
             elif part == "`":
                 self._fail(place, "the second backquote is missing; write it at the end of the name")
             elif part in "#;:":
-                self._fail(place, f"{part!r} is not allowed here; write a name that contains it in backquotes")
+                self._fail(place, f"{part!r} is not allowed here; enclose names that contain it in backquotes")
             parts.append(part)
         return "".join(parts)
 
@@ -175,7 +175,7 @@ class _Compiler:
 
     def _refuse(self, tree: ast.expr) -> NoReturn:
         remedies: dict[type[ast.expr], str] = {
-            ast.Attribute: "a name with a dot; write it in backquotes, as in `user.score`",
+            ast.Attribute: "a name with a dot; enclose it in backquotes, as in `user.score`",
             ast.Tuple: "a list, which is only allowed after 'in'",
             ast.List: "a list, which is only allowed after 'in'",
         }

@@ -233,8 +233,8 @@ def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], o
         found = usual_column(names, usual)
         if found is None:
             raise SourceError(
-                f"the metadata has no column with a usual name for {option}; set {option} to one of its columns: "
-                f"{listed}"
+                f"the metadata has no column with one of the usual names for {option}; set {option} to one of its "
+                f"columns: {listed}"
             )
         return found
     if asked not in names:

@@ -94,7 +94,9 @@ def copy_dataset(
     check_workers(workers)
     ref = DatasetRef.parse(source) if isinstance(source, str | Path) else DatasetRef("")
     if ref.view is not None:
-        raise ConfigError(f"source {str(source)!r} names a view, but only whole datasets can be copied; omit the view")
+        raise ConfigError(
+            f"source {str(source)!r} refers to a view, but only whole datasets can be copied; omit the view"
+        )
     if isinstance(source, str | Path):
         source = open_store(ref.url, StorageOptions.of(storage if source_storage is None else source_storage))
     if isinstance(dest, str | Path):
@@ -123,8 +125,8 @@ def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
     gone = [shard.path for shard in dataset.shards if shard.path in deleted]
     if gone:
         raise DatasetError(
-            f"{dataset.url}: version {dataset.manifest.version} cannot be copied, because `streamvid compact` deletes "
-            f"{len(gone)} of its shards, which contain removed samples; copy the newest version"
+            f"{dataset.url}: version {dataset.manifest.version} cannot be copied, because `streamvid compact` has "
+            f"deleted {len(gone)} of its shards, which contained removed samples; copy the newest version"
         )
     return energon_files(dataset.shards)
 
@@ -211,8 +213,8 @@ class _Copy:
         sealed = self._sealed_there() if MANIFEST in there else None
         if sealed is None and foreign:
             raise DatasetError(
-                f"dest {self.dest.url} contains {foreign!r}, which does not belong to this dataset; choose a dest that "
-                "is empty, does not exist, or holds the same dataset"
+                f"dest {self.dest.url} contains {foreign!r}, which does not belong to this dataset; choose a dest "
+                "that is empty, does not exist, or contains the same dataset"
             )
         return there, sealed
 
@@ -238,13 +240,13 @@ class _Copy:
         # `content` may differ because of columns that were added later.
         if (theirs.plan, theirs.base) != (mine.fingerprints.plan, mine.fingerprints.base):
             raise SealedError(
-                f"dest {self.dest.url} holds another sealed dataset (content fingerprint "
-                f"{theirs.content[:16]}…, not {mine.fingerprints.content[:16]}…); choose another dest"
+                f"dest {self.dest.url} contains another sealed dataset (content fingerprint {theirs.content[:16]}…, "
+                f"not {mine.fingerprints.content[:16]}…); choose another dest"
             )
         # Columns added to the source since the last copy are copied, but columns added only at dest must not be lost.
         if manifest.columns != mine.columns[: len(manifest.columns)]:
             raise SealedError(
-                f"dest {self.dest.url} holds the same dataset with other columns, added by `streamvid annotate`; "
+                f"dest {self.dest.url} contains the same dataset with other columns, added by `streamvid annotate`; "
                 "annotate the source in the same way, or choose another dest"
             )
         return data

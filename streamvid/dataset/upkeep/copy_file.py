@@ -51,8 +51,8 @@ class FileCopier:
             self.dest.put(name or file.path, data)
             return
         raise IntegrityError(
-            f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}; nothing was "
-            "published; list all damage with `streamvid verify --deep`, repair the source, and run this command "
+            f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}. Nothing "
+            "was published. List all damage with `streamvid verify --deep`, repair the source, and run this command "
             "again"
         )
 
@@ -125,5 +125,7 @@ def _remove(folder: Path) -> None:
         return
     is_mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_mine or not all(_NAME.fullmatch(path.name) for path in folder.iterdir()):
-        raise StorageError(f"{folder} exists, but is not the scratch folder of an earlier copy by this user; remove it")
+        raise StorageError(
+            f"{folder} exists, but is not the scratch directory of an earlier copy by this user; remove it"
+        )
     shutil.rmtree(folder)

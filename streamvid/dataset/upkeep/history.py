@@ -87,8 +87,8 @@ def tag(
             find_version(held.store, held.newest, number)
             if not move and tags.get(name, number) != number:
                 raise ConfigError(
-                    f"tag {name!r} names version {tags[name]} of {held.store.url}; choose another name, or set "
-                    f"move=True (--move) so that it names version {number}"
+                    f"tag {name!r} already points to version {tags[name]} of {held.store.url}; choose another name, "
+                    f"or set move=True (--move) to move it to version {number}"
                 )
             tags[_named(name, "tag")] = number
         note = f"removed {name}" if version is None else f"{name}={tags[name]}"
@@ -132,7 +132,7 @@ def _named(name: str, kind: str) -> str:
     if not NAME.fullmatch(name) or name == LATEST:
         raise ConfigError(
             f"{kind} {name!r}: must begin with a letter or '_', contain only letters, digits, '_', '-' and '.', have "
-            f"at most 64 characters, and not be {LATEST!r}"
+            f"at most 64 characters, and must not be {LATEST!r}"
         )
     return name
 

@@ -136,7 +136,7 @@ def merge(
 def _open_source(url: str | Path, options: StorageOptions) -> Dataset:
     source = open_dataset(url, storage=options)
     if source.where is not None:
-        raise ConfigError(f"source {str(url)!r} names a view, but only whole datasets can be merged; omit the view")
+        raise ConfigError(f"source {str(url)!r} refers to a view, but only whole datasets can be merged; omit the view")
     return source
 
 

@@ -160,8 +160,8 @@ def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate
     if twice and on_duplicate == "error":
         shown = ", ".join(sorted(twice)[:_SHOWN]) + (", …" if len(twice) > _SHOWN else "")
         raise DatasetError(
-            f"{len(twice)} source files have samples in several of the datasets (record keys {shown}); choose which "
-            "samples stay with on_duplicate='first' or 'last' (--on-duplicate)"
+            f"{len(twice)} source files have samples in several of the datasets (record keys {shown}); set "
+            "on_duplicate (--on-duplicate) to 'first' or 'last' to choose which samples to keep"
         )
     return owners
 

@@ -290,5 +290,7 @@ def _packets_as_they_are(part: Part, place: TablePlace) -> bytes:
     path, offset, num_bytes, sha256 = part.dataset.check_place(part.shard, place.offset, place.num_bytes, place.sha256)
     data = read_range(part.dataset.store, path, offset, num_bytes, sha256)
     if hashlib.sha256(data).digest() != sha256:
-        raise IntegrityError(f"{part.dataset.url}: the packets of {part.shard.path}: checksum mismatch; copy it again")
+        raise IntegrityError(
+            f"{part.dataset.url}: the packets of {part.shard.path}: checksum mismatch; copy the dataset again"
+        )
     return data

@@ -81,12 +81,12 @@ class RemoveReport:
                 "captions"
             )
             steps.append(
-                f"streamvid compact {self.dataset} --cache-dir DIR --cache-only drops the deleted tars from the cache "
-                "of a machine"
+                f"streamvid compact {self.dataset} --cache-dir DIR --cache-only removes the deleted tars from the "
+                "cache of a machine"
             )
             steps.append("repeat the removal in copies of the dataset, and encode features of removed samples again")
         if self.num_same_clips:
-            steps.append("remove the samples in same_clips too if the clip itself must go")
+            steps.append("remove the samples in same_clips too if the clip itself must be deleted")
         return tuple(steps)
 
     def to_json(self) -> dict[str, object]:

@@ -72,8 +72,8 @@ def select(
     """
     if sum(value is not None for value in (keys, where, source)) != 1:
         raise ConfigError(
-            "keys, where and source: exactly one of them selects samples; pass keys (--keys FILE), a condition "
-            "(--where CONDITION) or a pattern of source names (--source PATTERN)"
+            "set exactly one of keys, where and source; pass keys (--keys FILE), a condition (--where CONDITION) or "
+            "a pattern of source names (--source PATTERN)"
         )
     if keys is not None:
         listed = _read_keys(Path(keys).expanduser()) if isinstance(keys, str | Path) else (KEY_COLUMNS, keys)
@@ -104,7 +104,9 @@ def _read_keys(path: Path) -> tuple[tuple[str, ...], set[str]]:
 def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_TEXT_BYTES:
-            raise SourceError(f"{path} has more than {_MAX_TEXT_BYTES} bytes; remove the keys in several steps")
+            raise SourceError(
+                f"{path} has more than {_MAX_TEXT_BYTES} bytes; split it, and remove the keys in several steps"
+            )
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError(f"{path} is not UTF-8 ({error}); save it as UTF-8") from error

@@ -105,9 +105,9 @@ class VerifyReport:
             return ""
         whats = {problem.what for problem in self.problems}
         if CONTENT in whats:
-            return "rebuild the dataset, or verify its original; an exact copy has the same flaw"
+            return "rebuild the dataset, or verify its original; an exact copy has the same damage"
         check = "" if whats <= {MISSING, SIZE} else " --check-existing"
-        return f"copy the wrong files again from an intact dataset: streamvid copy SRC {self.url}{check}"
+        return f"copy the damaged files again from an intact dataset: streamvid copy SRC {self.url}{check}"
 
     def to_json(self) -> dict[str, object]:
         """Return the report as a JSON-serializable dictionary, including `is_right` and `remedy`."""

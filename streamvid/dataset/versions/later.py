@@ -139,7 +139,7 @@ class LaterVersions:
         try:
             self.refresh(is_opening=self._is_new)
         except StreamvidError as error:
-            _log.warning("samples that were removed from the datasets meanwhile cannot be found: %s", error)
+            _log.warning("samples that were removed from the datasets in the meantime cannot be found: %s", error)
         self._is_new = False
         for number, dataset in self._datasets.items():
             later = self._later.get(number)
@@ -147,8 +147,8 @@ class LaterVersions:
             if later is not None and count and number not in self._silent and _announced.get(place) != count:
                 _announced[place] = count
                 _log.warning(
-                    "%s: %d samples of version %d were removed until version %d; other samples of their buckets take "
-                    "their places, marked is_repeat",
+                    "%s: %d samples of version %d have been removed as of version %d; other samples of their "
+                    "buckets take their places, marked is_repeat",
                     dataset.url,
                     count,
                     dataset.manifest.version,

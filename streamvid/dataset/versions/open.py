@@ -156,8 +156,8 @@ def check_newest(url: str | Path) -> str | Path:
     ref = DatasetRef.parse(url)
     if ref.version not in (None, LATEST) or ref.view is not None:
         raise ConfigError(
-            f"dataset {str(url)!r} names a version or a view, but only the newest version of a whole dataset can be "
-            f"changed; use {ref.url}"
+            f"dataset {str(url)!r} refers to a version or a view, but only the newest version of a whole dataset can "
+            f"be changed; use {ref.url}"
         )
     return url if ref.version is None else ref.url
 

@@ -38,8 +38,8 @@ LEASES, RUN = ".staging/leases", "run"
 """Folder of leases, and name of the lease of a process that changes the dataset alone."""
 _PUT_BYTES = 64 * 2**20
 _CHANGED = (
-    "another process has changed the dataset meanwhile, so this change was not made and nothing is lost; run the same "
-    "command again"
+    "another process changed the dataset in the meantime, so this change was not made; nothing is lost. Run the "
+    "same command again"
 )
 
 
