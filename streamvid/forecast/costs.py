@@ -24,6 +24,6 @@ def read_costs(path: str | Path, name: str) -> CostTable:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
         raise ConfigError(
-            f"{name} {path}: {reason}; pass a JSON file that contains the result of CostTable.to_json(), such as that "
-            "of streamvid train --profile"
+            f"{name} {path}: {reason}; pass a JSON file that contains the result of CostTable.to_json(), such as the "
+            "one that `streamvid train --profile` writes"
         ) from error

@@ -30,8 +30,8 @@ MAX_DIFFERENCES = 1000
 """Maximum number of differences in a report; all are counted."""
 
 _OTHER_DATA = (
-    "the ledger belongs to other data: {}. Pass the datasets, or the versions of them, that the run used, in the order "
-    "in which its loader received them"
+    "the ledger belongs to other data: {}. Pass the datasets and versions that the run used, in the order in which "
+    "its loader received them"
 )
 _DIGITS = 12  # of a fingerprint in a message
 _MAX_EPOCHS = 10_000  # between the end of a log and the position of the next attempt
@@ -244,9 +244,9 @@ def _check_start(
     wrong = sorted({name for found, right in pairs for name, place in found.items() if right.get(name) != place})
     if wrong:
         findings.differ(
-            f"attempt {attempt.number} began at epoch {attempt.start.epoch}, step {attempt.start.step}, but not where "
-            f"the attempt before it was at this step (buckets: {', '.join(wrong[:5])}); it used a state of another run "
-            "or of an earlier attempt, or no state"
+            f"attempt {attempt.number} began at epoch {attempt.start.epoch}, step {attempt.start.step}, but its "
+            f"positions differ from those of the previous attempt at this step (buckets: {', '.join(wrong[:5])}); it "
+            "started from a state of another run or of an earlier attempt, or without a state"
         )
 
 

@@ -32,7 +32,7 @@ class PlannedRun:
     num_ranks: int = option(1, help="Number of data-parallel ranks.", minimum=1, maximum=MAX_NUM_RANKS)
     batch_size: int | Mapping[str, int] | BucketConfig | None = None
     max_tokens_per_batch: int | None = option(
-        None, help="Maximum number of tokens per batch; use it in place of --batch-size."
+        None, help="Maximum number of tokens per batch, as an alternative to --batch-size."
     )
     options: PlanOptions = option(default_factory=PlanOptions)
     num_epochs: int = option(1, flag="--epochs", help="Number of epochs.", minimum=1, maximum=1000)
