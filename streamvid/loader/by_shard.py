@@ -89,9 +89,9 @@ class ByShard:
                 first = last
         if len(keys) - first > allowed:
             raise SampleError(
-                f"{self.dataset.url}: all {len(keys) - first} samples of {shard.path} from {keys[first]} on are bad, "
-                f"more than limits.max_bad_fraction={limits.max_bad_fraction} allows; copy the dataset again, or raise "
-                "limits.max_bad_fraction"
+                f"{self.dataset.url}: all {len(keys) - first} samples of {shard.path} from {keys[first]} onward are "
+                f"bad, more than limits.max_bad_fraction={limits.max_bad_fraction} allows; copy the dataset again, "
+                "or raise limits.max_bad_fraction"
             )
         if first < len(keys):
             yield keys[first:], [None] * num_visits

@@ -61,7 +61,7 @@ def report_plan(plan: AnyPlan, num_buckets: int) -> None:
         )
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(
-            "epoch %d has no steps, so a loop over it ends at once. Its samples are delivered later (tail=%r). "
+            "epoch %d has no steps, so a loop over it ends immediately. Its samples are delivered later (tail=%r). "
             "To get steps in every epoch, lower batch_size or accumulate, or use fewer ranks",
             plan.cursor.epoch,
             plan.options.tail,

@@ -56,8 +56,8 @@ class LoaderArguments:
         for config in configs_of(self.data.dataset):
             if not can_change_version(config):
                 raise ConfigError(
-                    f"schedule.follow=True: cannot be combined with the dataset {config.url!s}, which is open or names "
-                    "a version; pass its URL without a version, or leave schedule.follow out"
+                    f"schedule.follow=True: cannot be combined with the dataset {config.url!s}, which is already "
+                    "open or has a fixed version; pass its URL without a version, or leave schedule.follow out"
                 )
 
     # Resuming.

@@ -106,7 +106,7 @@ def test_native_clips_have_their_crop_and_still_any_window(source: Path, tmp_pat
     path = make(one, tmp_path / "native", clips="native", fps=12)
     assert open_dataset(path).manifest.frame_rate.to_json() == {"rule": "resample", "fps": "12"}
     for spatial in ("random_crop", "center"):
-        with pytest.raises(ConfigError, match=f"spatial='{spatial}'.*holds native clips"):
+        with pytest.raises(ConfigError, match=f"spatial='{spatial}'.*contains native clips"):
             VideoLoader(path, batch_size=1, view={"spatial": spatial})  # type: ignore[arg-type]
     ((row, spread),) = deliver(path, view={"temporal": "uniform"})
     ((_, head),) = deliver(path, view={"temporal": "head"})

@@ -167,7 +167,7 @@ def test_a_removed_sample_is_replaced_and_not_counted_as_bad(root: Path, caplog:
         for _ in range(2):
             assert epoch_of(loader) == Counter(FIRST - {"a1", "b0"})
         (line,) = [record.getMessage() for record in caplog.records]
-        assert "2 samples of version 1 were removed until version 2" in line
+        assert "2 samples of version 1 have been removed as of version 2" in line
         assert {one.key for one in loader.substituted} == {"a1", "b0"}
         assert all(one.is_removed for one in loader.substituted)
         assert loader.stats().work.num_substituted == 0

@@ -147,7 +147,7 @@ def test_a_native_dataset_has_its_crop_and_a_square_its_center() -> None:
     """What is fixed at shard time is refused by name, with the remedy."""
     wide, square = Bucket(num_frames=5, height=64, width=96), Bucket(num_frames=5, height=64, width=64)
     for spatial in ("center", "random_crop"):
-        with pytest.raises(ConfigError, match="holds native clips.*clips='copy'"):
+        with pytest.raises(ConfigError, match="contains native clips.*clips='copy'"):
             ViewOptions(spatial=spatial).check("native", [square], "ds")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="96x64-5f is 96x64"):
         ViewOptions(spatial="center").check("copy", [square, wide], "ds")

@@ -90,16 +90,15 @@ class Clock:
     def _read_error(self, name: str, what: str) -> SampleError:
         return SampleError(
             f"{name} cannot be delivered: reading {what} has taken more than "
-            f"limits.sample_timeout_seconds={self._limit_seconds:g}; the store is slow or does not answer. Check the "
-            "disk or the network, then create a new loader and load the last state. If the store is only slow, raise "
-            "limits.sample_timeout_seconds"
+            f"limits.sample_timeout_seconds={self._limit_seconds:g}; the store is slow or is not responding. Check "
+            "the disk or the network, then create a new loader and load the last state. If the store is only slow, "
+            "raise limits.sample_timeout_seconds"
         )
 
     def _decode_error(self, slot: Slot, what: str) -> WorkerError:
         return WorkerError(
             f"{slot.name} cannot be delivered: {what} more than "
-            f"limits.sample_timeout_seconds={self._limit_seconds:g}; a decoder is stuck, or the machine is overloaded. "
-            "This loader cannot continue: create a new one with a lower num_workers or a higher "
-            "limits.sample_timeout_seconds, and load the last state. If it is always the same sample, exclude that "
-            "sample"
+            f"limits.sample_timeout_seconds={self._limit_seconds:g}; a decoder is stuck, or the machine is "
+            "overloaded. This loader cannot continue: create a new one with a lower num_workers or a higher "
+            "limits.sample_timeout_seconds, and load the last state. If the same sample fails every time, exclude it"
         )

@@ -225,7 +225,9 @@ class DecodedDelivery:
         batch.room.blank(batch.memory, batch.block.offset, slot.index, slot.colors.keys())
         if slot.bad is not None and not slot.bad.is_gone and not slot.is_substitute:
             _log.warning(
-                "%s was decoded through its container, because its packets failed: %s", slot.name, slot.bad.reason
+                "%s was decoded through its container, because decoding from its packets failed: %s",
+                slot.name,
+                slot.bad.reason,
             )
         self._flight.finish(slot)
 

@@ -159,7 +159,9 @@ class Flight:
         """Handle bytes that do not match the index by reading them again until the cause is known (FETCH-1)."""
         verdict = slot.wrong.judge(problem)
         if verdict == "stored":
-            self.reject(slot, f"{problem}, and a second read returned the same; copy the shard again", is_corrupt=True)
+            self.reject(
+                slot, (f"{problem}, and a second read gave the same result; copy the shard again"), is_corrupt=True
+            )
         elif verdict == "unproven":
             self.fail(slot, UNPROVEN)
         else:

@@ -34,19 +34,19 @@ _Figure = Callable[[LoaderStats], float]
 _NUMBERS = count()  # of the loaders in this process
 
 _COUNTERS: dict[str, tuple[str, _Figure]] = {
-    "steps": ("Batches handed out.", lambda stats: stats.num_steps),
-    "samples": ("Samples handed out.", lambda stats: stats.num_samples),
+    "steps": ("Batches delivered to the caller.", lambda stats: stats.num_steps),
+    "samples": ("Samples delivered to the caller.", lambda stats: stats.num_samples),
     "seconds": ("Time since the first batch was requested.", lambda stats: stats.seconds),
     "batch_seconds": ("Time spent building batches.", lambda stats: stats.batch_seconds),
-    "fetch_seconds": ("Time of reading, summed over samples.", lambda stats: stats.work.fetch_seconds),
-    "decode_seconds": ("Time of decoding, summed over samples.", lambda stats: stats.work.decode_seconds),
+    "fetch_seconds": ("Time spent reading, summed over samples.", lambda stats: stats.work.fetch_seconds),
+    "decode_seconds": ("Time spent decoding, summed over samples.", lambda stats: stats.work.decode_seconds),
     "fetched_bytes": ("Bytes read for samples.", lambda stats: stats.work.num_bytes_fetched),
-    "reread_samples": ("Samples read again after wrong bytes.", lambda stats: stats.work.num_retries),
+    "reread_samples": ("Samples read again because their bytes were wrong.", lambda stats: stats.work.num_retries),
     "substituted_samples": ("Bad samples replaced by others.", lambda stats: stats.work.num_substituted),
 }
 _GAUGES: dict[str, tuple[str, _Figure]] = {
     "queue_depth": ("Complete batches that are ready.", lambda stats: stats.queue_depth),
-    "ring_batches": ("Batches with memory in the ring.", lambda stats: stats.ring_batches),
+    "ring_batches": ("Batches that occupy memory in the ring.", lambda stats: stats.ring_batches),
 }
 _HELD_UP: dict[str, _Figure] = {
     "store": lambda stats: stats.work.store_wait_seconds,
@@ -115,7 +115,7 @@ def families(stats: LoaderStats, labels: Mapping[str, str]) -> Iterator[Metric]:
         yield _gauge(name, text, names, values, value(stats))
     yield _counter(
         "held_up_seconds",
-        "Part of the caller's wait, by what held up the batch.",
+        "Time that the caller waited, by cause of the wait.",
         [*names, "by"],
         [([*values, by], value(stats)) for by, value in _HELD_UP.items()],
     )

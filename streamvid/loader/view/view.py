@@ -90,14 +90,15 @@ class ViewOptions:
         """Raise ConfigError if a dataset's clips ("copy" or "native") or one of its buckets do not allow this view."""
         if clips == "native" and self.spatial != "resize_crop":
             raise ConfigError(
-                f"view.spatial={self.spatial!r}: {where} holds native clips, whose frames were scaled and cropped when "
-                "they were encoded; leave view.spatial out, or shard the dataset again with clips='copy'"
+                f"view.spatial={self.spatial!r}: {where} contains native clips, whose frames were scaled and cropped "
+                "when they were encoded; leave view.spatial out, or shard the dataset again with clips='copy'"
             )
         for bucket in buckets if self.spatial == "center" else []:
             if bucket.height != bucket.width:
                 raise ConfigError(
-                    f"view.spatial='center' crops to a square, but bucket {bucket.id} is {bucket.width}x{bucket.height}"
-                    "; use view.spatial='resize_crop', or buckets of aspect ratio 1:1"
+                    f"view.spatial='center' crops to a square, but bucket {bucket.id} is "
+                    f"{bucket.width}x{bucket.height}; use view.spatial='resize_crop', or buckets with aspect ratio "
+                    "1:1"
                 )
 
 

@@ -151,9 +151,9 @@ class DecodePool:
                     signal.pidfd_send_signal(pidfd, number)
 
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
-        cause = "This is a crash; see standard error for its cause"
+        cause = "It crashed; see standard error for the cause"
         if worker.returncode == -signal.SIGKILL:
-            cause = "Usually, the machine ran out of memory; lower num_workers or limits.prefetch_bytes"
+            cause = "The machine has probably run out of memory; lower num_workers or limits.prefetch_bytes"
         error = WorkerError(
             f"decode worker {worker.pid} {describe_exit(worker.returncode)}. {cause}. This loader cannot continue: "
             "create a new one and load the last state"

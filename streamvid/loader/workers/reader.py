@@ -104,7 +104,7 @@ class ClipReader:
             if verdict == "stored":
                 return ReadResult(
                     "bad",
-                    f"{problem}, and a second read returned the same; copy the shard again",
+                    f"{problem}, and a second read gave the same result; copy the shard again",
                     num_retries=num_retries,
                 )
             if verdict == "unproven":
