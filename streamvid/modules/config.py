@@ -17,7 +17,10 @@ Paths = dict[str, str | tuple[str, ...]] | tuple[str | tuple[str, ...], ...]
 class WeightsConfig(Options):
     """Weight files of the training module. Each file is loaded into the child with matching keys and shapes."""
 
-    paths: Paths = option((), help="Weight files, as a list or by child; the shards of one model form a nested list.")
+    paths: Paths = option(
+        (),
+        help="Weight files, as a list or a mapping from children to files; the shards of one model form a nested list.",
+    )
     id_with_origin_paths: str = option("", help="Additional weight files below `root`, as 'ID:GLOB,ID:GLOB'.")
     root: Path | None = option(
         None,

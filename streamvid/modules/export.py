@@ -54,7 +54,9 @@ def write_pipeline_folder(weights: Path, model: Path, output: Path) -> tuple[str
     if output.exists():
         raise ConfigError(f"-o {output} already exists; choose a new folder, or remove it")
     if not (model / MODEL_INDEX).is_file():
-        raise ConfigError(f"--model {model} is not a diffusers folder: it has no model_index.json; use the base model")
+        raise ConfigError(
+            f"--model {model} is not a diffusers folder: it has no model_index.json; pass the folder of the base model"
+        )
     parts = _by_component(read_state([weights]), model)
     temporary = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -84,15 +86,15 @@ def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, we
     files = sorted(base.glob(f"*{SAFETENSORS}"))
     if not files:
         raise ConfigError(
-            f"{base} has no {SAFETENSORS} files, but {weights} holds tensors of it; use the folder of the model that "
-            "the run trained"
+            f"{base} has no {SAFETENSORS} files, but {weights} contains tensors for it; use the folder of the model "
+            "that the run trained"
         )
     state = read_state(files)
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
     if strange:
         raise ConfigError(
-            f"{weights} holds {some(strange)}, which {base} does not have in these shapes; use the folder of the model "
-            "that the run trained"
+            f"{weights} contains {some(strange)}, which {base} does not have in these shapes; use the folder of the "
+            "model that the run trained"
         )
     state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}
     output.mkdir(parents=True)

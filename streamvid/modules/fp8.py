@@ -55,8 +55,8 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
         }
         if not layers:
             raise ConfigError(
-                f"model.fp8 contains {name!r}, which has no linear or convolution layer with a weight of its own; "
-                "remove this name"
+                f"model.fp8 contains {name!r}, which has no linear or convolution layer with its own weight; remove "
+                "this name"
             )
         for path, layer in layers.items():
             if path not in stored:
@@ -146,7 +146,9 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 def _store_layer(path: str, layer: nn.Module) -> None:
     weight = layer._parameters.pop("weight", None)
     if weight is None:
-        raise ConfigError(f"model.fp8 includes {path}, whose weight is not a parameter; name parts without this layer")
+        raise ConfigError(
+            f"model.fp8 includes {path}, whose weight is not a parameter; list only parts without this layer"
+        )
     if not bool(weight.isfinite().all()):
         raise ConfigError(f"model.fp8 includes {path}, whose weights are not all finite; check its weight file")
     stored, scale = quantize(weight)

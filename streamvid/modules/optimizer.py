@@ -87,7 +87,8 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"optimizer.factory {config.factory!r} rejects its arguments ({', '.join(config.arguments)}): {error}; "
-            "correct optimizer.args, or set optimizer.betas or optimizer.weight_decay to null if it has none"
+            "correct optimizer.args, or set optimizer.betas or optimizer.weight_decay to null if the optimizer has "
+            "none"
         ) from error
     return made
 

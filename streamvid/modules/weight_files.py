@@ -153,7 +153,7 @@ def _expand(path: str, problems: list[str]) -> list[Path]:
     if file.is_file():
         return [file]
     if file.is_dir():
-        problems.append(f"{path} is a folder; name its files, such as {path.rstrip('/')}/*.safetensors")
+        problems.append(f"{path} is a folder; list its files, such as {path.rstrip('/')}/*.safetensors")
         return []
     found = sorted(Path(name) for name in glob.glob(str(file)) if Path(name).is_file())  # noqa: PTH207  # absolute ones
     if not found:
@@ -215,7 +215,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
         # A file may be named for two children, which then start with equal weights. Naming it again without a child is
         # a repetition.
         if first is not source and (source.child is None or source.child == first.child):
-            _log.warning("%s is named more than once; only the first entry is used", source.name)
+            _log.warning("%s is listed more than once; only the first entry is used", source.name)
             continue
         kept.append(source)
     return tuple(kept)

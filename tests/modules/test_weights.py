@@ -164,7 +164,7 @@ def test_a_model_that_is_named_twice_counts_once_and_the_first_wins(
     assert len(resolve(WeightsConfig(paths=(a, a)))) == 1
     load(module, paths=(a, a, b))
     assert not differing(module.dit.state_dict(), first.dit.state_dict())
-    assert "a.safetensors is named more than once; only the first entry is used" in caplog.text
+    assert "a.safetensors is listed more than once; only the first entry is used" in caplog.text
     assert f"dit already has weights from {a}; ignored {b}" in caplog.text
 
 

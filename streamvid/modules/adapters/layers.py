@@ -54,8 +54,8 @@ def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: st
             )
         if down.ndim < 2 or up.ndim < 2 or up.shape[1] != down.shape[0]:
             raise ConfigError(
-                f"{where}: the adapters of {layer} have shapes {tuple(down.shape)} and {tuple(up.shape)}, which do not "
-                "belong together; copy the file again"
+                f"{where}: the adapters of {layer} have shapes {tuple(down.shape)} and {tuple(up.shape)}, which do "
+                "not match; copy the file again"
             )
         found[layer] = Adapter(down, up, scales[layer] * down.shape[0])
     return found

@@ -213,7 +213,7 @@ def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -
     renamed = {one.name: one.to_original(adapters) for one in candidates}
     if len({tuple(found) for found in renamed.values()}) > 1:
         raise ConfigError(
-            f"these layers exist in {', '.join(renamed)}, whose original names differ; name the family, such as "
+            f"these layers exist in {', '.join(renamed)}, whose original names differ; specify the family, such as "
             f"--family {candidates[0].name}"
         )
     return dict(adapters) if not renamed else renamed[candidates[0].name]
@@ -260,7 +260,7 @@ def _candidates(family: str | None) -> list[Family]:
     if family is None:
         return list(FAMILIES.values())
     if family not in FAMILIES:
-        raise ConfigError(f"--family {family!r}: allowed: {', '.join(FAMILIES)}")
+        raise ConfigError(f"--family {family!r}: must be one of {', '.join(FAMILIES)}")
     return [FAMILIES[family]]
 
 
