@@ -95,7 +95,7 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
         )
     if span.length > MAX_BLOCK_SAMPLES and span.length != num_samples:
         raise ConfigError(
-            f"bucket {span.bucket_id}: an epoch takes {span.length} samples, but the maximum for repeated or mixed "
+            f"bucket {span.bucket_id}: an epoch has {span.length} samples, but the maximum for repeated or mixed "
             f"datasets is {MAX_BLOCK_SAMPLES}; lower num_repeats or samples_per_epoch"
         )
     reached = max(span.end, span.position) + span.global_batch
@@ -114,8 +114,8 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [
-        f"{span.bucket_id} has {span.available} sample(s), but a step takes {span.global_batch} "
-        f"({num_ranks} rank(s) x batch_size {span.batch_size})"
+        f"{span.bucket_id} has {span.available} sample(s), but a step needs {span.global_batch} ({num_ranks} rank(s) "
+        f"x batch_size {span.batch_size})"
         for span in spans
     ]
     remedies = ["a smaller batch_size", "fewer ranks", "tail='pad'", "tail='shrink'"]
