@@ -70,7 +70,7 @@ def open_features(
     if len(given) != len(datasets):
         raise ConfigError(
             f"--features: given {len(given)} time(s) for {len(datasets)} dataset(s); give it once per dataset, in "
-            "their order"
+            "the same order"
         )
     found = [open_sidecar(url, storage) for url in given]
     for sidecar, dataset in zip(found, datasets, strict=True):

@@ -14,15 +14,15 @@ class PreviewOptions:
     """Address of the preview server, and what it shows besides datasets."""
 
     host: str = option(
-        "127.0.0.1", help="Address to listen on. Other addresses than loopback require the link's token."
+        "127.0.0.1", help="Address to listen on. Addresses other than loopback require the token in the link."
     )
     port: int = option(8080, help="Port to listen on; 0 chooses a free one.", minimum=0, maximum=65535)
-    token: bool = option(False, help="Require the link's token on loopback too, on machines with several users.")
+    token: bool = option(False, help="Require the token in the link on loopback too, for machines with several users.")
     run: str | Path | None = option(
         None, metavar="DIR", help="Output folder of `streamvid train`, to show its metrics."
     )
     features: str | tuple[str, ...] | None = option(
-        None, metavar="FOLDER", help="Precomputed features of the dataset; repeat it for several datasets."
+        None, metavar="FOLDER", help="Precomputed features of the dataset; repeat this option for several datasets."
     )
 
     def __post_init__(self) -> None:

@@ -103,7 +103,7 @@ def read_run(folder: Path) -> RunView:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise DatasetError(
-            f"{path}: {error.strerror}; pass the folder that `streamvid train` writes, once it has taken a step"
+            f"{path}: {error.strerror}; pass the output folder of a `streamvid train` run that has completed a step"
         ) from error
     values: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in _CURVES}
     last_step: int | None = None

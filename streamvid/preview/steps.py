@@ -95,7 +95,7 @@ def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
         raise ConfigError(
             f"step={query.step}: epoch {query.epoch} has {plan.num_steps} steps; use 0 to {plan.num_steps - 1}"
             if plan.num_steps
-            else f"epoch={query.epoch}: the epoch has no steps; choose another one, or fewer ranks"
+            else f"epoch={query.epoch}: the epoch has no steps; choose another epoch or fewer ranks"
         )
     if not 0 <= query.first_rank < query.num_ranks:
         raise ConfigError(f"rank={query.first_rank}: must be from 0 to {query.num_ranks - 1}")
@@ -113,7 +113,8 @@ def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
 def _configs(datasets: Sequence[Dataset], query: StepQuery) -> list[DatasetConfig]:
     if len(query.repeats) > len(datasets):
         raise ConfigError(
-            f"repeats={','.join(query.repeats)}: has {len(query.repeats)} values for {len(datasets)} dataset(s)"
+            f"repeats={','.join(query.repeats)}: has {len(query.repeats)} values for {len(datasets)} dataset(s); "
+            "give one per dataset"
         )
     repeats = [*query.repeats, *["1"] * (len(datasets) - len(query.repeats))]
     return [DatasetConfig(one, num_repeats=count) for one, count in zip(datasets, repeats, strict=True)]

@@ -120,7 +120,7 @@ class Preview:
         frames = self._frames(self._place(request), values)
         number = request.path_params["frame"]
         if number >= len(frames):
-            raise HTTPException(404, f"frame {number}: there are {len(frames)} frames")
+            raise HTTPException(404, f"frame {number}: the sample has only {len(frames)} frames")
         if "width" in values or values.get("of") == "source":
             data = jpeg(frames[number], whole(values, "width", frames.shape[2], 1, 4096))
             return Response(data, media_type="image/jpeg", headers=_KEPT)
@@ -307,7 +307,11 @@ def _failure(pages: Pages, error: Exception) -> Response:
         status, message = error.status_code, str(error.detail)
     else:
         is_known = isinstance(error, StreamvidError | OSError)
-        message = hide_all_credentials(str(error)) if is_known else f"{type(error).__name__}; the server's log has more"
+        message = (
+            hide_all_credentials(str(error))
+            if is_known
+            else (f"{type(error).__name__}; see the server's log for details")
+        )
         status = 400 if isinstance(error, ConfigError) else 502 if isinstance(error, StorageError | OSError) else 500
         level = logging.INFO if isinstance(error, ConfigError | DatasetError) else logging.WARNING
         _log.log(level, "%s", message)
