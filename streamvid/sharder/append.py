@@ -80,13 +80,14 @@ def append_options(dataset: str | Path, given: Mapping[str, Any]) -> ShardOption
     store = open_store(check_newest(dataset), StorageOptions.of(given.get("storage")))
     options = options_like(read_manifest(store).build["options"], given, store.url)
     if options.work.overwrite:
-        raise ConfigError("overwrite=True: cannot be combined with append, which replaces nothing; omit it")
+        raise ConfigError("overwrite=True: cannot be combined with append, which replaces nothing; omit overwrite")
     if options.curation.dedup is not None:
         raise ConfigError(
-            f"curation.dedup={options.curation.dedup!r}: the dataset at {store.url} was built with it, and near-"
-            "duplicates are found only among all rows at once. Either build a new dataset from the old and new sources "
-            f"together: streamvid shard OLD NEW DEST --dedup {options.curation.dedup}; or, to accept near-duplicates "
-            f"of old rows, build one from the new source alone and add it: streamvid merge {store.url} DEST"
+            f"curation.dedup={options.curation.dedup!r}: the dataset at {store.url} was built with this option, and "
+            "near-duplicates can be found only if all rows are compared at once. Either build a new dataset from "
+            f"the old and new sources together: streamvid shard OLD NEW DEST --dedup {options.curation.dedup}; or, "
+            "to accept near-duplicates of old rows, build one from the new source alone and add it: streamvid merge "
+            f"{store.url} DEST"
         )
     return options
 

@@ -114,7 +114,7 @@ def restore_clips(
         if finding.get("sha256") != wanted[key].clip.sha256:
             reason = finding.get("rejected", "the new clip has different bytes")
             raise StorageError(
-                f"a clip of {wanted[key].file.source} is missing and cannot be made again: {reason}; run the command "
+                f"a clip of {wanted[key].file.source} is missing and cannot be recreated: {reason}; run the command "
                 "with --abandon (streamvid.sharder.sharder.abandon) to remove the unfinished work, then start again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
@@ -254,7 +254,7 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
         reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} requires {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
     if options.clips.audio == "require" and not (clip.has_audio or job.label):
-        raise Rejected("it has no audio while its frames are shown; audio='require' needs it", kind="no-audio")
+        raise Rejected("it has no audio during its frames, but clips.audio='require' is set", kind="no-audio")
     least = options.clips.min_psnr
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
         reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"

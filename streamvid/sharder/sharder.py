@@ -169,7 +169,7 @@ def read_input(source: Sources, options: ShardOptions, folder: Path, *, extracts
 
 
 _REMEDY = (
-    "Finished work is kept. Run the same command again to resume, or with --abandon "
+    "Finished work is kept. Run the same command again to resume, or run it with --abandon "
     "(streamvid.sharder.sharder.abandon) to remove all unfinished work, including incomplete uploads"
 )
 
@@ -423,12 +423,12 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
         if overwrite:
             return None
         raise SealedError(
-            f"{store.url} holds a sealed dataset that cannot be read ({error}); choose another dest"
+            f"{store.url} contains a sealed dataset that cannot be read ({error}); choose another dest"
         ) from error
     if overwrite:
         return None
     raise SealedError(
-        f"{store.url} holds another sealed dataset ({difference}); to add new rows to it, use `streamvid append`; "
+        f"{store.url} contains another sealed dataset ({difference}); to add new rows to it, use `streamvid append`; "
         "otherwise choose another dest, or set work.overwrite=True (--overwrite) to replace it"
     )
 
@@ -453,8 +453,9 @@ def _condemn_old(staging: Staging) -> None:
         paths = kept_files(store, Writing(store, staging.lease).newest) - {MANIFEST}
     except StreamvidError as error:
         raise DatasetError(
-            f"{store.url} holds a dataset that cannot be read ({error}), so its files cannot be distinguished from "
-            "other files; choose another dest, or, if the dataset is damaged, delete everything at that location"
+            f"{store.url} contains a dataset that cannot be read ({error}), so its files cannot be distinguished "
+            "from other files; choose another dest, or, if the dataset is damaged, delete everything at that "
+            "location"
         ) from error
     staging.condemn(paths)
 

@@ -255,7 +255,7 @@ def test_other_options_than_the_datasets_are_refused(growing: Growing) -> None:
         growing.append(growing.rows, seed=6)
     with pytest.raises(ConfigError, match='clips: the dataset at .* has "copy", but "native" was given'):
         growing.append(growing.rows, clips={"kind": "native"})
-    with pytest.raises(ConfigError, match="names a version or a view"):
+    with pytest.raises(ConfigError, match="refers to a version or a view"):
         append(f"{growing.dest}@1", growing.source, ONE)
     with pytest.raises(DatasetError, match="no dataset at"):
         append(growing.dest.with_name("none"), growing.source, ONE)
@@ -263,13 +263,15 @@ def test_other_options_than_the_datasets_are_refused(growing: Growing) -> None:
     refused = run_streamvid("append", growing.dest, growing.source, "--seed", 6, check=False)
     assert refused.returncode == 2 and "has 5, but 6 was given" in refused.stderr
     said = run_streamvid("append", growing.dest, growing.source).stdout
-    assert f"already there: {len(growing.rows)} rows" in said and "no new samples" in said
+    assert f"already in the dataset: {len(growing.rows)} rows" in said and "no new samples" in said
 
 
 def test_a_dataset_whose_near_duplicates_were_dropped_is_refused(growing: Growing, tmp_path: Path) -> None:
     """The error names what helps, and it does."""
     growing.build(growing.rows[:2], dedup="mark")
-    with pytest.raises(ConfigError, match=f"only among all rows at once.*streamvid merge {growing.dest} DEST"):
+    with pytest.raises(
+        ConfigError, match=f"only if all rows are compared at once.*streamvid merge {growing.dest} DEST"
+    ):
         growing.append(growing.rows[:3])
     shard(growing.write(growing.rows[2:4]), tmp_path / "new", shard_options(**PLAIN, dedup="mark"))
     assert streamvid.merge(growing.dest, tmp_path / "new").num_samples == 4

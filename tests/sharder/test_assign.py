@@ -84,7 +84,7 @@ def test_opensoras_form_with_probabilities(source: Path, form: Path, tmp_path: P
     """Its checklist 3, 6, 7, 9, 10, 14, 15: from the command to batches of the sizes that the form gives."""
     report = sharded(source, tmp_path / "ds", "--bucket-config", form, "--seed", 1)
     config, rows = load_bucket_config(form), rows_of(tmp_path / "ds")
-    drawn_out = [row for row in report["rejections"] if "left out by a draw" in row["reason"]]
+    drawn_out = [row for row in report["rejections"] if "excluded at random" in row["reason"]]
     assert report["num_samples"] + report["num_rejected"] == report["num_records"] == 19
     assert len(rows) + len(drawn_out) == CLIP_ROWS
     there = {bucket.id for bucket in open_dataset(tmp_path / "ds").manifest.buckets}

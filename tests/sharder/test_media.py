@@ -78,7 +78,7 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
         "text.mp4": "'control': ",
         "empty.mp4": "'control' is empty",
         "missing.mp4": "'control': cannot be read: No such file",
-        "../outside.mp4": "'control': the path leaves the source folder",
+        "../outside.mp4": "'control': the path points outside the source folder",
         "ref2-0.jpg": "'control': ref2-0.jpg is a still image, but the clip has 24 frames",
         "": "'control' is missing: column 'control_video' is empty in this row; to accept rows without it, use --media"
         " control?=control_video",

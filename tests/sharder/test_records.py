@@ -78,9 +78,9 @@ def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given_path", "reason"),
     [
-        ("../x.mp4", "leaves the source folder"),
-        ("a/../../x.mp4", "leaves the source folder"),
-        ("..", "leaves the source folder"),
+        ("../x.mp4", "points outside the source folder"),
+        ("a/../../x.mp4", "points outside the source folder"),
+        ("..", "points outside the source folder"),
         ("", "the path is missing"),
         (None, "the path is missing"),
         (float("nan"), "the path is missing"),
@@ -190,7 +190,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"captions.column='no' is not a column.*Prompt, where, say"):
         read(tmp_path, caption_column="no")
     write_rows(tmp_path / "metadata.csv", [{"one": "a.mp4", "two": "x"}])
-    with pytest.raises(SourceError, match=r"a usual name for source.video_column.*one, two"):
+    with pytest.raises(SourceError, match=r"one of the usual names for source.video_column.*one, two"):
         read(tmp_path)
     with pytest.raises(SourceError, match="to omit captions, set source.captions.column=''"):
         read(tmp_path, video_column="one")

@@ -215,7 +215,7 @@ def test_another_dataset_is_refused_and_overwritten_when_asked(
     """SHARD-2: as in a folder."""
     dest = f"s3://{bucket}/ds"
     shard(built.source, dest, options(buckets=BUCKETS[:1]))
-    with pytest.raises(SealedError, match="holds another sealed dataset"):
+    with pytest.raises(SealedError, match="contains another sealed dataset"):
         shard(built.source, dest, options())
     shard(built.source, dest, options(overwrite=True))
     assert moto_server.tree(bucket, "ds") == built.tree

@@ -48,7 +48,7 @@ def test_every_row_is_in_a_shard_or_in_the_rejections(either: Built) -> None:
     assert reasons["bad/empty.mp4"] == "the file is empty"
     assert reasons["bad/short.mp4"] == "the clip has 3 frames, but the shortest bucket has 9"
     assert "No such file" in reasons["not/there.mp4"]
-    assert "leaves the source folder" in reasons["../outside.mp4"]
+    assert "points outside the source folder" in reasons["../outside.mp4"]
 
 
 def test_report_adds_up_and_is_json(built: Built) -> None:

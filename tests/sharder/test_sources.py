@@ -160,7 +160,7 @@ def test_base_path_is_for_relative_paths_alone(tmp_path: Path) -> None:
     write(tmp_path, {"rows.jsonl": jsonl_of(rows_of(paths))})
     records = read(tmp_path / "rows.jsonl", base_path=tmp_path / "media")
     assert [record.source for record in records.records] == names
-    assert "leaves the source folder" in records.rejections[0].reason
+    assert "points outside the source folder" in records.rejections[0].reason
     with pytest.raises(SourceError, match="is not an existing folder"):
         read(tmp_path / "rows.jsonl", base_path=tmp_path / "nowhere")
     with pytest.raises(SourceError, match="which contains its files"):

@@ -90,7 +90,7 @@ def test_reasons_say_what_was_there(built: Built, tmp_path: Path) -> None:
     report = shard(built.source, tmp_path / "dest", options(where="score > 4 and width > 10"))
     assert len(sources(tmp_path / "dest")) == report.num_samples
     kind, reason = rejections(tmp_path / "dest")[0]
-    assert kind == "where" and reason == "where='score > 4 and width > 10' does not hold: score=0.0, width=96"
+    assert kind == "where" and reason == "the row does not meet where='score > 4 and width > 10': score=0.0, width=96"
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,7 @@ class CurationOptions:
         with the most bytes, then the first.
     """
 
-    scores: tuple[str, ...] = option(
-        (), help="Scores to compute and to store as columns: motion, blur.", metavar="LIST"
-    )
+    scores: tuple[str, ...] = option((), help="Scores to compute and store as columns: motion, blur.", metavar="LIST")
 
     scene_cuts: bool = option(False, help="Divide videos into clips at hard cuts.")
     black_bars: bool = option(False, help="Find constant black borders, and crop them from native clips.")

@@ -112,7 +112,7 @@ class Where:
     def _reason(self, table: pa.Table, number: int) -> str:
         names = {name: name.removeprefix("user.") for name in table.column_names}
         said = (f"{own}={_short(table.column(name)[number].as_py())}" for name, own in names.items())
-        return f"where={_short(self.text)} does not hold: {', '.join(said)}"
+        return f"the row does not meet where={_short(self.text)}: {', '.join(said)}"
 
 
 def parse_where(text: str, user_types: Mapping[str, str], figures: Collection[str] = ()) -> Where:

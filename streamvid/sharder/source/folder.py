@@ -114,7 +114,8 @@ def relative_source(path: str) -> str:
     source = posixpath.normpath(path)
     if source == ".." or source.startswith("../"):
         raise Rejected(
-            "the path leaves the source folder or base folder; if that is intended, use the file's full path or URL",
+            "the path points outside the source folder or base folder; if that is intended, use the file's full "
+            "path or URL",
             kind="bad-path",
         )
     return source

@@ -270,8 +270,8 @@ def _read_metadata(source: _Source) -> SourceInput:
     if not names:
         usual = ", ".join((*(f"metadata{suffix}" for suffix in METADATA_SUFFIXES), *_OTHER_NAMES))
         raise SourceError(
-            f"source {place.url} contains no metadata file with a usual name ({usual}); specify the file with "
-            "--metadata"
+            f"source {place.url} contains no metadata file with one of the usual names ({usual}); specify the file "
+            "with --metadata"
         )
     if len(names) > 1:
         listed = ", ".join(names)

@@ -39,9 +39,9 @@ _TEXT_RANGE = re.compile(r"\s*([\d:.,]+)\s*(?:-+>?|[–—~]|to)\s*([\d:.,]+)\s*
 _MAX_LIST_CHARS = 2**20
 _NUM_CELLS = 1000  # number of rows to read when recognizing times
 _REMEDY = (
-    "the caption of each row may describe only a part of its file. To extract clips, name the "
-    "columns with the times in seconds or as H:MM:SS, such as source.time_columns=('start', 'end') (--time-columns "
-    "start,end). To use the whole file for each row, set source.whole_files=True (--whole-files)"
+    "the caption of each row may describe only a part of its file. To extract clips, specify the columns with the "
+    "times in seconds or as H:MM:SS, such as source.time_columns=('start', 'end') (--time-columns start,end). To "
+    "use the whole file for each row, set source.whole_files=True (--whole-files)"
 )
 
 
@@ -174,11 +174,11 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
     for first, last, is_certain in _pairs_of(names):
         pair = (names[first], names[last])
         if is_certain or _most_cells(table, pair, _are_times):
-            raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} seem to hold time ranges, so {_REMEDY}")
+            raise SourceError(f"columns {pair[0]!r} and {pair[1]!r} seem to contain time ranges, so {_REMEDY}")
     for plain, name in names.items():
         is_range = _RANGES.fullmatch(plain) and _most_cells(table, (name,), lambda cells: _is_range(cells[0]))
         if is_range or (_PARTS.fullmatch(plain) and _most_cells(table, (name,), _are_times)):
-            raise SourceError(f"column {name!r} seems to hold time ranges, so {_REMEDY}")
+            raise SourceError(f"column {name!r} seems to contain time ranges, so {_REMEDY}")
 
 
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
