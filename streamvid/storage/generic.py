@@ -49,7 +49,7 @@ class FsspecTransport(Transport):
         except FileNotFoundError:
             raise RequestError("no such object", "absent") from None
         except PermissionError:
-            raise RequestError("access denied", hint="Check the permissions of the keys in use") from None
+            raise RequestError("access denied", hint="Check the permissions of the keys") from None
         except NotImplementedError:
             raise RequestError(f"the fsspec package for {self._protocol}:// does not support `{method}`") from None
         except RequestError:

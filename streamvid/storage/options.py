@@ -85,7 +85,8 @@ class StorageOptions:
             if not unknown:
                 raise
             raise ConfigError(
-                f"{error}. Keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
+                f"{error}. Keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or an "
+                "IAM role"
             ) from None
 
 

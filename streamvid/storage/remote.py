@@ -138,7 +138,7 @@ class RemoteStore(Store):
                     raise self._error("read", path, error, num_tries, seconds) from None
                 # The new object is read, because the caller verifies its bytes by checksum.
                 num_changes += 1
-                _log.warning("%s: %s was replaced while in use; the new version is read", self.url, path)
+                _log.warning("%s: %s was replaced while in use; reading the new version", self.url, path)
                 self._forget_version(path)
             else:
                 self._keep_version(path, read.version)
@@ -216,7 +216,12 @@ class RemoteStore(Store):
             self._copy(theirs, source_key, state, name)
             return self.size(name) == num_bytes
         except StorageError as error:
-            _log.info("%s: %s is read and written, because the store does not copy it: %s", self.url, name, error)
+            _log.info(
+                ("%s: copying %s by reading and writing it, because the store cannot copy it: %s"),
+                self.url,
+                name,
+                error,
+            )
             return False
         finally:
             self._forget_version(name)

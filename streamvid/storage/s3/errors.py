@@ -30,7 +30,8 @@ _HINTS = {
     "NoSuchBucket": "Check the bucket name and endpoint_url (AWS_ENDPOINT_URL)",
 }
 _EXPIRED_HINT = (
-    "Temporary keys have expired: set new ones with their AWS_SESSION_TOKEN, or use a role or profile that renews them"
+    "Temporary keys have expired: set new ones with their AWS_SESSION_TOKEN, or use an IAM role or a profile that "
+    "renews them"
 )
 _REGION_HINT = "The bucket is in another region: set region (AWS_REGION)"
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
