@@ -141,8 +141,8 @@ class Checkpoints:
         if self.config.checkpoints.resume is None:
             if existing or (output / METRICS_FILE).exists():
                 raise ConfigError(
-                    f"output {output} already holds a run, but checkpoints.resume is null; "
-                    "set checkpoints.resume to 'latest' to resume the run, or choose another output folder"
+                    f"output {output} already contains a run, but checkpoints.resume is null; set checkpoints.resume "
+                    "to 'latest' to resume the run, or choose another output folder"
                 )
             return None
         resume = Path(self.config.checkpoints.resume)
@@ -154,8 +154,9 @@ class Checkpoints:
         newer = [path.name for path in existing if _step_of(path) > _read_run(resume)["step"]]
         if newer:
             raise ConfigError(
-                f"checkpoints.resume is {resume}, but output {output} holds newer checkpoints ({', '.join(newer)}), "
-                "which 'latest' would mistake for checkpoints of this run; move them away or choose another output"
+                f"checkpoints.resume is {resume}, but output {output} contains newer checkpoints "
+                f"({', '.join(newer)}), which 'latest' would mistake for checkpoints of this run; move them away or "
+                "choose another output"
             )
         return resume
 
@@ -205,7 +206,7 @@ def _check_random_states(path: Path) -> None:
     If this rank has no file, nothing is checked: the run that saved the checkpoint had fewer ranks.
     """
     if path.exists() and not torch.equal(load_pickle(path)["torch_manual_seed"], torch.get_rng_state()):
-        raise ValueError(f"{path.name} does not hold the random states of a run")
+        raise ValueError(f"{path.name} does not contain the random states of a run")
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:

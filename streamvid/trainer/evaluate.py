@@ -103,8 +103,8 @@ def require_sampling(config: TrainConfig, module: nn.Module) -> None:
     """
     if config.eval.prompts and config.eval.sample_steps is None:
         _log.warning(
-            "eval.prompts is set, but eval.sample_steps is null, so nothing is rendered; add eval.sample_steps=500 to "
-            "render every 500 steps, or omit eval.prompts"
+            "eval.prompts is set, but eval.sample_steps is null, so no videos are generated; add "
+            "eval.sample_steps=500 to generate videos every 500 steps, or omit eval.prompts"
         )
     if config.eval.sample_steps is not None and not hasattr(module, "sample"):
         raise ConfigError(
@@ -113,6 +113,6 @@ def require_sampling(config: TrainConfig, module: nn.Module) -> None:
         )
     if config.eval.prompts and config.task == "sft:train":
         raise ConfigError(
-            "eval.prompts is set, but task sft:train has no encoders for texts; omit it, and samples have the captions "
-            "of held-out clips"
+            "eval.prompts is set, but task sft:train has no text encoders; omit eval.prompts to generate videos "
+            "from the captions of held-out clips"
         )

@@ -187,7 +187,7 @@ def test_weights_are_those_of_what_trains_and_load_strictly(tmp_path: Path, fram
 
 def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> None:
     train(config_of(tmp_path), StandInLoader(frames))
-    with pytest.raises(ConfigError, match="already holds a run, but checkpoints.resume is null"):
+    with pytest.raises(ConfigError, match="already contains a run, but checkpoints.resume is null"):
         train(config_of(tmp_path, {"checkpoints.resume": None}), StandInLoader(frames))
     with pytest.raises(ConfigError, match="which is not a checkpoint"):
         train(config_of(tmp_path, {"checkpoints.resume": tmp_path / "state"}), StandInLoader(frames))
