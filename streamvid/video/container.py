@@ -55,8 +55,8 @@ _HEAD_BYTES = 4096
 _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML"}
 _SOUND_ONLY = {b"fLaC": "FLAC", b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"\xff\xf1": "AAC"}
 _ADD_PICTURE = (
-    "the file has only audio{kind}, and a clip needs pictures; combine it with a picture or a video "
-    "(ffmpeg -i AUDIO -i VIDEO OUT.mp4)"
+    "the file contains only audio{kind}, but a clip needs pictures; combine it with a picture or a video (ffmpeg -i "
+    "AUDIO -i VIDEO OUT.mp4)"
 )
 
 
@@ -92,7 +92,8 @@ class VideoFile:
             raise ProbeError("the file is empty (0 bytes); copy or download it again", kind="empty-file")
         if self.num_bytes > limits.max_bytes:
             raise ProbeError(
-                f"the file has {self.num_bytes} bytes, above the limit max_bytes={limits.max_bytes}", kind="limit"
+                f"the file has {self.num_bytes} bytes, which exceeds the limit max_bytes={limits.max_bytes}",
+                kind="limit",
             )
         self.reopen()
         self._margins = self._read_margins() if self.container_name in _CROPPING_CONTAINERS else {}
@@ -323,7 +324,7 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
 
     if len(container.streams) > limits.max_streams:
         raise ProbeError(
-            f"the file has {len(container.streams)} streams, above the limit max_streams={limits.max_streams}",
+            f"the file has {len(container.streams)} streams, which exceeds the limit max_streams={limits.max_streams}",
             kind="limit",
         )
     pictures = 0

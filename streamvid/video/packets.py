@@ -154,7 +154,7 @@ def packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator
     If seeking is reliable and leads to the expected packet, seek; otherwise, read the file from its start.
     """
     if video.is_exact:
-        with ffmpeg_errors("seeking in the file fails"):
+        with ffmpeg_errors("seeking in the file failed"):
             video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)
         packets = each_packet(video)
         first = next(packets, None)

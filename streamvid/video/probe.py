@@ -38,7 +38,8 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
         seconds = float((table.timestamps[-1] - table.timestamps[0]) * table.time_base)
         if seconds > limits.max_seconds:
             raise ProbeError(
-                f"the video lasts {seconds:.0f} s, above the limit max_seconds={limits.max_seconds:g}", kind="limit"
+                f"the video lasts {seconds:.0f} s, which exceeds the limit max_seconds={limits.max_seconds:g}",
+                kind="limit",
             )
         has_audio = video.has_audio
         frame, is_interlaced = first_frame(video, table)
@@ -54,7 +55,7 @@ def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool
     """Return the format of the first key frame, and whether it is interlaced."""
     first = table.keys[0][1]
     problem = (
-        "the first key frame does not decode: it is damaged, or has more pixels than the limit "
+        "the first key frame cannot be decoded: it is damaged, or has more pixels than the limit "
         f"max_pixels={video.limits.max_pixels}"
     )
     # An edit list may hide the key frame itself; the first displayed frame then provides the format.
@@ -70,17 +71,19 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
     first_time, first_ordinal = table.keys[0]
     shown: list[int | None] = []
     formats: set[tuple[int, int, str]] = set()
-    for frame in decoded(video, "the video does not decode", first_ordinal):
+    for frame in decoded(video, "the video cannot be decoded", first_ordinal):
         if frame.pts is None or frame.pts >= first_time:
             if frame.is_corrupt:
-                raise ProbeError(f"the video is damaged: frame {len(shown)} does not decode cleanly", kind="damaged")
+                raise ProbeError(
+                    (f"the video is damaged: frame {len(shown)} cannot be decoded without errors"), kind="damaged"
+                )
             shown.append(frame.pts)
             formats.add((frame.width, frame.height, frame.format.name))
     if tuple(shown) != table.timestamps:
         raise ProbeError(
-            f"the packets declare {len(table.timestamps)} frames and {len(shown)} frames decode, but their timestamps "
-            f"do not match (the file is damaged, or the writer of this {video.container_name} file mixed up the "
-            f"timestamps); {remedy()}",
+            f"the packets declare {len(table.timestamps)} frames and {len(shown)} frames can be decoded, but their "
+            f"timestamps do not match (the file is damaged, or the writer of this {video.container_name} file mixed "
+            f"up the timestamps); {remedy()}",
             kind="damaged",
         )
     if len(formats) > 1:

@@ -201,11 +201,11 @@ def test_cover_art_is_no_video(clip: ClipFolder, tmp_path: Path) -> None:
     tone = ("-f", "lavfi", "-i", "sine=d=1")
     cover = ("-disposition:v:0", "attached_pic")
     run_ffmpeg(*tone, "-i", clip("image.png"), "-map", "0", "-map", "1", "-c:v", "copy", *cover, song)
-    with pytest.raises(ProbeError, match="only audio and cover art, and a clip needs pictures"):
+    with pytest.raises(ProbeError, match="only audio and cover art, but a clip needs pictures"):
         probe(song)
     sound = tmp_path / "sound.mp4"
     run_ffmpeg(*tone, sound)
-    with pytest.raises(ProbeError, match="only audio, and a clip needs pictures"):
+    with pytest.raises(ProbeError, match="only audio, but a clip needs pictures"):
         probe(sound)
     sources = ("-i", clip("image.png"), "-i", clip("h264_open_gop.mp4"))
     run_ffmpeg(*sources, "-map", "0", "-map", "1", "-c", "copy", *cover, both)

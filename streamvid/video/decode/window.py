@@ -89,12 +89,14 @@ def _take(
             time = frame.pts
             # Frames displayed before the key frame may refer to earlier pictures: they are broken, but not wanted.
             if frame.is_corrupt and (time is None or time >= key_time):
-                raise DecodeError(f"the video is damaged: the frame at timestamp {time} does not decode cleanly")
+                raise DecodeError(
+                    f"the video is damaged: the frame at timestamp {time} cannot be decoded without errors"
+                )
             if time in missing:
                 take(frame, missing.pop(time))
     except av.FFmpegError as error:
         place = "its end" if packet is None else f"timestamp {packet.pts}"
-        raise DecodeError(f"the video does not decode near {place} ({error.strerror})") from error
+        raise DecodeError(f"the video cannot be decoded near {place} ({error.strerror})") from error
 
 
 def _brief(numbers: list[int]) -> str:

@@ -70,7 +70,7 @@ class QualityMeter:
 
     def _compare(self, packet: Packet[VideoStream] | None) -> None:
         try:
-            with ffmpeg_errors("the encoded clip does not decode"):
+            with ffmpeg_errors("the encoded clip cannot be decoded"):
                 frames = self._decoder.decode(packet)
         except ProbeError as error:
             raise DecodeError(str(error)) from error
@@ -95,11 +95,11 @@ def check_clip(
             table = read_packets(video)
             _check_table(table, encoding, timeline)
             number = 0
-            for frame in decoded(video, "the clip does not decode"):
+            for frame in decoded(video, "the clip cannot be decoded"):
                 _check_frame(frame, number, table, tags, checksums)
                 number += 1
             if number != len(checksums):
-                raise DecodeError(f"only {number} of the clip's {len(checksums)} frames decode")
+                raise DecodeError(f"only {number} of the clip's {len(checksums)} frames can be decoded")
     except (DecodeError, ProbeError) as error:
         raise DecodeError(f"the written clip differs from what was encoded: {error}") from error
 
@@ -123,12 +123,12 @@ def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> 
 
 def _check_frame(frame: VideoFrame, number: int, table: PacketTable, tags: ColorTags, checksums: list[int]) -> None:
     if number >= len(checksums) or frame.is_corrupt or picture_checksum(frame) != checksums[number]:
-        raise DecodeError(f"frame {number} is not the picture that was encoded")
+        raise DecodeError(f"frame {number} differs from the picture that was encoded")
     if frame.pts != table.timestamps[number]:
         raise DecodeError(f"frame {number} has timestamp {frame.pts}, but its packet has {table.timestamps[number]}")
     found = ColorTags(frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range)
     if found != tags:
-        raise DecodeError(f"frame {number} has the color tags {found}, but must have {tags}")
+        raise DecodeError(f"frame {number} has the color tags {found}, but should have {tags}")
 
 
 def _make_decoder(name: str, header: bytes, height: int, width: int) -> VideoCodecContext:

@@ -69,7 +69,7 @@ class Encoding:
                 if profile.max_gop > 1
                 else "1 (every frame is a key frame)"
             )
-            raise ConfigError(f"gop is {self.gop!r}; for {self.codec} it must be {allowed}, or 0 for the default")
+            raise ConfigError(f"gop is {self.gop!r}; for {self.codec}, it must be {allowed}, or 0 for the default")
         object.__setattr__(self, "gop", self.gop or profile.gop)
 
     def _checked_crf(self, crf: float) -> float:
@@ -79,7 +79,7 @@ class Encoding:
         is_number = _is_int(crf) or (profile.has_fine_crf and isinstance(crf, float))
         if not is_number or not low <= crf <= high:
             kind = "a number" if profile.has_fine_crf else "a whole number"
-            raise ConfigError(f"crf is {crf!r}; for {self.codec} it must be {kind} from {low} to {high}")
+            raise ConfigError(f"crf is {crf!r}; for {self.codec}, it must be {kind} from {low} to {high}")
         return int(crf) if crf == int(crf) else crf
 
     @property
