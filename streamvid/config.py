@@ -151,7 +151,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise ConfigError(f"the config {path} is larger than {MAX_FILE_BYTES} bytes; use a smaller file")
         tree = parse_yaml(content.decode("utf-8"), str(path))
     except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}; use a readable YAML file") from None
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}; check the path") from None
     except UnicodeDecodeError:
         raise ConfigError(f"the config {path} is not UTF-8 text; save it as UTF-8") from None
     if tree is None:
