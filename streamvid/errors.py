@@ -128,7 +128,7 @@ def refuse_credentials(name: str, location: str | Path) -> None:
 def fresh(error: StreamvidError) -> StreamvidError:
     """Return a copy of an error to raise in place of the original.
 
-    A raised error keeps alive all stack frames that it passes through.
+    An error that was raised keeps every stack frame it passed through alive.
     """
     again = copy.copy(error)
     again.__cause__ = error.__cause__

@@ -83,12 +83,12 @@ class Bucket:
 
     @property
     def is_image(self) -> bool:
-        """True if the bucket has one frame and therefore contains still images."""
+        """True if clips have one frame, which means that the bucket contains still images."""
         return self.num_frames == 1
 
     @cached_property
     def is_text(self) -> bool:
-        """True if the bucket's samples contain only texts and columns, but no pictures."""
+        """True if the bucket's samples contain text and columns, but no pictures."""
         return self.shape == (0, 0, 0)
 
     @property
@@ -151,7 +151,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
 
 
 def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:
-    """Return the buckets of a comma-separated list, in its order.
+    """Return the buckets of a comma-separated list, in the order listed.
 
     Raise ConfigError for an empty list, an invalid name or a duplicate bucket.
     """

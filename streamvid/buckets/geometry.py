@@ -91,7 +91,7 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
     """Return a mapping from ratio name ``"w:h"`` to size (height, width).
 
-    Every side is a multiple of `multiple` (1 to 1024). If two ratios are equally near to a clip's, the first entry
+    Every side is a multiple of `multiple` (1 to 1024). If two ratios are equally near a clip's ratio, the first entry
     wins. Raise ConfigError for invalid arguments.
     """
     return dict(_aspect_items(name, multiple))

@@ -160,7 +160,7 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 
 @contextlib.contextmanager
 def naming_arrow_errors(where: str, remedy: str = "copy or rebuild the dataset") -> Iterator[None]:
-    """Convert errors from the parsing of a table to IntegrityErrors that begin with `where` and end with `remedy`.
+    """Convert errors raised while parsing a table to IntegrityErrors that begin with `where` and end with `remedy`.
 
     where: name of the file.
     """

@@ -33,8 +33,8 @@ _KEPT_FOOTERS = 64
 class Dataset:
     """One version of a sealed dataset. Safe to use from several threads.
 
-    The constructor reads only the manifest, and none if one is given; other files are read on request. Samples that
-    were removed from the dataset are left out. Tables are pyarrow tables. Index files are
+    The constructor reads only the manifest, or nothing if `manifest` is given. Other files are read on request.
+    Samples that were removed from the dataset are left out. Tables are pyarrow tables. Index files are
     verified against their checksums before use, and the shard table also against the manifest's fingerprints. A
     mismatch raises IntegrityError.
 
@@ -176,7 +176,7 @@ class Dataset:
         return shard.num_samples + (0 if removed is None else len(removed))
 
     def kept_rows(self, shard: ShardInfo) -> npt.NDArray[np.int32] | None:
-        """Return the ascending places of a shard's samples in its tar, or None if no sample was removed."""
+        """Return the positions of a shard's samples in its tar, in ascending order, or None if no sample was removed."""
         removed = self._removals.of(shard)
         if removed is None:
             return None

@@ -48,7 +48,7 @@ _PATHS: dict[str, Callable[[str], str]] = {"bucket_id": lambda name: shard_path(
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Dictionary-encoded column of texts: distinct texts in order of appearance, and the code of each row."""
+    """Dictionary-encoded string column: distinct strings in order of appearance, and the code of each row."""
 
     names: tuple[str, ...]
     codes: Int32s
@@ -331,7 +331,7 @@ def _decimals(values: npt.NDArray[Any]) -> pa.Array:
 
 
 def _joined(texts: Iterable[pa.Array | str]) -> bytes:
-    """Concatenate the texts of arrays of equal length, row by row."""
+    """Concatenate string arrays of equal length, row by row."""
     import pyarrow.compute as pc
 
     return _bytes_of(

@@ -52,7 +52,7 @@ class LedgerReport:
     """Result of a verification.
 
     num_replaced: batches that a later attempt delivered again, and that therefore do not count.
-    num_unrecorded: batches that a resumed run counts as delivered, but whose log ends before them.
+    num_unrecorded: batches that a resumed run counts as delivered, but that are missing from the end of the log.
     differences: deliveries that differ from the plan, as text; at most 1,000.
     """
 
@@ -224,9 +224,9 @@ def _arguments(options: PlanOptions, batch_sizes: Mapping[str, int], num_ranks: 
 def _check_start(
     findings: _Findings, earlier: Attempt, selection: Selection, attempt: Attempt, later: Selection
 ) -> None:
-    """Verify that an attempt began at a position that the earlier one had, so that no sample is lost between them.
+    """Verify that an attempt began at a position that the earlier one reached, so that no sample is lost between them.
 
-    An attempt with another version of the datasets begins an epoch, where that version's epoch begins.
+    An attempt with another version of the datasets must begin where an epoch of that version begins.
     """
     try:
         plan = _plan_of(selection, _last_start(earlier, attempt.start), attempt.start)
@@ -258,7 +258,9 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
 
 
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
-    """Return where an attempt last began a version, before a position. Versions with equal samples share an attempt."""
+    """Return the last position before a given one at which an attempt began a version. Versions with equal samples
+    share an attempt.
+    """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [
         loop.start

@@ -331,7 +331,7 @@ def _no_count(name: str, value: float, most: int) -> str:
 def _unusable(
     found: AssignedRows, block: FactsBlock, mask: npt.NDArray[np.bool_], kind: str, reason: Callable[[int], str]
 ) -> None:
-    """Count the rows in `mask` as left out. reason: function from the place of the first row to its reason."""
+    """Count the rows in `mask` as left out. reason: function that returns the reason for the row at an index."""
     places = np.flatnonzero(mask)
     if len(places):
         first = int(places[0])

@@ -1,14 +1,14 @@
 """History of a run from its ledger: which deliveries count after interruptions and resumes.
 
-    session    what was started together: a folder with one log per rank, and the plan and position at which it began.
-               A loader that continues in another version of a dataset begins another session
+    session    the ranks that were started together: a folder with one log per rank, and the plan and position at which
+               it began. A loader that continues in another version of a dataset begins another session
     attempt    consecutive sessions with the same plan and position. They deliver the same batches
     history    per attempt and rank, the deliveries before the position at which a later attempt began
 
 A later attempt replaces all deliveries from its position on, because the model was restored to that position. Before
 it, the log of any session of an attempt counts: a rank may have been killed before it opened its log in the session of
-the others. Of the last attempt, only the last session of each rank counts, because nothing shows how far the model of
-an earlier one was kept.
+the others. Of the last attempt, only the last session of each rank counts, because nothing shows up to which step the
+model of an earlier session was kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamvid.ledger.sessions import SESSION_FILE, ranks_in, session_folder, se
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive deliveries of one loop of one rank that count: those from `start` to before `until`."""
+    """Consecutive deliveries of one loop of one rank that count: those from `start` up to, but not including, `until`."""
 
     log: RankLog
     loop: LoggedLoop

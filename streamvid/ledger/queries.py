@@ -1,4 +1,4 @@
-"""Questions to a ledger: who saw a sample, and what did a model see before a step."""
+"""Queries of a ledger: where a sample was delivered, and which samples a model saw before a step."""
 
 from __future__ import annotations
 

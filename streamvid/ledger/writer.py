@@ -42,7 +42,7 @@ class LedgerWriter:
         """Log the start of a loop. See LoopStart for the arguments.
 
         plan: values that determine the plan, as JSON, equal on all ranks. The first loop opens or joins a session, and
-            so does the first one with another plan, such as that of another version of a dataset.
+            so does the first loop with another plan, such as that of another version of a dataset.
         """
         described = json.dumps(dict(plan), sort_keys=True).encode()
         if self._log >= 0 and described != self._plan:

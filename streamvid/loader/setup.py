@@ -96,7 +96,7 @@ _COMPARED = frozenset({"temporal", "max_interval", "spatial", "spatial_scale", "
 class Setup:
     """Checked arguments and parts of a loader.
 
-    numeric: columns that hold numbers in all datasets.
+    numeric: columns that contain numbers in all datasets.
     compared_groups: groups of processes whose plans are compared; None: no comparison.
     view_facts: values that determine the view of a visit, for each dataset; see batch/features.py.
     """

@@ -142,7 +142,9 @@ def _raw(
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
-    """Return a batch with the output of `encode` added. Lists of tensors are padded and get a mask, as in features."""
+    """Return a batch with the output of `encode` added. Lists of tensors are padded and get a mask, as for stored
+    features.
+    """
     if taken := encoded.keys() & set(batch):
         raise ConfigError(f"encode returned {min(taken)!r}, which is already a field of the batch; use another name")
     ragged = {name: tensors for name, tensors in encoded.items() if not isinstance(tensors, Tensor)}
@@ -236,7 +238,7 @@ def portable(value: object) -> object:
 
 
 def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the weights of each part in `names`, by name. Parts that do not exist are left out."""
+    """Return the SHA-256 of the weights of each part in `names`, by name. Parts that do not exist are omitted."""
     parts = {name: part for name in names if (part := part_of(module, name)) is not None}
     return {name: digest_tensors(part.state_dict(), type(part).__qualname__) for name, part in parts.items()}
 

@@ -54,7 +54,8 @@ class Match:
 def load(
     module: nn.Module, sources: Sequence[WeightSource], config: WeightsConfig, *, may_lack: Sequence[str] | None = ()
 ) -> dict[str, str]:
-    """Load weight files into `module`. Return each written path → the child that it fills ("" for the module).
+    """Load weight files into `module`. Return a mapping from the paths, as written, to the children that they fill (""
+    for the module).
 
     may_lack: children that the module may lack; None: any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a file fits no child or several, or if a key is missing or
@@ -157,7 +158,7 @@ def _matches(
 
 
 def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
-    """Return each name of a shared parameter → all of its names. A file needs to contain only one of them."""
+    """Map each name of a shared parameter to all of its names. A file needs to contain only one of them."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

@@ -122,7 +122,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps whose samples are not looked up yet.
+    """Steps whose samples have not been looked up yet.
 
     draws: samples to look up. All other fields have one entry per step.
     """

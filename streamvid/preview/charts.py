@@ -18,7 +18,7 @@ _FULL_SCALE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Rectangle with a text that describes it."""
+    """Rectangle with a description."""
 
     x: float
     y: float

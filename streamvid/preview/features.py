@@ -63,7 +63,9 @@ class VisitFeatures:
 def open_features(
     datasets: Sequence[Dataset], options: PreviewOptions, storage: StorageOptions
 ) -> list[Sidecar | None]:
-    """Open the features of each dataset. Raises ConfigError if their number is wrong, or if they are of another one."""
+    """Open the features of each dataset. Raises ConfigError if their number is wrong, or if they belong to other
+    datasets.
+    """
     given = (options.features,) if isinstance(options.features, str) else options.features
     if given is None:
         return [None] * len(datasets)
@@ -97,7 +99,7 @@ def features_of(sidecar: Sidecar, place: SamplePlace, visit: int) -> VisitFeatur
 
 
 def settings_of(made_with: Mapping[str, object]) -> dict[str, str]:
-    """Return the view from which features were made, as values of an address. See `view_facts` of the loader."""
+    """Return the view from which features were made, as URL parameters. See `view_facts` of the loader."""
     view = made_with.get("view")
     facts = view if isinstance(view, Mapping) else {}
     scale, columns = facts.get("spatial_scale"), facts.get("caption_column")

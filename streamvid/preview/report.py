@@ -26,7 +26,7 @@ _PICTURE_WIDTH = 224
 
 @dataclass(frozen=True, slots=True)
 class SheetPicture:
-    """Sample of a contact sheet. picture: address that contains the JPEG, or None; problem: the reason for None."""
+    """Sample of a contact sheet. picture: data URL of the JPEG, or None; problem: reason why there is no picture."""
 
     facts: SampleFacts
     picture: str | None

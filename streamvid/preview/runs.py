@@ -57,7 +57,7 @@ class Curve:
 
     @property
     def smoothed(self) -> tuple[tuple[float, float], ...]:
-        """Mean of each point and of its neighbors, a twentieth of the curve on either side."""
+        """Mean of each point and its neighbors, up to a twentieth of the curve on either side."""
         reach, values = max(1, len(self.points) // 20), [value for _, value in self.points]
         sums = [0.0, *accumulate(values)]
         ends = [(max(0, at - reach), min(len(values), at + reach + 1)) for at in range(len(values))]
@@ -155,7 +155,7 @@ def _samples(folder: Path) -> tuple[RunSample, ...]:
 
 
 def sample_file(folder: Path, name: str) -> Path | None:
-    """Return the path of a generated sample, or None if `name` is not one. No other file of the run can be named."""
+    """Return the path of a generated sample, or None if `name` is not one. No other file of the run is accessible."""
     path = folder / "samples" / name
     is_inside = _SAMPLE.fullmatch(name) is not None and path.resolve().parent == (folder / "samples").resolve()
     return path if is_inside and path.is_file() else None

@@ -1,4 +1,4 @@
-"""Making of clips in worker processes, which isolate crashes caused by hostile files.
+"""Creation of clips in worker processes, which isolate crashes caused by hostile files.
 
 Native clips are encoded, and copies of a part of a file are cut from it. The shard plan depends on the sizes of the
 clips, so all clips are made before the first shard is written. Until then, they are stored in the staging folder. A

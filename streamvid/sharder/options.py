@@ -359,7 +359,7 @@ class ShardOptions:
         return self.config.table
 
     def cut_json(self) -> dict[str, object]:
-        """Return everything that determines the bytes of a clip that is cut from its source, except its source."""
+        """Return everything that determines the bytes of a clip that is cut from its source, except the source."""
         versions = encoder_versions()
         return {"audio": self.clips.made_audio, "versions": {name: versions[name] for name in ("av", "ffmpeg")}}
 

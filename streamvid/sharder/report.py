@@ -68,8 +68,8 @@ class ShardReport:
     """Report of a run. `state` is "built", "already sealed", "dry run" or "task ended"; for an append also "appended",
     or "already there" if it added no samples.
 
-    num_records: number of input rows; for an append, without the rows that the dataset knows already.
-    num_known: number of input rows that the dataset knows already.
+    num_records: number of input rows; for an append, excluding the rows that the dataset already knows.
+    num_known: number of input rows that the dataset already knows.
     num_windows: number of windows into which the rows were split. It differs from num_records only if sources are
         longer than max_clip_seconds or rows have several time ranges. It equals num_samples + num_rejected, where a
         clip that several buckets store counts once (SHARD-3).

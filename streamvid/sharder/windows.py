@@ -72,7 +72,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Range of `num_frames` source frames from index `start` on.
+    """Range of `num_frames` source frames, starting at index `start`.
 
     num_clip_frames: frame count that determines the bucket: that of the native clip, or that of a copy when it is read
         at its frame rate.

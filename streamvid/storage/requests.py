@@ -1,7 +1,7 @@
 """Operations on one store: requests that are retried on failure and, for reads, hedged when slow.
 
-Requests run in the threads of a pool. The calling thread only waits, so no socket blocks it beyond its deadline.
-Each try holds its bytes until all have arrived. The first try that finishes copies its bytes to the caller's buffers.
+Requests run in the threads of a pool. The calling thread only waits, so no socket blocks it beyond its deadline. Each
+try buffers its bytes until all have arrived. The first try that finishes copies its bytes to the caller's buffers.
 After the read has succeeded or failed, no request writes to a buffer.
 """
 

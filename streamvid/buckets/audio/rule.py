@@ -19,7 +19,7 @@ _MAX_FACTOR = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SampleRule:
-    """Rule for the number of audio samples: N = k * factor + remainder, with k = 0, 1, …, as close as possible.
+    """Rule for the number of audio samples: the N = k * factor + remainder closest to the duration.
 
     The rule ``exact`` (1k) rounds the duration of the frames to whole samples. A grid such as ``640k`` gives a model's
     audio encoder whole latents. If two counts are equally close, the larger one is used. Raises ConfigError for
@@ -67,7 +67,7 @@ def round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AudioPreset:
-    """Audio that a published model is trained with. source: where its numbers are from."""
+    """Audio format that a published model is trained with. source: origin of its numbers."""
 
     sample_rate: int
     num_channels: int

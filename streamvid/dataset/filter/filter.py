@@ -111,7 +111,7 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
 
 
 def both(general: str | None, own: str | None) -> str | None:
-    """Return the condition that holds where both conditions hold. None is the condition that always holds."""
+    """Return the conjunction of two conditions. None stands for the condition that is always true."""
     return f"({general}) and ({own})" if general is not None and own is not None else general or own
 
 

@@ -133,7 +133,7 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts as large strings, and a mapping from row index to reason for texts with invalid Unicode.
+    """Return large strings, and a mapping from row index to reason for strings with invalid Unicode.
 
     Invalid characters are escaped or replaced.
     """

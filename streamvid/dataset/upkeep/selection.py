@@ -1,4 +1,4 @@
-"""SampleSelection of samples by keys, by a condition, or by a pattern of source names."""
+"""Selection of samples by keys, by a condition, or by a pattern of source names."""
 
 from __future__ import annotations
 
@@ -119,9 +119,10 @@ def _texts(values: Collection[str]) -> Any:
 
 
 def in_all_buckets(dataset: Dataset, found: dict[int, npt.NDArray[np.int32]]) -> dict[int, npt.NDArray[np.int32]]:
-    """Add the copies that draw sets store of the selected clips. Matching shards have the same order of clips.
+    """Add the copies of the selected clips in other buckets. Matching shards of a draw set list clips in the same
+    order.
 
-    found: row of the shard table → ascending places of the selected samples.
+    found: row of the shard table → positions of the selected samples, in ascending order.
     """
     if not dataset.manifest.draws:
         return found

@@ -1,7 +1,7 @@
-"""Effects of later versions on the samples of an earlier one: which were removed, and which tars hold the others.
+"""Effects of later versions on the samples of an earlier one: which were removed, and which tars contain the others.
 
-A run that stays in an earlier version does not deliver samples that were removed later, although it plans them. The
-tars of others can have been deleted by `streamvid compact`; they are read from the tars that replaced these.
+A run that stays on an earlier version does not deliver samples that were removed later, although it plans them. If
+`streamvid compact` has deleted the tars of other samples, they are read from the tars that replaced the deleted ones.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Later:
         return Later(later, frozenset(_removed_from(dataset, gone, moved)), moved)
 
     def shards_of(self, shard: ShardInfo) -> list[ShardInfo] | None:
-        """Return the newest version's shards that can contain the samples of an earlier shard; None if it remains."""
+        """Return the newest version's shards that can contain the samples of an earlier shard; None if that shard
+        remains.
+        """
         name = (shard.bucket_id, shard.number, shard.build_id)
         if name not in self.moved:
             return None
@@ -79,7 +81,7 @@ def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
 def _removed_from(
     dataset: Dataset, gone: Mapping[ShardName, set[str]], moved: Mapping[ShardName, Sequence[ShardName]]
 ) -> set[str]:
-    """Return the removed keys that a version has. Its keys are read only for shards that were replaced."""
+    """Return the removed keys that a version contains. Keys are read only for shards that were replaced."""
     found: set[str] = set()
     before: dict[ShardName, list[ShardName]] = {}
     for old, several in moved.items():
@@ -102,7 +104,7 @@ def _removed_from(
 
 
 def _reached(first: ShardName, following: Mapping[ShardName, Sequence[ShardName]]) -> set[ShardName]:
-    """Return a shard, and all shards to which it leads."""
+    """Return a shard, and all shards that its samples reached in one or more moves."""
     waiting, seen = [first], set[ShardName]()
     while waiting:
         name = waiting.pop()
@@ -116,11 +118,12 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 
 
 class LaterVersions:
-    """Effects of later versions on the samples of several datasets, while a run stays in earlier versions. Thread-safe.
+    """Effects of later versions on the samples of several datasets, while a run stays on earlier versions.
+    Thread-safe.
 
-    datasets: number → dataset. Methods take these numbers, and know nothing about other datasets.
+    datasets: number → dataset. Methods accept these numbers, and ignore other datasets.
     silent: numbers of datasets whose removed samples are not logged.
-    is_new: True if the datasets were opened for the first epoch, whose manifests need not be read again.
+    is_new: True if the datasets were opened for the first epoch, so that their manifests need not be read again.
     """
 
     def __init__(
@@ -132,9 +135,9 @@ class LaterVersions:
         self._is_new = is_new
 
     def begin_epoch(self) -> None:
-        """Find samples that were removed meanwhile. If this fails, log that and keep the old.
+        """Find samples that were removed in the meantime. If this fails, log a warning and keep the earlier findings.
 
-        Their number is logged once per process, and again when it changes.
+        The number of removed samples is logged once per process, and again when it changes.
         """
         try:
             self.refresh(is_opening=self._is_new)
@@ -156,7 +159,7 @@ class LaterVersions:
                 )
 
     def refresh(self, *, is_opening: bool = False) -> bool:
-        """Read the newest versions. Return True if there are newer ones than before.
+        """Read the newest versions. Return True if any of them is newer than before.
 
         is_opening: use the manifests that were read when the datasets were opened.
         Raises the same errors as `Later.of`.

@@ -107,7 +107,7 @@ def deliver(
 
 
 def caption_variant(delivery: Delivery) -> str:
-    """Return which of its captions a sample was delivered with; see `TextRule.variant`."""
+    """Return the variant of the caption with which a sample was delivered; see `TextRule.variant`."""
     sample = delivery.sample
     only = sample.part.text.only_variant(delivery.row)
     if only is not None:

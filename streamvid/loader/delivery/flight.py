@@ -111,7 +111,7 @@ class Flight:
     def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
         """Return the delivery of the sample that takes the place of a removed one. Raises SampleError if none is left.
 
-        It is the same sample that would take the place of a bad one (BAD-1).
+        A bad sample would be replaced by the same sample (BAD-1).
         """
         key = self._rows.key(sample)
         visit = substitute_visit(key, sample.visit)
@@ -144,7 +144,9 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """Replace a sample if it is already known to be bad; return whether it is. is_whole: see Repairs.reason."""
+        """Replace a sample that is already known to be bad, and return True; else return False. is_whole: see
+        Repairs.reason.
+        """
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False

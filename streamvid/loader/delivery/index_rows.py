@@ -89,7 +89,7 @@ class _MovedRows:
 class IndexRows:
     """Cache of the index rows of recently used shards: up to 64 MiB of Arrow columns, but at least one shard.
 
-    later: later versions of the datasets, which can have moved samples to other tars.
+    later: later versions of the datasets, which may have moved samples to other tars.
 
     Packet tables and feature locations have caches of the same size. Thread-safe: one thread reads missing rows, and
     other threads that need them wait.
@@ -214,7 +214,7 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests, while the index rows of later requests are read ahead from object stores.
+        """Yield the requests, while reading the index rows of later requests ahead from object stores.
 
         submit: function that runs a read in another thread.
         is_wanted: function that returns True while the run continues.

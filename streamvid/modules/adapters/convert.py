@@ -37,9 +37,9 @@ class ConvertedAdapters:
 def convert_adapters(path: Path, format: LoraFormat, family: str | None = None) -> ConvertedAdapters:
     """Read an adapter file of any format, and return its content in `format`.
 
-    family: name in FAMILIES; None recognizes it by the layers.
-    Raises ConfigError if the file holds anything but LoRA pairs, if the new names of its layers are unknown, or if
-    families that have these layers would name them differently.
+    family: name in FAMILIES; None detects it from the layers.
+    Raises ConfigError if the file contains anything but LoRA pairs, if the new names of its layers are unknown, or if
+    several families have these layers but name them differently.
     """
     found = read_adapters(path, "the file")
     adapters = {plain_layer(name): one for name, one in paired(found.tensors, found.scales, str(path)).items()}

@@ -226,7 +226,7 @@ class Pages:
             return _Visit(asked, str(error), features)
 
     def asked(self, values: Values) -> ViewQuery:
-        """Return the visit and settings that an address names. Features fix all settings but the visit.
+        """Return the visit and settings that a URL specifies. With features, only the visit can be chosen.
 
         Raises ConfigError for values that a loader refuses.
         """
@@ -238,7 +238,7 @@ class Pages:
     def deliver(self, place: SamplePlace, asked: ViewQuery) -> DeliveredSample:
         """Return a visit of a sample, or the clip's frames from which its features were made.
 
-        Raises SampleError if the sample is bad, and ConfigError for a wrong view.
+        Raises SampleError if the sample is bad, and ConfigError for an invalid view.
         """
         return self.deliverer.deliver(place, self.shown_visit(asked.visit), asked.settings)
 
@@ -263,7 +263,7 @@ class Pages:
         return {"width": width, "height": height, "crop": crop, "kept": kept, "target": target}
 
     def _caption_columns(self) -> tuple[str, ...]:
-        """Return the columns from which captions can be taken: `text`, and the user's own columns of texts."""
+        """Return the columns from which captions can be taken: `text`, and the user's own text columns."""
         schema = self.dataset.samples_schema
         own = (
             name for name in self.dataset.user_columns if str(schema.field(self.dataset.column(name)).type) == "string"
@@ -311,7 +311,7 @@ class Pages:
         return self.page("error.html", "Error", "", message=message)
 
     def place(self, bucket_id: str, number: int, index: int) -> SamplePlace:
-        """Return the location of a sample. Raises ConfigError if it does not exist, or is outside of the view."""
+        """Return the location of a sample. Raises ConfigError if it does not exist, or is outside the view."""
         dataset = self.dataset
         place = place_of(dataset, bucket_id, number, index)
         if dataset.where is not None and index not in self.browser.members(place.row):
@@ -340,7 +340,7 @@ class Pages:
 
 
 def row_values(asked: RowQuery) -> dict[str, object]:
-    """Return the values of an address that name this selection."""
+    """Return the URL parameters for this selection."""
     named = asdict(asked)
     return {**{name: named[name] for name in ("bucket", "split", "where", "sort")}, "desc": asked.descending}
 

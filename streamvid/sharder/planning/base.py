@@ -1,4 +1,4 @@
-"""Dataset to which a build adds samples, and the input rows that it knows already.
+"""Dataset to which a build adds samples, and the input rows that it already knows.
 
 A row is identified before its file is opened: by the name of its file, its time range, its captions and the names of
 its conditioning inputs. A dataset knows the rows that became samples, and those that were rejected for a reason that
@@ -42,7 +42,7 @@ class Base:
     """Version of a dataset to which a build adds samples.
 
     writing: the right to publish the next version; None for a task or a dry run, which publish nothing.
-    num_known: number of input rows that the dataset knows already.
+    num_known: number of input rows that the dataset already knows.
     earlier: hash of a file name → number of its rows that the dataset knows, for files in the input that have samples.
     """
 
@@ -74,14 +74,16 @@ class Base:
 
     @cached_property
     def _stored_schema(self) -> pa.Schema:
-        """Schema of the samples files, from the smallest one, because a file is verified before it is read."""
+        """Schema of the samples files, read from the smallest one because a file must be verified before it is read."""
         import pyarrow as pa
 
         smallest = min(self.manifest.files.samples, key=lambda file: file.num_bytes, default=None)
         return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the columns among `types` that samples files cannot hold: new ones, and those of a wider type."""
+        """Return the columns among `types` that samples files cannot store: new columns, and columns with a wider
+        type.
+        """
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:
@@ -193,7 +195,7 @@ def key_of(record: Record) -> str:
 def entries_of(records: Rows[Record], without: Collection[int] = (), rejected: Collection[int] = ()) -> InputRows:
     """Return the entries of records in the table of known rows.
 
-    without: numbers of rows to omit. rejected: numbers of rows that became no sample.
+    without: numbers of rows to omit. rejected: numbers of rows that did not become samples.
     """
 
     names = ("row", "source", "origin", "num_bytes", "time_range", "caption", "captions", "extra")

@@ -70,7 +70,7 @@ _NAMES = ("record.row", "record.source", "record.time_range")
 
 
 def _name(source: str, time_range: TimeRange | None) -> str:
-    """Return the name of a row. The name of its best row identifies a group."""
+    """Return the name of a row. A group is identified by the name of its best row."""
     return source if time_range is None else f"{source} ({time_range.text})"
 
 
@@ -148,8 +148,8 @@ class _Table:
     def splits(self, leaders: Numbers) -> _Flags:
         """Return True for each row in split "val". All rows of a file or of a group are in the same split.
 
-        Rows that are connected by files and groups get the split of the first of them in the order of the input,
-        unless the split of one is fixed.
+        Rows that are connected through files and groups get the split of the first such row in the input, unless the
+        split of one of them is fixed.
         """
         _, files = np.unique(self.file, return_inverse=True)
         first, before = np.arange(len(leaders)), np.empty(0, np.int64)

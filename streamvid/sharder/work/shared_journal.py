@@ -60,7 +60,7 @@ class SharedJournal(Journal):
                 self.include(lines_of(self._store, state))
 
     def _fetch_own(self) -> None:
-        """Fetch this task's journal if the task got further on another machine."""
+        """Fetch this task's journal if the task made more progress on another machine."""
         size = self._store.size(self._note)
         if size is not None and size > (self._local.stat().st_size if self._local.exists() else 0):
             LocalStore(self._local.parent).put(self._local.name, self._store.read(self._note))
