@@ -124,7 +124,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
     multiple: every side must be a multiple of this number of pixels. The sizes of a named resolution depend on it.
-    Raise ConfigError if the name is invalid.
+    Raises ConfigError if the name is invalid.
     """
     text = text.strip()
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)
@@ -153,7 +153,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
 def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:
     """Return the buckets of a comma-separated list, in the order listed.
 
-    Raise ConfigError for an empty list, an invalid name or a duplicate bucket.
+    Raises ConfigError for an empty list, an invalid name or a duplicate bucket.
     """
     buckets: list[Bucket] = []
     for name in (part for part in text.split(",") if part.strip()):
@@ -169,7 +169,7 @@ def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, 
 def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     """Return the buckets whose id or WxH@F is `pattern` or matches it as a glob, in the order of `buckets`.
 
-    Raise ConfigError with the nearest names if no bucket matches.
+    Raises ConfigError with the nearest names if no bucket matches.
     """
     buckets = tuple(buckets)
     exact = tuple(bucket for bucket in buckets if pattern in (bucket.id, bucket.size_at_frames))

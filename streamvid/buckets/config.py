@@ -228,9 +228,7 @@ class BucketConfig:
 
     @cached_property
     def spare_frames(self) -> int:
-        """Number of frames that a video needs beyond the frame count of its bucket: 1 with Open-Sora 1 rules, 0
-        otherwise.
-        """
+        """Number of frames that a video needs beyond its bucket's count: 1 with Open-Sora 1 rules, 0 otherwise."""
         return int(self.opensora is not None and self.opensora.is_v1)
 
     @property
@@ -350,8 +348,9 @@ def _check_buckets(config: BucketConfig) -> None:
 
 
 def _form(config: BucketConfig) -> str:
-    """Return the name of the option that declares the buckets. Raises ConfigError unless exactly one such option is
-    used.
+    """Return the name of the option that declares the buckets.
+
+    Raises ConfigError unless exactly one such option is used.
     """
     ways = {
         "buckets": bool(config.buckets),

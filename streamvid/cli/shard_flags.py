@@ -38,8 +38,10 @@ SHARD_FLAGS = sorted([*OPTION_FLAGS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GR
 
 
 def work_flags(dest: str, built: str) -> list[Flag]:
-    """Return the flags that are not options of a build. dest: argument that names the dataset. built: past participle
-    for help texts.
+    """Return the flags that are not options of a build.
+
+    dest: argument that names the dataset.
+    built: past participle for help texts, such as "built".
     """
     return [
         Flag(["--dry-run"], is_flag=True, help=f"Show what would be {built}, without writing anything."),

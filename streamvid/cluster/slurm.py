@@ -93,7 +93,7 @@ def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
 
 
 def _refuse_second(jobs: SlurmJobs, own: str = "") -> None:
-    """Raise DatasetError if there are other jobs for this destination. For job `own`, only jobs with lower ids count."""
+    """Raise DatasetError if this destination has other jobs. For job `own`, only jobs with lower ids count."""
     found = re.findall(r"^\d+", _run(["squeue", "--noheader", "--format=%i", f"--name={jobs.name}"]), re.MULTILINE)
     others = sorted({int(number) for number in found if not own or int(number) < int(own)})
     if others:

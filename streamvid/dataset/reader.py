@@ -176,7 +176,7 @@ class Dataset:
         return shard.num_samples + (0 if removed is None else len(removed))
 
     def kept_rows(self, shard: ShardInfo) -> npt.NDArray[np.int32] | None:
-        """Return the positions of a shard's samples in its tar, in ascending order, or None if no sample was removed."""
+        """Return the ascending positions of a shard's samples in its tar, or None if no sample was removed."""
         removed = self._removals.of(shard)
         if removed is None:
             return None

@@ -64,8 +64,11 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Histograms:
-    """Histograms of a dataset. num_scanned: number of samples that were read. hours: duration of all clips, estimated
-    from the samples that were read if these are not all."""
+    """Histograms of a dataset.
+
+    num_scanned: number of samples that were read.
+    hours: duration of all clips, estimated from the samples that were read if these are not all.
+    """
 
     figures: tuple[Histogram, ...]
     num_scanned: int

@@ -258,8 +258,9 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
 
 
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
-    """Return the last position before a given one at which an attempt began a version. Versions with equal samples
-    share an attempt.
+    """Return the last position before a given one at which an attempt began a version.
+
+    Versions with equal samples share an attempt.
     """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [

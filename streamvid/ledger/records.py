@@ -74,8 +74,9 @@ def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict
 
 
 def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
-    """Return one batch as JSON: number, epoch, step, and a row per sample. This takes less time than a block of one
-    batch.
+    """Return one batch as JSON: number, epoch, step, and a row per sample.
+
+    This takes less time than a block of one batch.
     """
     return [number, *batch.position, batch.samples]
 

@@ -142,8 +142,9 @@ def _raw(
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
-    """Return a batch with the output of `encode` added. Lists of tensors are padded and get a mask, as for stored
-    features.
+    """Return a batch with the output of `encode` added.
+
+    Lists of tensors are padded and get a mask, as for stored features.
     """
     if taken := encoded.keys() & set(batch):
         raise ConfigError(f"encode returned {min(taken)!r}, which is already a field of the batch; use another name")

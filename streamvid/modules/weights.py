@@ -54,8 +54,9 @@ class Match:
 def load(
     module: nn.Module, sources: Sequence[WeightSource], config: WeightsConfig, *, may_lack: Sequence[str] | None = ()
 ) -> dict[str, str]:
-    """Load weight files into `module`. Return a mapping from the paths, as written, to the children that they fill (""
-    for the module).
+    """Load weight files into `module`.
+
+    Return a mapping from the paths, as written, to the children that they fill ("" for the module).
 
     may_lack: children that the module may lack; None: any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a file fits no child or several, or if a key is missing or

@@ -213,7 +213,10 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Return the label counts in stretches of a pass, which has `total` slots from `base` on. Stretches wrap around."""
+    """Return the label counts in stretches of a pass, which has `total` slots, starting at `base`.
+
+    Stretches wrap around.
+    """
     direct = np.minimum(sizes, total - firsts)
     ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))
     return [end - start + wrapped for end, start, wrapped in zip(ends, starts, rest, strict=True)]

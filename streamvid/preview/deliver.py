@@ -185,8 +185,9 @@ class _OpenPipeline:
             pending.block.release()
 
     def _with(self, settings: ViewSettings) -> MixPart:
-        """Return the split's part with other settings. The part's number identifies the needed columns in the
-        pipeline's cache.
+        """Return the split's part with other settings.
+
+        The part's number identifies the needed columns in the pipeline's cache.
         """
         dataset = self._part.dataset
         settings.view.check(dataset.manifest.clips, list(dataset.manifest.buckets), dataset.url)
@@ -199,8 +200,9 @@ class _OpenPipeline:
 
 
 def _request(part: MixPart, place: SamplePlace, visit: int) -> SampleRequest:
-    """Return the request for a sample. Without a filter, a part contains all shards of its split, in the table's
-    order.
+    """Return the request for a sample.
+
+    Without a filter, a part contains all shards of its split, in the table's order.
     """
     shards = part.subset.shards[place.shard.bucket_id]
     rows = getattr(shards, "rows", None)

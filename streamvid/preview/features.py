@@ -63,8 +63,9 @@ class VisitFeatures:
 def open_features(
     datasets: Sequence[Dataset], options: PreviewOptions, storage: StorageOptions
 ) -> list[Sidecar | None]:
-    """Open the features of each dataset. Raises ConfigError if their number is wrong, or if they belong to other
-    datasets.
+    """Open the features of each dataset.
+
+    Raises ConfigError if their number is wrong, or if they belong to other datasets.
     """
     given = (options.features,) if isinstance(options.features, str) else options.features
     if given is None:

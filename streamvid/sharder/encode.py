@@ -276,7 +276,8 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 class _Growth:
     """Comparison of the sizes of clips and sources. If the encoded clips are larger, a warning is logged once.
 
-    The sizes are compared at the end and, so that the warning appears early, after every clip from the hundredth on.
+    The sizes are compared at the end and, so that the warning appears early, after every clip, beginning with the
+    hundredth.
     """
 
     num_clips: int = 0

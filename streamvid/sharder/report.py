@@ -65,8 +65,10 @@ class BucketRow:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report of a run. `state` is "built", "already sealed", "dry run" or "task ended"; for an append also "appended",
-    or "already there" if it added no samples.
+    """Report of a run.
+
+    `state` is "built", "already sealed", "dry run" or "task ended"; for an append also "appended", or "already there"
+    if it added no samples.
 
     num_records: number of input rows; for an append, excluding the rows that the dataset already knows.
     num_known: number of input rows that the dataset already knows.

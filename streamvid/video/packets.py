@@ -149,7 +149,7 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
 
 
 def packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
-    """Yield (ordinal, packet) pairs from `ordinal` on.
+    """Yield (ordinal, packet) pairs, starting at `ordinal`.
 
     If seeking is reliable and leads to the expected packet, seek; otherwise, read the file from its start.
     """

@@ -35,7 +35,7 @@ class SampleRule:
 
     @classmethod
     def of(cls, text: SampleRule | str) -> SampleRule:
-        """Return a rule unchanged, or parse ``exact`` or text such as ``640k+1``. Raise ConfigError for other text."""
+        """Return a rule unchanged, or parse ``exact`` or text such as ``640k+1``. Raises ConfigError for other text."""
         if isinstance(text, SampleRule):
             return text
         if text == EXACT:

@@ -217,9 +217,7 @@ class Compaction:
         return {part.shard.path for part in self.parts if not part.is_whole}
 
     def _groups(self) -> Iterator[list[Part]]:
-        """Yield the shards that form each new shard: small shards in groups, and shards with removed samples
-        individually.
-        """
+        """Yield the shards of each new shard: small shards in groups, shards with removed samples individually."""
         drawn = {
             (bucket_id, first + number)
             for one in self.dataset.manifest.draws
@@ -330,7 +328,7 @@ def _extensions(part: Part) -> tuple[str, ...]:
 
 
 def _delete(store: Store, newest: Manifest) -> tuple[tuple[str, ...], int]:
-    """Delete the tars whose samples were removed or replaced, if they still exist. Return their paths and total size."""
+    """Delete tars whose samples were removed or replaced, if they still exist. Return their paths and total size."""
     deleted, num_bytes = [], 0
     for path, row in sorted(deleted_shards(read_moved(store, newest.files.moved)).items()):
         for name in (path, offsets_path(path)):

@@ -1,4 +1,4 @@
-"""Shards of a new version that are made from existing shards: kept as they are, copied under a new name, or rewritten."""
+"""Shards of a new version that are made from existing shards: kept, copied under a new name, or rewritten."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ _HASHES = 16
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Samples of an existing shard that a new shard contains. rows: positions among the shard's samples, in ascending
-    order.
-    """
+    """Samples of an existing shard that a new shard contains. rows: ascending positions among the shard's samples."""
 
     dataset: Dataset
     shard: ShardInfo

@@ -119,8 +119,9 @@ def _texts(values: Collection[str]) -> Any:
 
 
 def in_all_buckets(dataset: Dataset, found: dict[int, npt.NDArray[np.int32]]) -> dict[int, npt.NDArray[np.int32]]:
-    """Add the copies of the selected clips in other buckets. Matching shards of a draw set list clips in the same
-    order.
+    """Add the copies of the selected clips in other buckets.
+
+    Matching shards of a draw set list clips in the same order.
 
     found: row of the shard table → positions of the selected samples, in ascending order.
     """

@@ -56,9 +56,7 @@ class Later:
         return Later(later, frozenset(_removed_from(dataset, gone, moved)), moved)
 
     def shards_of(self, shard: ShardInfo) -> list[ShardInfo] | None:
-        """Return the newest version's shards that can contain the samples of an earlier shard; None if that shard
-        remains.
-        """
+        """Return the newest version's shards that can contain an earlier shard's samples; None if that shard remains."""
         name = (shard.bucket_id, shard.number, shard.build_id)
         if name not in self.moved:
             return None
@@ -118,8 +116,7 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 
 
 class LaterVersions:
-    """Effects of later versions on the samples of several datasets, while a run stays on earlier versions.
-    Thread-safe.
+    """Effects of later versions on the samples of several datasets, for a run on earlier versions. Thread-safe.
 
     datasets: number → dataset. Methods accept these numbers, and ignore other datasets.
     silent: numbers of datasets whose removed samples are not logged.
@@ -184,7 +181,7 @@ class LaterVersions:
         return later is not None and key in later.removed
 
     def shards_of(self, number: int, shard: ShardInfo) -> Iterator[tuple[Later, ShardInfo]] | None:
-        """Yield the shards that replace a shard, with the versions that have them. Return None if the shard remains."""
+        """Return an iterator over the shards that replace a shard, with their versions; None if the shard remains."""
         later = self._later.get(number)
         shards = None if later is None else later.shards_of(shard)
         return None if later is None or shards is None else ((later, one) for one in shards)

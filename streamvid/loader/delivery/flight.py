@@ -144,9 +144,7 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """Replace a sample that is already known to be bad, and return True; else return False. is_whole: see
-        Repairs.reason.
-        """
+        """Replace a sample that is known to be bad, and return True; else return False. is_whole: see Repairs.reason."""
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False

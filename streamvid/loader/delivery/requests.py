@@ -105,7 +105,9 @@ class Selection:
         return plan.cursor_after(round(progress * plan.num_steps_left))
 
     def requests(self, plan: AnyPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
-        """Yield requests for this rank's batches from `plan` on, up to the start of `end_epoch` (None: endlessly).
+        """Yield requests for this rank's batches, beginning with `plan`.
+
+        end_epoch: epoch before which to stop; None for an endless run.
 
         A request's position is (plan of its epoch, number of steps done after it). Steps in which the rank has no
         batch yield no request.

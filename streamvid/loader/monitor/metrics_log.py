@@ -14,8 +14,9 @@ _EVERY_SECONDS = 10.0
 
 
 class MetricsLog:
-    """File of a rank in a folder, such as `metrics-rank00000.jsonl`. A line is written every 10 seconds, and one at
-    the end.
+    """File of a rank in a folder, such as `metrics-rank00000.jsonl`.
+
+    A line is written every 10 seconds, and one at the end.
 
     Each line is `LoaderStats.to_json()` with the Unix time, the rank and the split.
     """

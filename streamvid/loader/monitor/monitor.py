@@ -68,8 +68,9 @@ class Monitor:
             self._log.write(stats, is_last=True)
 
     def close(self) -> None:
-        """Write the remaining statistics, close files and free the port. Idempotent. Has no effect in a forked
-        process.
+        """Write the remaining statistics, close files and free the port.
+
+        Idempotent. Has no effect in a forked process.
         """
         if os.getpid() != self._pid:
             return

@@ -28,8 +28,9 @@ class PacketsPlace(NamedTuple):
     num_clips: int
 
     def read(self, store: Store, tar_path: str) -> PacketTables:
-        """Return the packet tables of a tar. Raises IntegrityError if they are damaged, and StorageError if they
-        cannot be read.
+        """Return the packet tables of a tar.
+
+        Raises IntegrityError if they are damaged, and StorageError if they cannot be read.
         """
         from streamvid.dataset.integrity import read_range  # decode workers start faster without these
         from streamvid.dataset.packets import PacketTables

@@ -101,8 +101,9 @@ def _kohya(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 
 def _config(adapters: Mapping[str, Adapter], dropout: float) -> dict[str, Any]:
-    """Return peft's configuration. Layers whose rank or alpha differs from that of most layers are listed in its
-    patterns.
+    """Return peft's configuration.
+
+    Layers whose rank or alpha differs from that of most layers are listed in its patterns.
     """
     rank, alpha = _most(adapters)
     return {

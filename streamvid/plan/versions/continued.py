@@ -14,8 +14,9 @@ from streamvid.plan.versions.leftovers import Leftovers
 
 
 class ContinuedPlan:
-    """Plan of an epoch that begins with leftovers of another version. For loaders, it has the interface of
-    `EpochPlan`.
+    """Plan of an epoch that begins with leftovers of another version.
+
+    For loaders, it has the interface of `EpochPlan`.
 
     plan: plan of the new version's epoch, at a cursor without carried positions.
     first_source: offset that is added to the source numbers of leftovers, so that they differ from the sources of

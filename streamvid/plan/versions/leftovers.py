@@ -50,8 +50,9 @@ class _Rest:
 
 @dataclass(frozen=True, eq=False)
 class _LeftoverStep:
-    """One step: samples [first, first + count) of a bucket. Numbers past the bucket's last sample wrap around as
-    repeats.
+    """One step: samples [first, first + count) of a bucket.
+
+    Numbers past the bucket's last sample wrap around as repeats.
 
     visits_from: start of the range of visits for repeats; TAIL, or more in a step that contains only repeats.
     """

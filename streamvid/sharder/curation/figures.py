@@ -132,8 +132,7 @@ def _rounded(total: int, count: int) -> float:
 
 
 def sample_steps(timestamps: Sequence[int], time_base: Fraction) -> dict[int, int]:
-    """Return the samples as a mapping: frame number → number of the first multiple of 1/8 second at which the frame is
-    shown.
+    """Return the samples as frame number → number of the first multiple of 1/8 second that shows the frame.
 
     Frames that are not shown at any multiple are omitted. The last frame is assumed to last as long as the one before
     it.

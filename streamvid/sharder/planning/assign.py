@@ -138,7 +138,7 @@ def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterato
 class _Repeats:
     """Counter of samples with equal names, windows and buckets. Only names that several records share are counted.
 
-    For names that are already in the dataset, counting starts at the number of their rows there, so that no key is
+    For names that are already in the dataset, counting starts at the number of their rows in it, so that no key is
     used twice.
     """
 
@@ -312,8 +312,9 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
 
 
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the clip that stores a window of a file. If the clip must be made, return the facts that are known in
-    advance.
+    """Return the clip that stores a window of a file.
+
+    If the clip must be made, return the facts that are known in advance.
     """
     is_native, seconds = options.clips.is_native, window.num_frames / probe.num_frames * probe.duration_seconds
     if not is_native and window.num_frames == probe.num_frames:

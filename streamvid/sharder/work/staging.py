@@ -58,8 +58,9 @@ _logger = logging.getLogger(__name__)
 
 
 def put_note(store: Store, file: Path, data: bytes) -> None:
-    """Write a note to the store if it is remote, then to the plan's folder. Every local note is therefore also in the
-    store.
+    """Write a note to the store if it is remote, then to the plan's folder.
+
+    Every local note is therefore also in the store.
     """
     if not store.is_local:
         store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)

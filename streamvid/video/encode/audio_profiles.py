@@ -20,7 +20,7 @@ class AudioProfile:
     bits_per_second: bit rate per channel; None for a lossless codec.
     max_channels: maximum number of channels; sources with more are mixed down to it.
     sample_rates: allowed sample rates in descending order; () for all up to 192 kHz.
-    options: (name, value) of the encoder's options.
+    options: (name, value) pairs for the encoder.
     """
 
     codec: str
