@@ -83,7 +83,7 @@ class Bucket:
 
     @property
     def is_image(self) -> bool:
-        """True if clips have one frame, which means that the bucket contains still images."""
+        """True if the bucket contains still images, that is, clips of one frame."""
         return self.num_frames == 1
 
     @cached_property
@@ -112,7 +112,9 @@ class Bucket:
 
     @classmethod
     def from_json(cls, value: object) -> Bucket:
-        """Build a bucket from the result of `to_json`. Ignore unknown fields; raise ConfigError for invalid ones."""
+        """Build a bucket from the result of `to_json`. Unknown fields are ignored. Raises ConfigError for invalid
+        fields.
+        """
         return from_fields(cls, value, "bucket")
 
 
@@ -167,7 +169,7 @@ def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, 
 
 
 def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets whose id or WxH@F is `pattern` or matches it as a glob, in the order of `buckets`.
+    """Return the buckets whose id or WxH@F equals `pattern` or matches it as a glob, in the order of `buckets`.
 
     Raises ConfigError with the nearest names if no bucket matches.
     """

@@ -174,7 +174,7 @@ class BucketConfig:
         return self.fit(self._num_frames(facts), facts.height, facts.width, facts.is_image)
 
     def fit(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Choices:
-        """Return the choices of a clip that has `num_frames` frames at the target rate."""
+        """Return the choices for a clip that has `num_frames` frames at the target rate."""
         # Frames beyond those of the longest bucket that the clip can fill do not matter if there is such a bucket.
         place = bisect_right(self._frame_counts, num_frames)
         found = self._fit(self._frame_counts[place - 1] if place else num_frames, height, width, is_image)

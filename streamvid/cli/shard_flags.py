@@ -93,7 +93,7 @@ def run_work(work: Work, dest: str, *, as_json: bool, needs_samples: bool) -> in
 
 
 def submit_work(verb: str, dest: str, options: ShardOptions, num_cpus: int, *, as_json: bool) -> int:
-    """Submit one array per phase and a job that seals the dataset. Raises an error if the destination is in use."""
+    """Submit one array per phase and a job that seals the dataset. Raises DatasetError if the destination is in use."""
     from streamvid.cli.slurm import submit_command
     from streamvid.cluster.slurm import SlurmJobs
     from streamvid.sharder.work.destination import find_destination

@@ -20,7 +20,7 @@ def submit_command(jobs: SlurmJobs, cluster: ClusterOptions, follow_up: str, *, 
     """Submit jobs that run this process's command with a task instead of an engine. Return the exit code.
 
     jobs: jobs whose `arguments` come before those of this command, which therefore take precedence.
-    follow_up: advice on how to see the progress.
+    follow_up: advice on how to follow the progress.
     """
     words = sys.argv[1:]
     place = words.index(jobs.verb) + 1

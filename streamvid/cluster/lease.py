@@ -41,7 +41,7 @@ _own_lock = threading.Lock()
 class LeaseNote:
     """Content of a lease.
 
-    process: identity of the holder among all processes on all machines.
+    process: identifier of the holder, unique among all processes on all machines.
     renewed: Unix time of the last renewal.
     admits_tasks: True if other leases may be held at the same time.
     """
@@ -151,7 +151,7 @@ def acquire(
 
     conflicts: function that returns True for a lease with another name that must not be held at the same time.
     The lease of a process that has ended on this machine is taken over at once. The lease of a process on another
-    machine is taken over once it has expired; this function waits for that.
+    machine is taken over once it has expired; this function waits until then.
     Raises DatasetError if another process holds the lease or a conflicting one, and StorageError if the store fails.
     """
     watch = _Watch(store, folder)
@@ -187,7 +187,7 @@ def _place(store: Store, path: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
-    """Hold a lease that excludes all others in its folder. Afterwards, remove empty folders that belong to it.
+    """Hold a lease that excludes all others in its folder. Afterwards, remove the empty folders that belong to it.
 
     Raises the same errors as `acquire`.
     """
@@ -315,7 +315,7 @@ def note_bytes(admits_tasks: bool) -> bytes:
 
 
 def _machine() -> str:
-    """Return an identifier of this machine, which changes when the machine restarts, or of this container."""
+    """Return an identifier of this container or machine. It changes when the machine restarts."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -323,7 +323,7 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return an identifier that no later process on this machine can have, or "" if the process has ended."""
+    """Return an identifier of a process that no later process on this machine can have; "" if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

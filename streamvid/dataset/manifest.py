@@ -185,8 +185,8 @@ class ManifestFiles:
     """All files that the manifest lists. The shard table lists the tars and their offsets files.
 
     packets: one file per samples file, in the same order, or an empty tuple.
-    records: tables of the record keys of all input rows that ended in samples, for recognizing them later.
-    removed: tables of the samples that were removed later, see `removed.py`.
+    records: tables of the record keys of all input rows that became samples, for recognizing them later.
+    removed: tables of the samples that were removed later; see `removed.py`.
     moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
     other: files for other readers, and files of columns added later.
     """

@@ -34,7 +34,7 @@ class Dataset:
     """One version of a sealed dataset. Safe to use from several threads.
 
     The constructor reads only the manifest, or nothing if `manifest` is given. Other files are read on request.
-    Samples that were removed from the dataset are left out. Tables are pyarrow tables. Index files are
+    Samples that were removed from the dataset are omitted. Tables are pyarrow tables. Index files are
     verified against their checksums before use, and the shard table also against the manifest's fingerprints. A
     mismatch raises IntegrityError.
 

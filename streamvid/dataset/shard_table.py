@@ -133,7 +133,7 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardTable(**columns)
 
     def taken(self, rows: Int64s, num_samples: Int64s | None = None) -> ShardTable:
-        """Return a table of the given rows, in this order. num_samples: their numbers of samples, if these changed."""
+        """Return a table of the given rows, in this order. num_samples: their sample counts, if these changed."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
         for name in _NAMES:
             column = getattr(self, name)

@@ -115,7 +115,7 @@ class DatasetContents:
 
     @property
     def num_windows(self) -> int:
-        """Number of windows of input rows, rejected ones included. It exceeds `num_records` if sources were split."""
+        """Number of windows of input rows, including rejected ones. It exceeds `num_records` if sources were split."""
         clips, stored = self.stored_clips
         return self.num_samples - stored + clips + len(self.rejections)
 

@@ -39,7 +39,7 @@ _MAX_EPOCHS = 10_000  # between the end of a log and the position of the next at
 
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
-    """Deliveries of an epoch that count. num_samples includes repeats and substitutes."""
+    """Counted deliveries of an epoch. num_samples includes repeats and substitutes."""
 
     epoch: int
     num_samples: int = 0
@@ -102,8 +102,8 @@ class _Findings:
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
     """Compare the deliveries that count with the plan, and the start of each attempt with the end of the previous one.
 
-    The start of an attempt is not compared if later ones replace all of its deliveries. The attempt that it continued
-    may have been replaced too.
+    The start of an attempt is not compared if later attempts replace all of its deliveries. The attempt that it
+    continued may have been replaced too.
 
     datasets: the datasets of the run, in the order of its loader. Memory does not grow with the ledger.
     Raises SourceError if the ledger belongs to other datasets, and the same errors as VideoLoader.
@@ -191,14 +191,14 @@ class _Versions:
 
     @cached_property
     def _kept(self) -> Mapping[str, Manifest]:
-        """Samples fingerprint → newest version with it. Read once, because a run can have followed many versions."""
+        """Samples fingerprint → newest version with it. Read once, because a run may have followed many versions."""
         found: dict[str, Manifest] = {}
         for manifest in history(self.dataset.store, read_manifest(self.dataset.store)):
             found.setdefault(manifest.fingerprints.samples, manifest)
         return found
 
     def with_samples(self, fingerprint: str) -> Dataset:
-        """Return the version with these samples. Raises SourceError if no kept version has them."""
+        """Return the version with these samples. Raises SourceError if no kept version contains them."""
         mine = self.dataset.manifest.fingerprints.samples
         if mine == fingerprint:
             return self.dataset

@@ -187,7 +187,7 @@ class AssignedBucket:
 class AssignedRows:
     """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
 
-    num_repeated, num_dropped: numbers of videos whose frames are repeated or partly left out at the requested frame
+    num_repeated, num_dropped: numbers of videos whose frames are repeated or partly dropped at the requested frame
         rate.
     fps_min, fps_max: lowest and highest frame rate of the videos; infinity and 0 if all rates are unknown.
     num_groups: number of groups of rows with equal bucket choices.

@@ -19,7 +19,7 @@ _MOST_RECENT = 1 << 16
 
 
 class Findings(Mapping[Key, Any]):
-    """Mapping of keys to JSON values that takes about 40 bytes of memory per key. Thread-safe.
+    """Mapping of keys to JSON values that uses about 40 bytes of memory per key. Thread-safe.
 
     Small data stays in memory. The file is in the system's temporary directory (TMPDIR). It has no name, so it
     disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two of them have

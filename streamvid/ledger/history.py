@@ -29,7 +29,7 @@ from streamvid.ledger.sessions import SESSION_FILE, ranks_in, session_folder, se
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive deliveries of one loop of one rank that count: those from `start` to `until` (exclusive)."""
+    """Counted consecutive deliveries of one loop of one rank, from `start` to `until` (exclusive)."""
 
     log: RankLog
     loop: LoggedLoop
@@ -73,7 +73,7 @@ class Attempt:
         return sum(loop.num_batches for logs in self.logs.values() for log in logs for loop in log.loops)
 
     def stretches(self, rank: int) -> list[Stretch]:
-        """Return the deliveries of a rank that count, in order."""
+        """Return the counted deliveries of a rank, in order."""
         logs = self.logs.get(rank, ())
         if self.until == END:
             logs = logs[-1:]

@@ -25,7 +25,7 @@ class LoggedSample(NamedTuple):
 
     dataset: index of the dataset in the loader.
     visit: planned visit of the sample.
-    start, stride: first frame and distance of the frames, as positions on the grid of the view; 0 and 0 for texts.
+    start, stride: first frame and distance between frames, as positions on the grid of the view; 0 and 0 for texts.
     caption: drawn caption, such as "text", "text/2" (the third caption of a sample) or a column; "" for an empty text.
     is_repeat: True for a repeat that the tail policy added.
     substituted_for: key of the planned sample, if it was bad and `key` replaced it.

@@ -27,7 +27,7 @@ def session_folder(folder: Path, number: int) -> Path:
 
 
 def rank_file(session: Path, rank: int) -> Path:
-    """Return the path of a rank's log in a session, which contains compressed blocks."""
+    """Return the path of a rank's log in a session. The log consists of compressed blocks."""
     return session / f"rank-{rank:05d}.ledger"
 
 

@@ -401,7 +401,7 @@ class VideoLoader(UnsupportedProtocols):
         """Start the given epoch at the next `iter()`, at step `step` if that is given. A loop in progress ends.
 
         Without `step`, the current epoch keeps its position, so that the usual `set_epoch` before each loop does not
-        undo a resume. Raises ConfigError for an invalid epoch, or for a step that the epoch does not have.
+        undo a resume. Raises ConfigError for an invalid epoch, or for a step that the epoch does not contain.
         """
         require_integer("epoch", epoch, 0, MAX_EPOCH - 1)
         if step is not None:

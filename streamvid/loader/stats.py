@@ -110,7 +110,8 @@ class LoaderStats:
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     def wait_quantile(self, share: float) -> float:
-        """Return the wait in seconds that a share of the waits (0 to 1) did not exceed, rounded up to a class's bound.
+        """Return the wait in seconds that a share of the waits (0 to 1) did not exceed, rounded up to one of
+        WAIT_BOUNDS.
 
         0.5 gives the median and 0.99 the 99th percentile. The result is infinite for waits of more than 50 s.
         """

@@ -211,7 +211,7 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
-    """Return the facts that define the encoders besides their weights.
+    """Return the facts, other than their weights, that define the encoders.
 
     names: factory arguments that the encoders depend on; None: all.
     has_encoders: True if their weights are recorded, so that the name of the factory is ignored.

@@ -73,7 +73,7 @@ def report_of(dataset: Dataset, options: ReportOptions | None = None, progress: 
 
 
 def plan_page(plan: RunForecast) -> str:
-    """Return a forecast of a run as HTML, in one file that loads nothing."""
+    """Return a forecast of a run as self-contained HTML."""
     names = [field.name for field in fields(BucketReport)]
     about = plan.about
     return render(

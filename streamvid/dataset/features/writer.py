@@ -307,7 +307,7 @@ class SidecarWriter:
     def seal(self, null: Mapping[str, RawTensor] | None = None) -> SidecarManifest:
         """Write the manifest once all shards are finished. Only one process may call this method.
 
-        null: tensors that replace those of the same names when a sample is delivered without text.
+        null: tensors that replace the tensors of the same names when a sample is delivered without text.
 
         Raises DatasetError if a shard is missing or tensors differ between shards, and ConfigError for invalid `null`.
         """

@@ -116,7 +116,7 @@ def both(general: str | None, own: str | None) -> str | None:
 
 
 def filter_of_view(dataset: Dataset) -> Filter | None:
-    """Return the filter of the view that was opened, or None without a view."""
+    """Return the filter of the view that was opened, or None if no view was opened."""
     return None if dataset.where is None else parse_filter(dataset.where, dataset)
 
 
@@ -183,8 +183,8 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
 class CountCache:
     """Cached counts of one filter per shard. The file contains a line of JSON, int64 counts, and the SHA-256 of both.
 
-    No method raises file errors. Counts that cannot be read are computed again, and counts that cannot be written are
-    not cached.
+    Methods do not raise file errors. Counts that cannot be read are computed again, and counts that cannot be written
+    are not cached.
     """
 
     path: Path

@@ -55,8 +55,8 @@ class MergeReport:
     version: number of the new version; None if nothing was added.
     num_added: number of samples added.
     num_replaced: number of samples of `dataset` that were replaced by samples of the same source file.
-    num_duplicates: number of samples of the sources that were not added, because there are samples of an equal source
-        file.
+    num_duplicates: number of samples of the sources that were not added, because samples of an equal source file
+        already exist.
     num_kept_out: number of samples of the sources that were not added, because they had been removed from `dataset`.
     num_samples: number of samples in the dataset.
     num_bytes: total size of the added tars.

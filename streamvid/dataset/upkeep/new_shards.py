@@ -70,7 +70,7 @@ class NewShard:
 
     @staticmethod
     def kept(dataset: Dataset, shard: ShardInfo) -> NewShard:
-        """Return a shard that stays as it is."""
+        """Return a shard that keeps an existing shard unchanged."""
         part = Part.whole(dataset, shard)
         return NewShard(shard.bucket_id, shard.number, shard.build_id, shard.split, (part,), "kept")
 

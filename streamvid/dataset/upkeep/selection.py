@@ -68,7 +68,7 @@ def select(
 
     keys: keys, record keys or source names, or the path of a file that lists them.
     where: condition on the dataset's columns.
-    source: pattern of source names with the wildcards of shells.
+    source: pattern of source names with shell wildcards.
     """
     if sum(value is not None for value in (keys, where, source)) != 1:
         raise ConfigError(

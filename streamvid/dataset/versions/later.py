@@ -56,7 +56,10 @@ class Later:
         return Later(later, frozenset(_removed_from(dataset, gone, moved)), moved)
 
     def shards_of(self, shard: ShardInfo) -> list[ShardInfo] | None:
-        """Return the newest version's shards that can contain an earlier shard's samples; None if that shard remains."""
+        """Return the newest version's shards that can contain an earlier shard's samples.
+
+        The result is None if the earlier shard remains.
+        """
         name = (shard.bucket_id, shard.number, shard.build_id)
         if name not in self.moved:
             return None
@@ -67,7 +70,9 @@ class Later:
 
 
 def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
-    """Return the keys of the samples that were removed after a version, by the shard that contained them then."""
+    """Return the keys of the samples that were removed after a version, by the shard that contained them at their
+    removal.
+    """
     found: dict[ShardName, set[str]] = {}
     columns = (removed.column(name).to_pylist() for name in ("version", "key", "bucket_id", "number", "build_id"))
     for since, key, *name in zip(*columns, strict=True):
@@ -158,7 +163,7 @@ class LaterVersions:
     def refresh(self, *, is_opening: bool = False) -> bool:
         """Read the newest versions. Return True if any of them is newer than before.
 
-        is_opening: use the manifests that were read when the datasets were opened.
+        is_opening: True to use the manifests that were read when the datasets were opened.
         Raises the same errors as `Later.of`.
         """
         is_new = False

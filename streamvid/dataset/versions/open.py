@@ -44,8 +44,8 @@ class DatasetRef:
     def parse(url: str | Path) -> DatasetRef:
         """Parse `URL[@VERSION][#VIEW]`.
 
-        A local path whose own name has this form is taken as it is, unless only the folder without the suffix exists.
-        Raises ConfigError if both are datasets. A slash at the end of the path means the folder.
+        A local path whose own name has this form is used unchanged, unless only the folder without the suffix exists.
+        Raises ConfigError if both are datasets. A trailing slash selects the folder.
         """
         refuse_credentials("dataset", url)
         text = str(url)
@@ -79,7 +79,7 @@ def version_path(number: int) -> str:
 
 
 def read_version(store: Store, number: int) -> Manifest:
-    """Return the manifest of a version. Raises DatasetError if the dataset does not have it."""
+    """Return the manifest of a version. Raises DatasetError if the dataset does not contain it."""
     nothing = f"no version {number} of the dataset at {store.url}"
     remedy = "streamvid versions lists the versions that are kept"
     found = read_sealed(store, manifest_from_json, nothing, remedy, version_path(number))
@@ -136,7 +136,7 @@ def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, ver
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:
     """Return the manifest of a version. Raises ConfigError for an unknown version, and DatasetError for a deleted one.
 
-    An earlier version does not contain the files for other readers, which are always those of the newest.
+    An earlier version does not contain the files for other readers, which are always those of the newest version.
     """
     number = resolve(newest, version, store.url)
     if number == newest.version:
@@ -163,7 +163,7 @@ def check_newest(url: str | Path) -> str | Path:
 
 
 def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) -> str | None:
-    """Return the condition of a view, or None without a view. Raises ConfigError for an unknown view.
+    """Return the condition of a view, or None if `view` is None. Raises ConfigError for an unknown view.
 
     If the version itself contains the view, its condition is used, so that a run can resume after the view was
     changed.

@@ -137,7 +137,7 @@ def sample_error(sample: SampleRequest, key: str | None, error: object) -> Sampl
 def name_sample(sample: SampleRequest, key: str | None) -> str:
     """Return a sample's name for messages: dataset, key (if known), index, shard and bucket.
 
-    The index counts the samples of the shard that pass the filter.
+    The index counts only the samples that pass the filter.
     """
     known = "" if key is None else f"{key} "
     return (

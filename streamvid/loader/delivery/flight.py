@@ -144,7 +144,7 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """Replace a sample that is known to be bad, and return True; else return False. is_whole: see Repairs.reason."""
+        """If a sample is known to be bad, replace it and return True. is_whole: see Repairs.reason."""
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False
@@ -190,7 +190,8 @@ class Flight:
     def fail(self, slot: Slot, error: object) -> None:
         """Finish a slot with an error that says why its sample cannot be delivered. The sample itself may be good.
 
-        If a later version has deleted the sample's tar, continue with the tar that replaces it, or another sample.
+        If a later version has deleted the sample's tar, continue with the tar that replaces it, or with another
+        sample.
         """
         if slot.sample.part.sidecar is None and slot.num_moves < _MAX_MOVES:
             self.fetchers.submit(partial(self._look_again, slot, error))

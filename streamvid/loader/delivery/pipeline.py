@@ -405,7 +405,7 @@ class Pipeline:
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
         """Return (deliveries of a batch, records of samples that replace removed ones, None).
 
-        If a sample fails, return its error, and only the deliveries before it.
+        If a sample fails, its error takes the place of None, and only the deliveries before it are returned.
         """
         found: list[Delivery] = []
         others: dict[int, Substitution] = {}

@@ -14,11 +14,10 @@ _EVERY_SECONDS = 10.0
 
 
 class MetricsLog:
-    """File of a rank in a folder, such as `metrics-rank00000.jsonl`.
+    """Metrics file of one rank, such as `metrics-rank00000.jsonl`.
 
-    A line is written every 10 seconds, and one at the end.
-
-    Each line is `LoaderStats.to_json()` with the Unix time, the rank and the split.
+    A line is written every 10 seconds and at the end. Each line is `LoaderStats.to_json()` with the Unix time, the
+    rank and the split.
     """
 
     def __init__(self, folder: Path, rank: int, split: str) -> None:

@@ -38,9 +38,9 @@ class Monitor:
         self._stalls = StallWatch(setup.selection.world.rank)
 
     def begin(self, setup: Setup, cursor: Cursor, is_again: bool, stats: Stats) -> None:
-        """Record the start of a loop, and serve metrics from the first loop on.
+        """Record the start of a loop, and serve metrics, beginning with the first loop.
 
-        setup: what the loader delivers now; it changes with the versions of the datasets.
+        setup: current setup of the loader; it changes with the versions of the datasets.
         is_again: True if the loader begins an epoch again after a `break`.
         stats: method of the loader that returns its statistics.
         """
