@@ -112,8 +112,9 @@ class Bucket:
 
     @classmethod
     def from_json(cls, value: object) -> Bucket:
-        """Build a bucket from the result of `to_json`. Unknown fields are ignored. Raises ConfigError for invalid
-        fields.
+        """Build a bucket from the result of `to_json`.
+
+        Unknown fields are ignored. Raises ConfigError for invalid fields.
         """
         return from_fields(cls, value, "bucket")
 

@@ -71,8 +71,9 @@ class ModelRule:
             raise ConfigError(f"{where} has {num_frames} frames; at most {self.max_num_frames} are allowed")
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError unless the model accepts clips that are read at `rate`. The message states the allowed
-        rate.
+        """Raise ConfigError unless the model accepts clips that are read at `rate`.
+
+        The message states the allowed rate.
 
         If `fps` is set, every clip must have exactly this rate. The rules "native" and "cap" do not guarantee this.
         """
@@ -121,8 +122,9 @@ class ModelRule:
 
     @classmethod
     def from_json(cls, value: object) -> ModelRule:
-        """Build a ModelRule from the result of `to_json`. Unknown fields are ignored. Raises ConfigError for invalid
-        fields.
+        """Build a ModelRule from the result of `to_json`.
+
+        Unknown fields are ignored. Raises ConfigError for invalid fields.
         """
         return from_fields(cls, value, "model")
 

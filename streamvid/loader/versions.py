@@ -63,8 +63,9 @@ class LoaderArguments:
     # Resuming.
 
     def resumed(self, setup: Setup, state: Mapping[str, Any], force: bool) -> tuple[Setup, Cursor]:
-        """Return the setup and the position for a state. The setup is `setup` itself if it has the samples of the
-        state.
+        """Return the setup and the position for a state.
+
+        The setup is `setup` itself if it has the samples of the state.
 
         Raises StateError if the state is invalid, belongs to another plan, or is from a version that was deleted. With
         `force`, such a state is used as an approximate position in `setup`.

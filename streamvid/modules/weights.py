@@ -59,7 +59,7 @@ def load(
     Return a mapping from the paths, as written, to the children that they fill ("" for the module).
 
     may_lack: children that the module may lack; None: any child. Files of absent children are skipped.
-    Raises ConfigError before the first tensor changes if a file fits no child or several, or if a key is missing or
+    Raises ConfigError before the first tensor changes if a file matches no child or several, or if a key is missing or
     unexpected and `config` does not allow this. Raises ConfigError at the end if a parameter is still a meta tensor.
     """
     states = [read_state(source.files) for source in sources]
@@ -93,7 +93,7 @@ def choose(
 ) -> Match | None:
     """Return the match of a source with one child, or None if the source belongs to a model that the task does not use.
 
-    Raises ConfigError if the source fits no child or several.
+    Raises ConfigError if the source matches no child or several.
     """
     child, allowed = source.child, f"allowed: {child_names(module)}"
     if child is not None and part_of(module, child) is None:

@@ -93,7 +93,7 @@ def draw_sets(
 class _Drawn:
     """Selection of the samples of a pass: `sizes[i]` samples of shard i.
 
-    If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples from position `firsts[i]` on are used.
+    If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples are used, starting at position `firsts[i]`.
     """
 
     sizes: Int64Array

@@ -44,7 +44,7 @@ def bars(histogram: Histogram) -> tuple[Box, ...]:
 
 
 def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
-    """Return one box per bucket, in percent. The width is its share of samples, the area its share of pixels."""
+    """Return one box per bucket, in percent. A width is a share of samples, and an area is a share of pixels."""
     of_bucket: dict[str, list[BucketContents]] = {}
     for one in buckets:
         of_bucket.setdefault(one.bucket_id, []).append(one)
@@ -63,7 +63,9 @@ def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
 
 
 def crop_box(width: int, height: int, target: tuple[int, int], crop: Crop | None) -> Box:
-    """Return the part of a displayed frame (width x height) that a delivery keeps. target: its (height, width)."""
+    """Return the part of a displayed frame (width x height) that a delivery keeps. target: (height, width) of the
+    delivery.
+    """
     frame = FrameFormat(width, height, (1, 1), 0, False, "yuv420p", "bt709", "limited", False)
     made = Transform.cover(frame, *target, crop)
     return Box(made.crop_left, made.crop_top, made.crop_width, made.crop_height)

@@ -51,7 +51,7 @@ class VisitFeatures:
     """Features that a loader delivers for a visit.
 
     stored_visit: the stored visit, from 0.
-    num_bytes: size of the file; None if the encoder could not make it.
+    num_bytes: size of the file; None if the encoder could not create it.
     tensors: the tensors of the file; empty if it does not exist or is larger than MAX_SHOWN_BYTES.
     """
 
@@ -82,7 +82,10 @@ def open_features(
 
 
 def features_of(sidecar: Sidecar, place: SamplePlace, visit: int) -> VisitFeatures:
-    """Return the features of a visit. Raises IntegrityError if they are damaged, or StorageError if unreadable."""
+    """Return the features of a visit.
+
+    Raises IntegrityError if they are damaged, or StorageError if they cannot be read.
+    """
     stored = visit % sidecar.manifest.num_visits
     member = sidecar.members(place.shard).place(place.index, stored)
     if member is None:

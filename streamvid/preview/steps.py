@@ -80,7 +80,7 @@ class StepView:
 def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
     """Return the batches of a step, for ranks starting at `first_rank`, up to about MAX_SHOWN samples.
 
-    Raises the same errors as VideoLoader, and ConfigError for a step that the epoch does not have.
+    Raises the same errors as VideoLoader, and ConfigError for a step that the epoch does not contain.
     """
     options = PlanOptions(
         seed=query.seed, shuffle=query.shuffle, tail=query.tail, sync=query.sync, accumulate=query.accumulate

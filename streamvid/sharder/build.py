@@ -46,7 +46,7 @@ _REQUESTS_AT_ONCE = 16
 class ShardUnit:
     """Unit of work that builds one shard. folder: the plan's folder inside the staging folder.
 
-    has_audio: False if the audio of clips is left out.
+    has_audio: False to omit the audio of clips.
     """
 
     dest: str

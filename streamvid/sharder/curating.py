@@ -37,7 +37,7 @@ _LIMIT = "encode_timeout_seconds"  # the limit for every other decode of a whole
 def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
     """Return the records with the columns that curation will fill.
 
-    Raises SourceError if the metadata already has one of them.
+    Raises SourceError if the metadata already contains one of them.
     """
     for column in options.curation.columns:
         if column.name in records.user_types:

@@ -158,7 +158,7 @@ class Job:
 def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
     """Return the jobs of a sample: one for its clip, then one per file of its conditioning inputs.
 
-    A copied clip has one job if it is a part of its source, and none otherwise.
+    A copied clip has one job if it is only part of its source, and none otherwise.
     """
     probe = sample.probe
     if not options.clips.is_native:

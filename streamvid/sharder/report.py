@@ -251,7 +251,7 @@ def _audio_summary(samples: Rows[PlannedSample]) -> AudioSummary:
 
 
 def _videos(samples: Rows[PlannedSample], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the file name and these values of each video, once per file."""
+    """Yield the file name and the given values of each video, once per file."""
     repeated = TextSet.repeated(path for (path,) in samples.tuples("record.path"))
     seen = set()
     for path, source, is_image, *values in samples.tuples("record.path", "record.source", "probe.is_image", *names):

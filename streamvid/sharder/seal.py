@@ -129,7 +129,7 @@ def _write_index(
 
 @dataclass(frozen=True)
 class _SamplesForm:
-    """Form of the samples files, which is the same for all of a dataset.
+    """Form of the samples files, which is the same for the whole dataset.
 
     user_types: user columns and their types. left_out: columns that are stored in other files.
     media: names of the conditioning inputs. has_packets: True if there is a packets file for each samples file.

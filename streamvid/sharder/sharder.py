@@ -158,7 +158,7 @@ def run_build(
 
 
 def check_engine(options: ShardOptions) -> None:
-    """Raise ConfigError if the options ask for jobs that only the command line can submit."""
+    """Raise ConfigError if the options request jobs that only the command line can submit."""
     if options.work.cluster.engine == "slurm":
         raise ConfigError(_NOT_SUBMITTED)
 

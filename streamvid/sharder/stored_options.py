@@ -107,7 +107,7 @@ def _bucket(text: str) -> Bucket:
 
 
 def _encoding(stored: Mapping[str, Any], config: BucketConfig) -> dict[str, Any]:
-    """Return the fields of ClipOptions for an encoding. The rate is left out if the bucket configuration sets it."""
+    """Return the fields of ClipOptions for an encoding. The rate is omitted if the bucket configuration sets it."""
     fields = {name: stored[name] for name in ("codec", "crf", "gop")} | {"audio_codec": stored["audio"]}
     rate = None if stored["fps"] is None else Fraction(stored["fps"])
     return fields if rate == config.frame_rate.fps else {**fields, "fps": rate}

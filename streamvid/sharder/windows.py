@@ -40,7 +40,7 @@ def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
 class Clip:
     """Stored form of a source file or a conditioning input.
 
-    A clip is either a source file as it is, or it is *made*: encoded, or cut from its source. Before a clip is made,
+    A clip is either an unchanged source file, or it is *made*: encoded, or cut from its source. Before a clip is made,
     num_bytes is 0 and path is empty.
 
     path: path or URL of the file that stores the bytes.

@@ -52,7 +52,7 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Sum of one figure over the samples of a held-out batch, and their number."""
+    """Sum of one figure over the samples of a held-out batch, and the number of these samples."""
 
     name: str
     bucket_id: str

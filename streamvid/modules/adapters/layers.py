@@ -32,7 +32,7 @@ class Adapter:
         return self.alpha / self.rank
 
     def scaled(self) -> Adapter:
-        """Return an equal adapter whose alpha is its rank, for formats that cannot store alpha."""
+        """Return an equivalent adapter whose alpha equals its rank, for formats that cannot store alpha."""
         return self if self.scale == 1 else Adapter(self.down, self.up * self.scale, float(self.rank))
 
 

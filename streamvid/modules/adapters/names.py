@@ -19,7 +19,7 @@ from streamvid.modules.parts import some
 
 @dataclass(frozen=True)
 class Rule:
-    """One layer in both forms.
+    """One layer, as named in the original code and in diffusers.
 
     theirs: name in the original code.
     ours: names in diffusers; several layers if the original layer concatenates their outputs.
@@ -193,7 +193,7 @@ _COMFY_PARTS = (
 
 
 def plain_layer(layer: str) -> str:
-    """Return the original name of a layer for its name in ComfyUI; any other name stays unchanged."""
+    """Convert a layer's name in ComfyUI to its original name; return any other name unchanged."""
     if not layer.startswith(("double_blocks.", "single_blocks.")):
         return layer
     block, number, part = layer.split(".", 2)

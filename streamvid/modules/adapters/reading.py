@@ -154,7 +154,7 @@ def _layer(key: str) -> str:
 def _facts(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return what the file's header, or peft's adapter_config.json next to it, states about the adapters.
 
-    The keys are pipeline components, or only "" if the statements apply to the whole file.
+    The keys are pipeline components, or only "" if the facts apply to the whole file.
     """
     known, beside = read_metadata(path), path.with_name(PEFT_CONFIG_FILE)
     if DIFFUSERS_FACTS in known:

@@ -87,7 +87,7 @@ class Leftovers:
     carried: bucket id → position of the first carried sample in that version.
     phase: number of steps done in an incomplete group of `accumulate` steps. Repeats complete the last group.
     is_kept: function that returns which samples the new version still contains.
-    Raises StateError for positions that the plan does not have.
+    Raises StateError for positions that the plan does not contain.
     """
 
     def __init__(self, plan: EpochPlan, carried: Mapping[str, int], phase: int, is_kept: IsKept) -> None:

@@ -86,7 +86,7 @@ class Pages:
 
     @property
     def name(self) -> str:
-        """Short name of the dataset among those of the server."""
+        """Short name of the dataset, unique on this server."""
         return next((link.name for link in self._datasets if link.root == self.root), self.dataset.url)
 
     @cached_property
@@ -118,7 +118,7 @@ class Pages:
         )
 
     def figures(self) -> str:
-        """Return the histograms as a part of the overview."""
+        """Return the histograms as part of the overview."""
         return render("figures.html", histograms=self.histograms(), bars=charts.bars)
 
     def samples(self, values: Values) -> str:
@@ -142,7 +142,7 @@ class Pages:
         )
 
     def rows(self, values: Values) -> str:
-        """Return the next rows of a grid, as a part of the page."""
+        """Return the next rows of a grid, as part of the page."""
         return render("rows.html", **self._grid(values, self._rows(values)), **self._common())
 
     def _rows(self, values: Values) -> RowPage:
@@ -280,7 +280,7 @@ class Pages:
         )
 
     def audio(self, place: SamplePlace) -> str:
-        """Return the waveform of a sample's clip, as a part of its page."""
+        """Return the waveform of a sample's clip, as part of its page."""
         facts = sample_facts(self.dataset, place)
         part, duration, found, problem = clip_range(facts), facts.values.get("duration_seconds"), None, None
         if part.num_bytes <= _MAX_CHECKED and isinstance(duration, float):
@@ -291,7 +291,7 @@ class Pages:
         return render("audio.html", waveform=found, problem=problem)
 
     def key(self, key: str) -> str:
-        """Return the path of the page of the sample with this key."""
+        """Return the path of the page for the sample with this key."""
         (place,) = find_keys(self.dataset, [key])
         return self.path("sample", place.shard.bucket_id, place.shard.number, place.index)
 
@@ -300,7 +300,7 @@ class Pages:
         return self.page("run.html", "Run", "run", body=self.training_figures())
 
     def training_figures(self) -> Any:
-        """Return the run's curves and samples, as a part of the page."""
+        """Return the run's curves and samples, as part of the page."""
         from markupsafe import Markup
 
         assert self.run is not None, "pages of a run are served only with --run"
@@ -346,5 +346,5 @@ def row_values(asked: RowQuery) -> dict[str, object]:
 
 
 def media_type(extension: str) -> str | None:
-    """Return the type under which a stored clip is served, or None if browsers cannot play it."""
+    """Return the media type with which a stored clip is served, or None if browsers cannot play it."""
     return _TYPES.get(extension)

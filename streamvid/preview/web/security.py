@@ -32,7 +32,7 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that refuses requests and adds headers, as described above.
+    """ASGI middleware that refuses requests and adds headers, as this module describes.
 
     host: address that the server listens on.
     token: token that requests must present; None to check the Host header instead.

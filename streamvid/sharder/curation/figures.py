@@ -47,7 +47,8 @@ class Figure(Protocol):
 class Motion:
     """Mean absolute change of luma within 1/8 second, in levels from 0 to 255, at 64 pixels on the longer side.
 
-    None for fewer than two samples. The first sample of a part is not compared with the sample before the part.
+    The value is None for fewer than two samples. The first sample of a part is not compared with the sample before the
+    part.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class Blur:
 
     Blurring changes a sharp picture more than one that is already blurred. The figure is the share of the differences
     between neighboring pixels that remains after a box filter of 9 pixels: the larger share of the two directions,
-    averaged over the samples. None if all samples are flat or too small.
+    averaged over the samples. It is None if all samples are flat or too small.
     """
 
     def __init__(self) -> None:

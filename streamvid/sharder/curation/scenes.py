@@ -41,7 +41,7 @@ class CutDetector:
     def cuts(self, start: int, stop: int) -> list[int]:
         """Return the numbers of the frames between `start` and `stop` that begin a new scene.
 
-        There are at least four frames between two cuts, and before the first and after the last cut.
+        There are at least four frames before the first cut, between any two cuts, and after the last cut.
         """
         found: list[int] = []
         last = start

@@ -124,7 +124,7 @@ class Base:
         return tuple(one for one, recorded in zip(rejections, is_recorded, strict=True) if not recorded)
 
     def _joined_types(self, records: RecordSet) -> dict[str, str]:
-        """Return the types of the input's columns in the dataset. Raises ConfigError if one does not fit."""
+        """Return the types of the input's columns in the dataset. Raises ConfigError if a type does not match."""
         types = {}
         for name, kind in records.user_types.items():
             there = self.user_types.get(name, kind)
@@ -156,7 +156,7 @@ def _new(
     types: Mapping[str, str],
     rejections: list[Rejection],
 ) -> Iterator[Record]:
-    """Yield the records that are not in `found`, and add rows that must not be added to `rejections`.
+    """Yield the records that are not in `found`, and list inadmissible rows in `rejections`.
 
     A rejected row is known only with the size of its file, which may have been incomplete.
     """

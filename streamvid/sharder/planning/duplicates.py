@@ -90,7 +90,7 @@ class _SampleRows:
         return int(self._is_first.sum())
 
     def tuples(self, is_wanted: _Flags | None, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the number and the values of each wanted row. is_wanted=None selects all rows."""
+        """Yield the number and the values of each wanted row. is_wanted: None to select all rows."""
         wanted = self._is_first if is_wanted is None else self._is_first & is_wanted[self.numbers]
         numbers = self.numbers[wanted].tolist()
         found = compress(self._samples.tuples(*names), wanted.tolist())
@@ -146,7 +146,8 @@ class _Table:
         return leaders
 
     def splits(self, leaders: Numbers) -> _Flags:
-        """Return True for each row in split "val". All rows of a file or of a group are in the same split.
+        """Return an array that is True for each row in split "val". All rows of a file or of a group are in the same
+        split.
 
         Rows that are connected through files and groups get the split of the first such row in the input, unless the
         split of one of them is fixed.
@@ -163,7 +164,7 @@ class _Table:
 
 
 def _least(values: Numbers, groups: Numbers) -> Numbers:
-    """Return, for each value, the least value of its group."""
+    """Return, for each value, the smallest value of its group."""
     least = np.full(len(values), len(values))
     np.minimum.at(least, groups, values)
     return least[groups]

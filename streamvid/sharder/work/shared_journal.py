@@ -22,7 +22,7 @@ _READ_BYTES = 2**24
 class SharedJournal(Journal):
     """Journal of one task that also contains the findings of the other tasks.
 
-    folder: staging folder on this machine. The task's journal is a file below it. If the destination is an object
+    folder: staging folder on this machine. The task's journal is a file inside it. If the destination is an object
     store, the journal is copied there at most once per minute and at the end of each `with` block.
     """
 
@@ -72,7 +72,7 @@ class SharedJournal(Journal):
 
 
 def lines_of(store: Store, journal: FileState) -> Iterator[bytes]:
-    """Yield the lines of a journal that may grow at the same time. The last line may be incomplete."""
+    """Yield the lines of a journal that may grow while it is being read. The last line may be incomplete."""
     if isinstance(store, LocalStore):
         with store.path(journal.path).open("rb") as file:
             yield from file

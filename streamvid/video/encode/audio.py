@@ -83,7 +83,7 @@ class AudioWindow:
         yield self._only
 
     def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
-        """Yield as many samples of another source, in blocks of the same sizes."""
+        """Yield the same number of samples of another source, in blocks of the same sizes."""
         try:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
@@ -99,7 +99,7 @@ def find_window(
     Audio in a codec that is not allowed is ignored. Raises ProbeError if the audio does not decode.
 
     video: the opened source. Lossy tracks have at most two channels.
-    first_time: presentation time of the clip's first frame. timeline: of its frames.
+    first_time: presentation time of the clip's first frame. timeline: timeline of the clip's frames.
     """
     if codec is None:
         return None
@@ -186,8 +186,8 @@ def as_integers(samples: Samples) -> NDArray[np.int16]:
 def check_track(data: bytes, window: AudioWindow) -> None:
     """Raise DecodeError unless the audio of the file `data` is that of the window, at the same position.
 
-    A lossless track must have equal samples. A lossy track must correlate with the window, most strongly without any
-    shift.
+    A lossless track must have identical samples. A lossy track must correlate with the window, most strongly without
+    any shift.
     """
     second = 0
     for (wanted, _), (found, is_present) in zip(window.blocks(), window.blocks_of(data, 0), strict=True):

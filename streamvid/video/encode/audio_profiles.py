@@ -14,7 +14,7 @@ DEFAULT_AUDIO_CODEC: AudioCodec = "opus"
 
 @dataclass(frozen=True, slots=True)
 class AudioProfile:
-    """FFmpeg's names for a codec and its encoder, and what it encodes.
+    """FFmpeg's names for a codec and its encoder, and the audio that it can encode.
 
     sample_format: FFmpeg's name of the encoder's input.
     bits_per_second: bit rate per channel; None for a lossless codec.

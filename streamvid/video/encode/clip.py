@@ -278,7 +278,7 @@ def _muxer_options(sound: AudioWindow | None) -> dict[str, str]:
     """Return FFmpeg's options. bitexact omits dates and versions.
 
     The pictures begin at 0 and are not reordered. Only the packets of an audio track may begin before time 0, because
-    lossy decoders need some to start; an edit list hides their samples, and ends exactly where the clip ends.
+    lossy decoders need some of them to start; an edit list hides their samples, and ends exactly where the clip ends.
     """
     if sound is None:
         return {"fflags": "+bitexact", "use_editlist": "0"}

@@ -50,7 +50,7 @@ _DURATIONS = (
 class Cutter:
     """Cutter of windows from an opened video, whose packet table is read only once.
 
-    source: the file that was opened. has_audio: False to leave out its audio.
+    source: the file that was opened. has_audio: False to omit its audio.
     Raises ProbeError if the video is not supported; see `probe`.
     """
 
