@@ -37,7 +37,7 @@ _NOTE_BYTES = 1000
 
 
 def cache_folder() -> Path:
-    """Return $STREAMVID_CACHE or, if it is not set, a folder in the user's cache directory. The folder need not exist."""
+    """Return $STREAMVID_CACHE or, by default, a folder in the user's cache directory. The folder need not exist."""
     place = os.environ.get(VARIABLE, "")
     return Path(place).expanduser().absolute() if place else user_cache("train")
 

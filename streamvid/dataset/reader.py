@@ -204,7 +204,8 @@ class Dataset:
     ) -> tuple[str, int, int, bytes]:
         """Verify the location of a shard's packet table, and return it as (path, offset, num_bytes, sha256).
 
-        offset, num_bytes, sha256: values from the samples index. Raises IntegrityError if they are invalid (SAFE-1).
+        offset, num_bytes, sha256: values from the samples index.
+        Raises IntegrityError if they are invalid (SAFE-1).
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:

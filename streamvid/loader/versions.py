@@ -114,9 +114,11 @@ class LoaderArguments:
 def agreed_versions(mix: Mix, is_due: bool, world: World, groups: ProcessGroups | None) -> tuple[int, ...] | None:
     """Return the versions with which all ranks begin an epoch: the newest ones that rank 0 sees.
 
-    is_due: True if this rank is about to begin an epoch. If an epoch is not due on all ranks, the result is None.
-    Every rank must call this function. Raises the same error on all ranks if rank 0 cannot read the datasets, and
-    ConfigError if there are several ranks that cannot communicate.
+    Every rank must call this function. If an epoch is not due on all ranks, the result is None.
+
+    is_due: True if this rank is about to begin an epoch.
+    Raises the same error on all ranks if rank 0 cannot read the datasets, and ConfigError if there are several ranks
+    that cannot communicate.
     """
     found: dict[str, Any] = {"is_due": is_due}
     if is_due and world.rank == 0:

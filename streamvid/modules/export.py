@@ -24,10 +24,12 @@ MODEL_INDEX = "model_index.json"
 
 
 def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | None = None) -> int:
-    """Write the adapters of `path` in `format`, as a new file or, in peft's format, as a new folder.
+    """Write the adapters in `path` as a new file in `format` or, for peft's format, as a new folder.
 
-    family: see `convert_adapters`. Return the number of layers. Raises ConfigError if the target exists or does not
-    have the suffix of safetensors files, and the same errors as `convert_adapters`.
+    family: see `convert_adapters`.
+    Return the number of layers.
+    Raises ConfigError if the target exists or does not have the suffix of safetensors files, and the same errors as
+    `convert_adapters`.
     """
     if format != "peft" and target.suffix != SAFETENSORS:
         raise ConfigError(f"-o {target}: must end with {SAFETENSORS} for --format {format}")

@@ -69,7 +69,8 @@ def draw_sets(
     """Return bucket id → the bucket's draw sets.
 
     numbers, counts: bucket id → indices (among all shards of the bucket) and sample counts of the shards that the plan
-    uses, in the plan's order. Raises IntegrityError if the sample counts of a set's shards differ between its buckets.
+        uses, in the plan's order.
+    Raises IntegrityError if the sample counts of a set's shards differ between its buckets.
     """
     found: dict[str, list[DrawSet]] = {}
     for one in sets:

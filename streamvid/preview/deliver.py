@@ -96,7 +96,8 @@ class Deliverer:
     def uncropped(self, place: SamplePlace, visit: int, settings: ViewSettings, width: int, height: int) -> Frames:
         """Return the same frames of the stored clip as `deliver`, uncropped and scaled down to at most 640 pixels.
 
-        width, height: display size of the clip. Raises the same errors as `deliver`.
+        width, height: display size of the clip.
+        Raises the same errors as `deliver`.
         """
         bucket = self._bucket(place)
         side = min(1.0, _MAX_SOURCE_SIDE / max(width, height))

@@ -138,7 +138,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 
 
 class SidecarWriter:
-    """Writer of the features of a dataset, at a local path, or at a file:// or s3:// URL.
+    """Writer of a dataset's features at a local path or at a file:// or s3:// URL.
 
     made_with: JSON values that readers compare, such as the encoder's checksum.
     num_visits: number of visits per sample.

@@ -183,7 +183,7 @@ def _open(store: Store, newest: Manifest, number: int) -> Dataset:
 def _is_publishing(store: Store, newest: Manifest) -> bool:
     """Return True if a writer is replacing the files for other readers, or was killed while replacing them.
 
-    The next writer completes the replacement. Access keys without permission to list files cannot tell whether a file
+    The next writer completes the replacement. If the access keys do not permit listing, it is unknown whether a file
     exists.
     """
     try:

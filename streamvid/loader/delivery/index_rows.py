@@ -66,9 +66,7 @@ class _MovedRows:
         return self.rows.num_bytes
 
     def row(self, row: IndexRow) -> IndexRow | None:
-        """Return an earlier version's row with the new location of its files, or None if the sample is not among these
-        rows.
-        """
+        """Return an earlier version's row with the new location of its files, or None if it is not among these rows."""
         number = self.places.get(row.key)
         if number is None or self.rows.columns["clip_sha256"][number].as_py() != row.clip.sha256:
             return None

@@ -126,7 +126,7 @@ class Pipeline:
 
     @property
     def queue_depth(self) -> int:
-        """Number of complete batches that wait for the caller."""
+        """Number of complete batches waiting for the caller."""
         depth = 0
         with contextlib.suppress(IndexError):  # another thread may end the run in the meantime
             for place in range(len(self._ready)):

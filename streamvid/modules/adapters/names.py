@@ -207,8 +207,8 @@ def plain_layer(layer: str) -> str:
 def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
     """Return adapters under the original names; unchanged if the family is unknown or they already have these names.
 
-    family: name in FAMILIES; None detects it from the layers. Raises ConfigError if several families match with
-        different names.
+    family: name in FAMILIES; None detects it from the layers.
+    Raises ConfigError if several families match with different names.
     """
     candidates = [one for one in _candidates(family) if _all_match(one.ours, adapters)]
     renamed = {one.name: one.to_original(adapters) for one in candidates}

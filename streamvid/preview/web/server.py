@@ -232,7 +232,8 @@ def serve(
 
     features: features that a loader delivers in place of each dataset's clips, or None.
 
-    started: function that receives the address once the port is open. Raises ConfigError if the port is not available.
+    started: function that receives the address once the port is open.
+    Raises ConfigError if the port is not available.
     """
     import uvicorn
 

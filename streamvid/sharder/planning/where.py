@@ -118,8 +118,9 @@ class Where:
 def parse_where(text: str, user_types: Mapping[str, str], figures: Collection[str] = ()) -> Where:
     """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
-    user_types: index types by column. figures: names of the columns that curation adds. Raises ConfigError if the
-    condition is invalid; the message contains the text, the position of the error and a remedy.
+    user_types: index types by column. figures: names of the columns that curation adds.
+    Raises ConfigError if the condition is invalid; the message contains the text, the position of the error and a
+    remedy.
     """
     kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}
 

@@ -121,7 +121,7 @@ def relative_source(path: str) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return True if a string is the URL of an object. Raises Rejected if the URL is invalid or contains credentials."""
+    """Return True if a string is an object's URL. Raises Rejected if the URL is invalid or contains credentials."""
     match = _URL.match(text)
     if match is None or match[1] not in OBJECT_SCHEMES:
         return False
