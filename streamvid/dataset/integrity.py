@@ -131,7 +131,7 @@ def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None
 
 
 def read_verified(store: Store, file: FileInfo) -> memoryview:
-    """Read a file and verify its checksum. Raises IntegrityError on a mismatch. The caller must check the size first."""
+    """Read a file and verify its checksum. Raises IntegrityError on a mismatch. Callers must check the size first."""
     data, is_again = bytearray(file.num_bytes), False
 
     def read() -> bytes:

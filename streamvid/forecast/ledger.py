@@ -100,7 +100,7 @@ class _Findings:
 
 
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
-    """Compare the deliveries that count with the plan, and the start of each attempt with the end of the previous one.
+    """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous one.
 
     The start of an attempt is not compared if later attempts replace all of its deliveries. The attempt that it
     continued may have been replaced too.

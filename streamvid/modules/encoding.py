@@ -245,7 +245,7 @@ def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def digest_tensors(tensors: Mapping[str, object], otherwise: str = "") -> str:
-    """Return one SHA-256 hash of all tensors and their names, or of the text `otherwise` if there are none."""
+    """Return a SHA-256 hash of all tensors and their names, or of the text `otherwise` if there are none."""
     named = [(name, tensor) for name, tensor in sorted(tensors.items()) if isinstance(tensor, Tensor)]
     with ThreadPoolExecutor(max_workers=min(8, usable_cores())) as pool:
         lines = list(pool.map(_digest_line, named))

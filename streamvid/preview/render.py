@@ -27,7 +27,7 @@ def static_file(name: str) -> bytes:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template. Text is escaped; only `Markup` values are inserted as they are."""
+    """Render a template. Text is escaped; only `Markup` values are inserted unchanged."""
     return str(_environment().get_template(template).render(**values))
 
 

@@ -74,8 +74,8 @@ class Clip:
 class Window:
     """Range of `num_frames` source frames, starting at index `start`.
 
-    num_clip_frames: frame count that determines the bucket: that of the native clip, or that of a copy when it is read
-        at its frame rate.
+    num_clip_frames: frame count that determines the bucket: the number of frames of the native clip, or of a copy when
+        it is read at its frame rate.
     """
 
     start: int

@@ -35,8 +35,10 @@ _KEPT_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Type of a tensor. dtype: name of a safetensors type. is_ragged: True if the size of its first dimension can
-    vary.
+    """Type of a tensor.
+
+    dtype: name of a safetensors type.
+    is_ragged: True if the size of the first dimension can vary.
     """
 
     dtype: str

@@ -70,9 +70,7 @@ class Later:
 
 
 def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
-    """Return the keys of the samples that were removed after a version, by the shard that contained them at their
-    removal.
-    """
+    """Return the keys of the samples that were removed after a version, by the shard that contained them last."""
     found: dict[ShardName, set[str]] = {}
     columns = (removed.column(name).to_pylist() for name in ("version", "key", "bucket_id", "number", "build_id"))
     for since, key, *name in zip(*columns, strict=True):

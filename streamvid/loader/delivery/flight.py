@@ -41,7 +41,7 @@ Allocate: TypeAlias = Callable[[Arena, int], int | None]
 
 
 class Kind(Protocol):
-    """Kind of delivery: decoded pictures, clips as they are stored, or precomputed features.
+    """Kind of delivery: decoded pictures, stored clips, or precomputed features.
 
     reads_ahead: True if clips are read into the clip arena, ahead of the decoders.
     """
@@ -109,7 +109,8 @@ class Flight:
         return self._later.removes(number) and self._later.is_removed(number, self._rows.key(sample))
 
     def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
-        """Return the delivery of the sample that takes the place of a removed one. Raises SampleError if none is left.
+        """Return the delivery of the sample that takes the place of a removed one. Raises SampleError if no sample is
+        left.
 
         A bad sample would be replaced by the same sample (BAD-1).
         """

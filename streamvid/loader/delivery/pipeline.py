@@ -68,7 +68,7 @@ class PipelineOptions:
     clip_bytes: bytes of memory for clips read ahead; the pipeline allocates `repair_bytes(parts)` in addition.
     frame_bytes: size of the ring in bytes.
     pixels, accuracy: format of the pictures in the ring; see PictureFormat and DecodedDelivery.
-    decode: True to deliver pictures, False to deliver clips as they are stored.
+    decode: True to deliver pictures, False to deliver stored clips unchanged.
     """
 
     num_workers: int

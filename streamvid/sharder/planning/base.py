@@ -57,7 +57,7 @@ class Base:
 
     @cached_property
     def first_numbers(self) -> dict[str, int]:
-        """Bucket id → number that follows those of all its shards, including shards without remaining samples."""
+        """Bucket id → first unused shard number. Shards without remaining samples count too."""
         shards = read_shards(self.dataset.store, self.manifest.files.shards)
         names, codes = shards.bucket_id.names, shards.bucket_id.codes
         return {name: int(shards.number[codes == code].max()) + 1 for code, name in enumerate(names)}

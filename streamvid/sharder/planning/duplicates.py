@@ -146,8 +146,7 @@ class _Table:
         return leaders
 
     def splits(self, leaders: Numbers) -> _Flags:
-        """Return an array that is True for each row in split "val". All rows of a file or of a group are in the same
-        split.
+        """Return a mask of the rows in split "val". All rows of a file or of a group are in the same split.
 
         Rows that are connected through files and groups get the split of the first such row in the input, unless the
         split of one of them is fixed.

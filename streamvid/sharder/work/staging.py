@@ -286,7 +286,8 @@ def end_tasks(dest: Destination, lease: Lease) -> None:
 def locked_staging(dest: Destination, lease: Lease, share: Share = WHOLE) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
 
-    The workers of a sharder hold the lock too, so this function waits briefly for those of a sharder that was killed.
+    The workers of a sharder hold the lock too, so this function waits briefly for the workers of a killed sharder to
+    end.
     """
     try:
         with _writing_to(dest), contextlib.ExitStack() as held:
