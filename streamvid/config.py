@@ -53,7 +53,8 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
     """Build the frozen dataclass `cls` from a YAML file and dotted overrides.
 
     path: YAML file of at most 1 MiB; None to start from the defaults.
-    overrides: texts of the form `a.b=c`, where c is YAML, or pairs of a name `a.b` and its value. Later overrides win.
+    overrides: strings of the form `a.b=c`, where c is YAML, or pairs of a name `a.b` and its value. Later overrides
+        win.
     Raises one ConfigError that lists every unknown key (with the nearest known key), wrong type and invalid value.
     """
     source = "overrides" if path is None else str(path)
@@ -74,7 +75,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
 
 
 def dump_config(instance: Any) -> str:
-    """Return a config dataclass as YAML text. `load_config` builds an equal instance from a file with this text."""
+    """Return a config dataclass as YAML text, from which `load_config` builds an equal instance."""
     import yaml
 
     tree = _adapter(type(instance)).dump_python(instance, mode="json")
@@ -242,7 +243,7 @@ def _problems(error: ValueError, tree: dict[str, Any]) -> list[str]:
 
 
 def _field_location(details: ErrorDetails, tree: Any) -> Location:
-    """Return the location of a pydantic error, without the names of union members, which are not in the file."""
+    """Return the location of a pydantic error, omitting the names of union members, which do not appear in the file."""
     kept: list[str | int] = []
     missing = details["type"] == "missing"
     for index, part in enumerate(details["loc"]):
@@ -375,7 +376,8 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    name: name of the value in errors. Raises ConfigError if the value is not an object or a required field is missing.
+    name: name of the value in errors.
+    Raises ConfigError if the value is not an object or a required field is missing.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
@@ -391,7 +393,7 @@ def _refuse_missing(cls: type, value: Mapping[Any, Any], name: str) -> None:
 
 
 def exact(name: str, value: object) -> Fraction:
-    """Return a number, or text such as "9/16", as an exact fraction. Raises ConfigError for any other value."""
+    """Return a number, or a string such as "9/16", as an exact fraction. Raises ConfigError for any other value."""
     # Exponents are not allowed in text, because a short text such as "1e999999" would expand to a huge number.
     is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
     if is_number or (isinstance(value, str) and len(value) <= _MAX_DIGITS and "e" not in value.lower()):
@@ -405,8 +407,9 @@ def exact(name: str, value: object) -> Fraction:
 def check_options(instance: Any) -> None:
     """Check the type, choices and bounds of every field declared with `option`.
 
-    Also convert mappings to the nested options that they describe, and numbers and text to Fraction for fields of that
-    type. Call this function first in `__post_init__`. Raises ConfigError with the allowed values if a check fails.
+    Also convert mappings to the nested options that they describe, and convert numbers and strings to Fraction for
+    fields of that type. Call this function first in `__post_init__`. Raises ConfigError with the allowed values if a
+    check fails.
     """
     cls: Any = type(instance)
     members_of = option_types(cls)

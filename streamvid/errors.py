@@ -111,7 +111,7 @@ class SharedBatchError(LoaderError):
 
 
 class RingFullError(LoaderError):
-    """The caller holds all batches that fit into the ring."""
+    """The caller already holds as many batches as fit into the ring."""
 
 
 def refuse_credentials(name: str, location: str | Path) -> None:
@@ -129,7 +129,7 @@ def refuse_credentials(name: str, location: str | Path) -> None:
 def fresh(error: StreamvidError) -> StreamvidError:
     """Return a copy of an error to raise in place of the original.
 
-    A raised error keeps alive all stack frames that it passes through.
+    Raising the original again would keep alive every stack frame that it has passed through.
     """
     again = copy.copy(error)
     again.__cause__ = error.__cause__

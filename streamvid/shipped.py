@@ -26,7 +26,10 @@ def shipped(name: str) -> Path:
 
 
 def shipped_config(kind: str, name: str | Path) -> Path:
-    """Return `name` if it is a path, else the path of the preset `name`. Raises ConfigError if there is none."""
+    """Return `name` if it is a path, otherwise the path of the preset `name`.
+
+    Raises ConfigError if there is no such preset.
+    """
     path = Path(name)
     # Only known suffixes mark a path, because the name of a preset, such as wan2.1-480p, may contain a dot. A folder
     # with the name of a preset is ignored.

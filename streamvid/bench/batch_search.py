@@ -97,7 +97,7 @@ def search_batch_sizes(
     steps: number of measured steps; the median of their durations is used.
     tolerance: fraction of the base bucket's step time by which the steps of other buckets may exceed it.
     clock: function that returns the time in seconds.
-    on_trial: function that is called after each trial.
+    on_trial: function to call after each trial.
 
     A batch size is too large if its step runs out of memory (torch.cuda.OutOfMemoryError, MemoryError). Any other
     error in the step is raised.

@@ -118,7 +118,7 @@ def _numbers_of_workers(num_cores: int) -> tuple[int, ...]:
 
 
 def _set_up(dataset: Dataset, options: BenchOptions) -> Setup:
-    """Return the parts of a loader that delivers each sample once. Raises the same errors as VideoLoader."""
+    """Create the parts of a loader that delivers each sample once. Raises the same errors as VideoLoader."""
     size = options.batch_size
     if size is None and options.max_tokens_per_batch is None:
         size = DEFAULT_BATCH_SIZE

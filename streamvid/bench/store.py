@@ -44,7 +44,7 @@ class MeasureTimer:
 
     @property
     def share(self) -> float:
-        """Elapsed share of the measurement; 1 or more when the time is over."""
+        """Elapsed fraction of the measurement's duration; at least 1 once time is up."""
         share = (time.perf_counter() - self._since) / self._seconds
         self._show(min(self._total - 1, int(share * self._total)))
         return share
@@ -62,7 +62,7 @@ class MeasureTimer:
 def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
     """Measure two passes over the store, and return both.
 
-    The first pass reads an epoch's samples in plan order until the time is over. The second reads the same samples
+    The first pass reads an epoch's samples in plan order until time is up. The second reads the same samples
     repeatedly.
 
     Samples with a checksum mismatch are counted as bad. Raises StorageError, DatasetError or SampleError if a sample
@@ -78,7 +78,7 @@ def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[Sto
 def _read_pass(
     setup: Setup, rows: IndexRows, samples: Iterator[SampleRequest], timer: MeasureTimer
 ) -> tuple[StoreRun, list[SampleRequest]]:
-    """Read samples until the time is over, but at least one. Return the measurements and the samples."""
+    """Read at least one sample, and continue until time is up. Return the measurements and the samples."""
     reads, taken = _Reads(setup, rows), list[SampleRequest]()
     before, since = _disk_bytes(), time.perf_counter()
     try:
@@ -153,7 +153,7 @@ class _Reads:
 
 
 def _disk_bytes() -> int | None:
-    """Return the number of bytes that the kernel has read from disks for this process; None if it is not reported."""
+    """Return the number of bytes that the kernel has read from disks for this process; None if it reports none."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])

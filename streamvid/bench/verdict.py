@@ -161,7 +161,7 @@ class Need:
 
 
 def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
-    """Return the usage in a run. store: pass over the store with the same share of cached data as the run."""
+    """Return the resource usage of a run. store: pass over the store with the same share of cached data as the run."""
     cpu = run.cpu_seconds
     return Usage(
         num_workers=run.num_workers,

@@ -31,7 +31,7 @@ def batch_sizes(
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample). Tokens are counted for
     `model`; without a model, `bucket.tokens` is used.
     others: additional buckets that keys of a mapping may match, such as buckets that are empty in a split.
-    Raise ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
+    Raises ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
     (other than "*") assign different sizes, and for a key without wildcards that matches no bucket.
     """
     if (batch_size is None) == (max_tokens_per_batch is None):
@@ -122,7 +122,7 @@ def _is_glob(key: str) -> bool:
 def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
     """Return the first key of `values` that applies to a bucket, or None.
 
-    Keys are tried in this order: the bucket's id, its WxH@F, a matching glob, "*". Raise ConfigError if globs other
+    Keys are tried in this order: the bucket's id, its WxH@F, a matching glob, "*". Raises ConfigError if globs other
     than "*" give the bucket different values; the message starts with `name`.
     """
     for exact in (bucket.id, bucket.size_at_frames):

@@ -83,12 +83,12 @@ class Bucket:
 
     @property
     def is_image(self) -> bool:
-        """True if the bucket has one frame and therefore contains still images."""
+        """True if the bucket contains still images, that is, clips of one frame."""
         return self.num_frames == 1
 
     @cached_property
     def is_text(self) -> bool:
-        """True if the bucket's samples contain only texts and columns, but no pictures."""
+        """True if the bucket's samples contain text and columns, but no pictures."""
         return self.shape == (0, 0, 0)
 
     @property
@@ -112,7 +112,10 @@ class Bucket:
 
     @classmethod
     def from_json(cls, value: object) -> Bucket:
-        """Build a bucket from the result of `to_json`. Ignore unknown fields; raise ConfigError for invalid ones."""
+        """Build a bucket from the result of `to_json`.
+
+        Unknown fields are ignored. Raises ConfigError for invalid fields.
+        """
         return from_fields(cls, value, "bucket")
 
 
@@ -124,7 +127,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
     multiple: every side must be a multiple of this number of pixels. The sizes of a named resolution depend on it.
-    Raise ConfigError if the name is invalid.
+    Raises ConfigError if the name is invalid.
     """
     text = text.strip()
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)
@@ -151,9 +154,9 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
 
 
 def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:
-    """Return the buckets of a comma-separated list, in its order.
+    """Return the buckets of a comma-separated list, in the order listed.
 
-    Raise ConfigError for an empty list, an invalid name or a duplicate bucket.
+    Raises ConfigError for an empty list, an invalid name or a duplicate bucket.
     """
     buckets: list[Bucket] = []
     for name in (part for part in text.split(",") if part.strip()):
@@ -167,9 +170,9 @@ def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, 
 
 
 def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets whose id or WxH@F is `pattern` or matches it as a glob, in the order of `buckets`.
+    """Return the buckets whose id or WxH@F equals `pattern` or matches it as a glob, in the order of `buckets`.
 
-    Raise ConfigError with the nearest names if no bucket matches.
+    Raises ConfigError with the nearest names if no bucket matches.
     """
     buckets = tuple(buckets)
     exact = tuple(bucket for bucket in buckets if pattern in (bucket.id, bucket.size_at_frames))

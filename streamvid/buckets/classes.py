@@ -179,7 +179,7 @@ def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
 
 
 def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
-    """Return the classes sorted from the largest area down; equal areas keep their order."""
+    """Return the classes sorted from the largest area down; classes of equal area keep their order."""
     return tuple(sorted(groups, key=lambda group: group.area, reverse=True))
 
 

@@ -174,7 +174,7 @@ class BucketConfig:
         return self.fit(self._num_frames(facts), facts.height, facts.width, facts.is_image)
 
     def fit(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Choices:
-        """Return the choices of a clip that has `num_frames` frames at the target rate."""
+        """Return the choices for a clip that has `num_frames` frames at the target rate."""
         # Frames beyond those of the longest bucket that the clip can fill do not matter if there is such a bucket.
         place = bisect_right(self._frame_counts, num_frames)
         found = self._fit(self._frame_counts[place - 1] if place else num_frames, height, width, is_image)
@@ -195,7 +195,7 @@ class BucketConfig:
 
     @cached_property
     def _frame_counts(self) -> list[int]:
-        """Numbers of frames from which on a video can fill more buckets, in ascending order."""
+        """Frame counts at which a video becomes long enough for additional buckets, in ascending order."""
         counts = set(self.counts)
         if not self.is_dynamic:
             counts = {one.num_frames for group in self._classes for size in group.sizes for one in size.buckets}
@@ -230,7 +230,7 @@ class BucketConfig:
 
     @cached_property
     def spare_frames(self) -> int:
-        """Number of frames that a video needs in addition to its bucket's: 1 with Open-Sora 1 rules, 0 otherwise."""
+        """Number of frames that a video needs beyond its bucket's count: 1 with Open-Sora 1 rules, 0 otherwise."""
         return int(self.opensora is not None and self.opensora.is_v1)
 
     @property
@@ -350,7 +350,10 @@ def _check_buckets(config: BucketConfig) -> None:
 
 
 def _form(config: BucketConfig) -> str:
-    """Return the name of the option that declares the buckets. Raises ConfigError unless exactly one is used."""
+    """Return the name of the option that declares the buckets.
+
+    Raises ConfigError unless exactly one such option is used.
+    """
     ways = {
         "buckets": bool(config.buckets),
         "bucket_config": config.opensora is not None,

@@ -36,7 +36,7 @@ class FrameRule:
 
     @classmethod
     def of(cls, text: FrameRule | str) -> FrameRule:
-        """Return a rule unchanged, or parse text such as ``4k+1`` or ``4n+1``. Raise ConfigError for anything else."""
+        """Return a rule unchanged, or parse text such as ``4k+1`` or ``4n+1``. Raises ConfigError for anything else."""
         if isinstance(text, FrameRule):
             return text
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
@@ -140,7 +140,7 @@ class FrameRate:
 
     @classmethod
     def from_json(cls, value: object) -> FrameRate:
-        """Build a FrameRate from the result of `to_json`, or from None. Raise ConfigError for anything else."""
+        """Build a FrameRate from the result of `to_json`, or from None. Raises ConfigError for anything else."""
         return cls() if value is None else from_fields(cls, value, "frame_rate")
 
 

@@ -34,7 +34,7 @@ def resolution_name(name: str) -> str:
 
 
 def resolution_pixels(name: str) -> int:
-    """Return the area of a named resolution, in pixels. Raise ConfigError for an invalid name."""
+    """Return the area of a named resolution, in pixels. Raises ConfigError for an invalid name."""
     match = _RESOLUTION.fullmatch(name)
     if match is None:
         raise ConfigError(
@@ -49,7 +49,7 @@ def resolution_pixels(name: str) -> int:
 
 
 def ratio_fraction(name: str) -> Fraction:
-    """Return width / height for a ratio such as ``"16:9"`` or ``"2.39:1"``. Raise ConfigError for an invalid ratio."""
+    """Return width / height for a ratio such as ``"16:9"`` or ``"2.39:1"``. Raises ConfigError for an invalid ratio."""
     match = _RATIO.fullmatch(name)
     sides = (Fraction(match[1]), Fraction(match[2])) if match else (Fraction(0), Fraction(0))
     if not all(sides):
@@ -91,8 +91,8 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
     """Return a mapping from ratio name ``"w:h"`` to size (height, width).
 
-    Every side is a multiple of `multiple` (1 to 1024). If two ratios are equally near to a clip's, the first entry
-    wins. Raise ConfigError for invalid arguments.
+    Every side is a multiple of `multiple` (1 to 1024). If two ratios are equally near a clip's ratio, the first entry
+    wins. Raises ConfigError for invalid arguments.
     """
     return dict(_aspect_items(name, multiple))
 

@@ -52,7 +52,7 @@ class ModelRule:
                 object.__setattr__(self, name, FrameRate("resample", rate).fps)
 
     def check(self, bucket: Bucket) -> None:
-        """Raise ConfigError unless the model accepts the bucket. The message says which values are allowed."""
+        """Raise ConfigError unless the model accepts the bucket. The message states the allowed values."""
         if bucket.is_text:
             return
         where = f"bucket {bucket.id} for {self.name}"
@@ -71,7 +71,9 @@ class ModelRule:
             raise ConfigError(f"{where} has {num_frames} frames; at most {self.max_num_frames} are allowed")
 
     def check_rate(self, rate: FrameRate) -> None:
-        """Raise ConfigError unless the model accepts clips that are read at `rate`. The message gives the allowed rate.
+        """Raise ConfigError unless the model accepts clips that are read at `rate`.
+
+        The message states the allowed rate.
 
         If `fps` is set, every clip must have exactly this rate. The rules "native" and "cap" do not guarantee this.
         """
@@ -120,7 +122,10 @@ class ModelRule:
 
     @classmethod
     def from_json(cls, value: object) -> ModelRule:
-        """Build a ModelRule from the result of `to_json`. Ignore unknown fields; raise ConfigError for invalid ones."""
+        """Build a ModelRule from the result of `to_json`.
+
+        Unknown fields are ignored. Raises ConfigError for invalid fields.
+        """
         return from_fields(cls, value, "model")
 
 

@@ -32,7 +32,7 @@ class Policy:
     """Choice of a clip's bucket among the buckets that the clip can fill. The defaults follow Open-Sora 2.
 
     ratio: "nominal" chooses the size whose nominal height/width differs least from the clip's (Open-Sora 2); "log"
-        chooses the size whose actual height/width is nearest as a factor, so that the least is cropped.
+        chooses the size whose actual height/width is nearest as a factor, which minimizes cropping.
     frames: "resolution-first" chooses the largest area that the clip is large enough for, then the most frames in it;
         "longest" chooses the most frames that the clip can fill in any area, and among those areas the largest.
     max_upscale: exclude sizes that scale up the clip's sides by more than this factor; 1 excludes all upscaling.

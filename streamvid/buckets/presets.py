@@ -45,7 +45,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_text(name: str | Path) -> str:
-    """Return the YAML text of a preset or a file. Raise ConfigError if it cannot be read."""
+    """Return the YAML text of a preset or a file. Raises ConfigError if it cannot be read."""
     path = shipped_config(_FOLDER, name)
     try:
         return path.read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def load_preset(name: str | Path) -> BucketConfig:
 def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) -> tuple[BucketCost, ...]:
     """Return the cost of every bucket, in the order of the configuration.
 
-    Batch sizes come from max_tokens_per_batch if it is given, otherwise from the configuration. Raise ConfigError if
+    Batch sizes come from max_tokens_per_batch if it is given, otherwise from the configuration. Raises ConfigError if
     one sample has more tokens than max_tokens_per_batch, or if the configuration's sizes depend on the clips.
     """
     buckets = config.table.buckets
@@ -81,7 +81,9 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """Return the cost of the bucket with the most tokens, which needs the most memory; on a tie, of the first one."""
+    """Return the cost of the bucket with the most tokens, which needs the most memory; on a tie, of the first such
+    bucket.
+    """
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 
 

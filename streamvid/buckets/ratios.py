@@ -88,7 +88,7 @@ class Ratios:
         return require_integer(f"ratios[{resolution!r}] area", area, 1, MAX_SIDE**2)
 
     def of(self, resolution: str) -> RatioTable:
-        """Return the resolution's ratio table, limited to the bounds. Raise ConfigError if no ratio remains."""
+        """Return the resolution's ratio table, limited to the bounds. Raises ConfigError if no ratio remains."""
         if resolution in self.tables:
             table = self._given(resolution)
         elif self.num_ar_buckets is not None:

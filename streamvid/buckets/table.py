@@ -26,8 +26,8 @@ class BucketTable:
     """Buckets of a dataset, and the rule that assigns clips to them.
 
     `candidates` may contain the same (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do.
-    In `buckets`, the first one represents all of them, but every ratio takes part in the assignment. Raises ConfigError
-    if there are no buckets, or if a bucket is listed more than once.
+    In `buckets`, the first entry represents all of them, but every ratio takes part in the assignment. Raises
+    ConfigError if there are no buckets, or if a bucket is listed more than once.
     """
 
     candidates: tuple[Bucket, ...]
@@ -117,7 +117,7 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
 
 
 def _limit(refused: Sequence[Bucket], clip: Shape, policy: Policy) -> tuple[str, str]:
-    """Return (kind, reason) for the bucket whose limit the clip exceeds by the least."""
+    """Return (kind, reason) for the bucket whose limit the clip exceeds by the smallest margin."""
     size = f"{clip.width}x{clip.height}"
     scales = {bucket: cover_scale(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}
     crops = {bucket: cropped_share(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}

@@ -92,7 +92,7 @@ def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
 
 
 class Location(click.Path):
-    """Parameter type of paths and URLs. Raises ConfigError for text that contains credentials."""
+    """Click parameter type for paths and URLs. Raises ConfigError for text that contains credentials."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         refuse_credentials(self.name if param is None else param.opts[0], value)

@@ -38,7 +38,11 @@ SHARD_FLAGS = sorted([*OPTION_FLAGS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GR
 
 
 def work_flags(dest: str, built: str) -> list[Flag]:
-    """Return the flags that are not options of a build. dest: argument that names the dataset. built: what is done."""
+    """Return the flags that are not options of a build.
+
+    dest: argument that names the dataset.
+    built: past participle for help texts, such as "built".
+    """
     return [
         Flag(["--dry-run"], is_flag=True, help=f"Show what would be {built}, without writing anything."),
         Flag(["--abandon"], is_flag=True, help=f"Remove unfinished work at {dest}, and do nothing else."),
@@ -67,7 +71,7 @@ def take_tree(given: Values) -> Values:
 def run_work(work: Work, dest: str, *, as_json: bool, needs_samples: bool) -> int:
     """Run a build, and print its input and its report. Return the exit code.
 
-    needs_samples: True if a build that accepts no row fails.
+    needs_samples: True to fail if the build accepts no rows.
     """
     from streamvid.sharder.report import TASK_ENDED
 
@@ -89,7 +93,7 @@ def run_work(work: Work, dest: str, *, as_json: bool, needs_samples: bool) -> in
 
 
 def submit_work(verb: str, dest: str, options: ShardOptions, num_cpus: int, *, as_json: bool) -> int:
-    """Submit one array per phase and a job that seals the dataset. The destination must be free."""
+    """Submit one array per phase and a job that seals the dataset. Raises DatasetError if the destination is in use."""
     from streamvid.cli.slurm import submit_command
     from streamvid.cluster.slurm import SlurmJobs
     from streamvid.sharder.work.destination import find_destination

@@ -19,8 +19,8 @@ _ENGINE_FLAGS = {"--engine", "--num-tasks", "--sbatch-option"}
 def submit_command(jobs: SlurmJobs, cluster: ClusterOptions, follow_up: str, *, as_json: bool) -> int:
     """Submit jobs that run this process's command with a task instead of an engine. Return the exit code.
 
-    jobs: jobs whose `arguments` come before those of this command, which therefore take precedence.
-    follow_up: advice on how to see the progress.
+    jobs: jobs to submit. Their `arguments` precede those of this command, which therefore take precedence.
+    follow_up: advice on how to follow the progress.
     """
     words = sys.argv[1:]
     place = words.index(jobs.verb) + 1

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 def run_training(config: TrainConfig) -> int:
     """Train in this process, either alone or as one rank of several.
 
-    Return the exit code: 128 + the number of the signal that stopped the run, or 0.
+    Return the exit code: 128 plus the number of the signal that stopped the run, or 0 if none did.
     """
     from streamvid.trainer.launch import end_processes
     from streamvid.trainer.trainer import train

@@ -1,8 +1,8 @@
 """Leases: the right of one process to work on a destination. A lease expires if its holder disappears.
 
-A lease is a small file in the store that all machines see. It is created with a conditional request, so of several
-processes exactly one gets it, and its holder renews it every few seconds. A process that lost its lease stops at its
-next check. On the machine of the holder, other processes look at the holder itself and need not wait.
+A lease is a small file in the store that all machines see. It is created with a conditional request, so that exactly
+one of several processes gets it. Its holder renews it every few seconds. A process that has lost its lease stops at
+its next check. On the holder's machine, other processes check directly whether the holder is alive, and need not wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _own_lock = threading.Lock()
 class LeaseNote:
     """Content of a lease.
 
-    process: identity of the holder among all processes on all machines.
+    process: identifier of the holder, unique among all processes on all machines.
     renewed: Unix time of the last renewal.
     admits_tasks: True if other leases may be held at the same time.
     """
@@ -80,7 +80,7 @@ class FoundLease:
 
 
 class Lease:
-    """Lease of this process. It is renewed by a thread until `stop` or `release`."""
+    """Lease held by this process. A thread renews it until `stop` or `release` is called."""
 
     def __init__(self, store: Store, path: str, admits_tasks: bool) -> None:
         self._store, self.path = store, path
@@ -89,7 +89,7 @@ class Lease:
         self._thread = threading.Thread(target=self._renew_often, name="streamvid-lease", daemon=True)
 
     def start(self) -> None:
-        """Start to renew the lease."""
+        """Start renewing the lease."""
         self._thread.start()
 
     def _renew_often(self) -> None:
@@ -149,9 +149,9 @@ def acquire(
 ) -> Lease:
     """Acquire the lease `name` in a folder of the store.
 
-    conflicts: function that returns True for a lease of another name that must not be held at the same time.
+    conflicts: function that returns True for a lease with another name that must not be held at the same time.
     The lease of a process that has ended on this machine is taken over at once. The lease of a process on another
-    machine is taken over once it has expired; this function waits for that.
+    machine is taken over once it has expired; this function waits until then.
     Raises DatasetError if another process holds the lease or a conflicting one, and StorageError if the store fails.
     """
     watch = _Watch(store, folder)
@@ -187,7 +187,7 @@ def _place(store: Store, path: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
-    """Hold a lease that excludes all others in its folder. Afterwards, remove empty folders that belong to it.
+    """Hold a lease that excludes all others in its folder. Afterwards, remove the empty folders that belong to it.
 
     Raises the same errors as `acquire`.
     """
@@ -201,7 +201,7 @@ def held(store: Store, folder: str, name: str) -> Iterator[Lease]:
 
 
 def remove_empty(store: Store, folder: str, *, and_root: bool) -> None:
-    """Remove a folder of a local store, and the folders above it, as far as they are empty."""
+    """Remove a folder of a local store, and then its parent folders, as long as they are empty."""
     if isinstance(store, LocalStore):
         root = store.root
         with contextlib.suppress(OSError):  # missing, or not empty
@@ -232,12 +232,12 @@ def _create(store: Store, path: str, admits_tasks: bool) -> bool:
 
 
 def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease], bool]) -> None:
-    """Wait until conflicting leases have ended or expired. Raises DatasetError if one is alive."""
+    """Wait until conflicting leases have ended or expired. Raises DatasetError if the holder of one is alive."""
     _Watch(store, folder).wait(conflicts)
 
 
 class _Watch:
-    """Observation of leases. Clocks of machines may differ, so only a change shows that a holder is alive."""
+    """Observer of leases. Machines' clocks may differ, so only a change shows that a holder is alive."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store, self._folder = store, folder
@@ -278,7 +278,7 @@ class _Watch:
 
 
 def find_leases(store: Store, folder: str) -> list[FoundLease]:
-    """Return the latest lease of each name. Other files are ignored; a damaged lease has an unknown holder."""
+    """Return the latest lease for each name. Other files are ignored; a damaged lease has an unknown holder."""
     latest: dict[str, tuple[int, str, int]] = {}
     for state in store.files(folder):
         match = _FILE.fullmatch(state.path.rpartition("/")[2])
@@ -315,7 +315,7 @@ def note_bytes(admits_tasks: bool) -> bytes:
 
 
 def _machine() -> str:
-    """Return the identity of this machine since its start, or of this container."""
+    """Return an identifier of this container or machine. It changes when the machine restarts."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -323,7 +323,7 @@ def _machine() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return an identity of a process on this machine that no later process has, or "" if the process has ended."""
+    """Return an identifier of a process that no later process on this machine can have; "" if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -20,7 +20,7 @@ class ClusterOptions:
     task: "I/N" to do only the share of task I (0 to N-1) of N tasks; None to do all work. Tasks may run at the same
         time, on any machines, under any scheduler.
     engine: "local" for this process and its workers; "ray" to run tasks on a Ray cluster; "slurm" to submit arrays of
-        tasks, which only the commands `streamvid shard` and `streamvid encode` can do.
+        tasks, which only the commands `streamvid shard` and `streamvid encode` support.
     num_tasks: None for as many tasks as a Ray cluster runs at a time, or for 16 tasks on Slurm.
     sbatch_options: additional options for sbatch, such as "--partition=cpu". sbatch also reads its SBATCH_… variables.
     """

@@ -34,7 +34,7 @@ class TaskNeeds:
     option: name of the option that sets `num_cpus`, for error messages.
     uses_gpu: True to give each task one GPU if any machine of the cluster has GPUs.
     max_tasks: largest useful number of tasks.
-    num_phases: number of phases of the work. Each begins when all tasks have finished the last.
+    num_phases: number of phases of the work. Each begins when all tasks have finished the previous one.
     """
 
     num_cpus: int | None
@@ -51,14 +51,14 @@ def run_on_ray(
     options: ClusterOptions,
     report: Callable[[], None],
 ) -> list[Result]:
-    """Run all tasks on a Ray cluster, once per phase, until a task finds all work done. Return their results.
+    """Run all tasks on a Ray cluster, once per phase, until a task finds that all work is done. Return their results.
 
     task: function of a share and the task's number of CPUs; it is sent to the cluster.
-    is_done: function that returns True for the result of a task that found all work done.
+    is_done: function that returns True for the result of a task that found that all work was done.
     report: function that is called every few seconds.
 
-    Raises ConfigError if Ray is not installed or the cluster is unsuitable, and the error of the first task that fails.
-    If tasks were lost, up to two more rounds do their work. A task that was lost too often has no result.
+    Raises ConfigError if Ray is not installed or the cluster is unsuitable, and the error of the first task that
+    fails. If tasks were lost, up to two more rounds repeat their work. A task that was lost too often has no result.
     """
     # Ray prints what happens to workers; standard output belongs to the caller, such as `--json`.
     with contextlib.redirect_stdout(sys.stderr), _connected(options.ray_address) as ray:

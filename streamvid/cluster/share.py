@@ -30,7 +30,7 @@ class Share:
         return self.num_shares == 1
 
     def of(self, units: Sequence[_Unit]) -> Sequence[_Unit]:
-        """Return the units in this share. All shares must be taken from the same units in the same order."""
+        """Return the units in this share. Every share must be given the same units in the same order."""
         return units[self.number :: self.num_shares]
 
 

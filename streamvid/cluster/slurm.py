@@ -55,7 +55,7 @@ class SlurmJobs:
 
     @property
     def name(self) -> str:
-        """Name of the jobs: the same for each submission for this destination."""
+        """Name of the jobs, which is the same for every submission for this destination."""
         return f"streamvid-{self.verb}-{hashlib.sha256(self.dest.encode()).hexdigest()[:8]}"
 
     @property
@@ -93,7 +93,7 @@ def submit(jobs: SlurmJobs, options: ClusterOptions) -> list[str]:
 
 
 def _refuse_second(jobs: SlurmJobs, own: str = "") -> None:
-    """Raise DatasetError if there are jobs for this destination, which for job `own` means jobs with lower ids."""
+    """Raise DatasetError if this destination has other jobs. For job `own`, only jobs with lower ids count."""
     found = re.findall(r"^\d+", _run(["squeue", "--noheader", "--format=%i", f"--name={jobs.name}"]), re.MULTILINE)
     others = sorted({int(number) for number in found if not own or int(number) < int(own)})
     if others:

@@ -5,7 +5,7 @@
     CACHE/KEY.lock     held by the building process; contains its progress, for waiting processes
 
 KEY depends on the options and the input: the rows of the metadata, and the name, size and modification time of each
-file (for an object, its version). A changed clip or caption, or a new modification time, leads to another dataset.
+file (for an object, its version). A changed clip or caption, or a new modification time, results in another dataset.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOTE_BYTES = 1000
 
 
 def cache_folder() -> Path:
-    """Return $STREAMVID_CACHE, or else a folder in the user's cache directory. The folder need not exist."""
+    """Return $STREAMVID_CACHE or, by default, a folder in the user's cache directory. The folder need not exist."""
     place = os.environ.get(VARIABLE, "")
     return Path(place).expanduser().absolute() if place else user_cache("train")
 
@@ -91,7 +91,7 @@ def _is_sealed(folder: Path) -> bool:
 
 
 def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
-    """Acquire the lock; while waiting, report the progress of its holder from time to time."""
+    """Acquire the lock; while waiting, report the holder's progress from time to time."""
     reported = float("-inf")
 
     def report_holder() -> None:

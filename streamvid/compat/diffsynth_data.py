@@ -83,10 +83,10 @@ class DataFlags:
         return {name: value for name, value in given.items() if value is not None}
 
     def media(self, columns: Sequence[str] | None) -> list[str]:
-        """Return the column of the clip, then the columns of conditioning inputs.
+        """Return the clip's column, followed by the columns of conditioning inputs.
 
         columns: metadata columns, or None if unknown.
-        The flags do not identify the clip's column. It is `video`, or else `image`, or else the first column.
+        The flags do not identify the clip's column. The function uses `video`, else `image`, else the first column.
         """
         asked = [word.strip() for word in (self.data_file_keys or DEFAULT_FILE_KEYS).split(",") if word.strip()]
         present = [name for name in dict.fromkeys(asked) if columns is None or name in columns]

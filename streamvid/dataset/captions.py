@@ -98,7 +98,7 @@ def captions_from_json(stored: str) -> Captions:
 
 
 def listed_captions(value: object) -> object:
-    """Decode captions stored as a JSON list in text, as in CSV cells and the index. Return other values unchanged.
+    """Decode captions stored as the text of a JSON list, as in CSV cells and the index. Return other values unchanged.
 
     [text, weight] pairs in a list become {"text": ..., "weight": ...} objects.
     """

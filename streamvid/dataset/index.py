@@ -63,10 +63,11 @@ class ClipEntry:
 class AudioEntry:
     """Audio of a stored clip.
 
-    codec: FFmpeg's name. sample_rate: in Hz.
-    start_seconds: time at which the audio begins, minus that of the first frame.
+    codec: FFmpeg's name for the codec. sample_rate: in Hz.
+    start_seconds: start time of the audio minus the time of the first frame.
     gap_seconds: total duration of the gaps between samples.
-    silence_share, clipping_share: fraction of the duration that is silent, and of the samples at full scale.
+    silence_share, clipping_share: fraction of the duration that is silent, and fraction of the samples that are at
+        full scale.
     loudness_lufs: integrated loudness (EBU R128), or None if all of the audio is below -70 LUFS.
     Facts that require decoding are None if the audio does not decode.
     """
@@ -107,7 +108,7 @@ class SampleRow:
     captions: output of `captions_to_json` if the sample has several captions, else None.
     columns: user columns, stored as `user.<name>`.
     media: files of each conditioning input, stored as `media.<name>`.
-    audio: the clip's audio; None without any.
+    audio: the clip's audio; None if it has none.
     """
 
     key: str

@@ -131,7 +131,7 @@ def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None
 
 
 def read_verified(store: Store, file: FileInfo) -> memoryview:
-    """Read a file and verify its checksum. Raises IntegrityError on a mismatch. The caller must check its size."""
+    """Read a file and verify its checksum. Raises IntegrityError on a mismatch. Callers must check the size first."""
     data, is_again = bytearray(file.num_bytes), False
 
     def read() -> bytes:
@@ -160,7 +160,7 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 
 @contextlib.contextmanager
 def naming_arrow_errors(where: str, remedy: str = "copy or rebuild the dataset") -> Iterator[None]:
-    """Convert errors from the parsing of a table to IntegrityErrors that begin with `where` and end with `remedy`.
+    """Convert errors raised while parsing a table to IntegrityErrors that begin with `where` and end with `remedy`.
 
     where: name of the file.
     """
@@ -201,7 +201,7 @@ class StoreFile(RangeFile):
 
 
 class SamplesFile:
-    """One samples file, verified on first use. Safe to use from several threads.
+    """Samples file that is verified on first use. Safe to use from several threads.
 
     The footer is kept in memory, but the file is not kept open. Parquet stores no checksum of the footer, so a checksum
     is computed from verified bytes and compared when the footer is read again. For rows, page checksums detect damage

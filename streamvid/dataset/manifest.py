@@ -66,7 +66,7 @@ class ShardInfo:
 
     build_id: 0 for shards of the first build; otherwise a number from 1 to 2**32 - 1 that is derived from everything
         that determines the shard. It is part of the file's name, so that names are never reused (SHARD-2).
-    num_samples: number of samples, without those that were removed later.
+    num_samples: number of samples, excluding those that were removed later.
     """
 
     bucket_id: str
@@ -113,7 +113,8 @@ class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values of existing ones.
 
     files: one file per samples file, in the same order, with the same row groups and rows. Each file also contains the
-        keys. None for a samples file whose samples were added after the columns: they have their own values, or none.
+        keys. None for a samples file whose samples were added after the columns: these samples have their own values,
+        or none.
     columns: index column → type, as in `index.schema`.
     source_sha256: checksum of the annotation.
     """
@@ -184,8 +185,8 @@ class ManifestFiles:
     """All files that the manifest lists. The shard table lists the tars and their offsets files.
 
     packets: one file per samples file, in the same order, or an empty tuple.
-    records: tables of the record keys of all input rows that ended in samples, for recognizing them later.
-    removed: tables of the samples that were removed later, see `removed.py`.
+    records: tables of the record keys of all input rows that became samples, for recognizing them later.
+    removed: tables of the samples that were removed later; see `removed.py`.
     moved: tables of deleted shards, and of the shards to which their remaining samples were moved.
     other: files for other readers, and files of columns added later.
     """
@@ -253,7 +254,7 @@ class Fingerprints:
 
     @property
     def samples(self) -> str:
-        """Digest of `plan` and `base`: the samples and their stored order, regardless of columns added later."""
+        """Digest of `plan` and `base`: identifies the samples and their order, regardless of columns added later."""
         return _digest([f"{self.plan}\n{self.base}\n".encode()])
 
     @staticmethod
@@ -345,7 +346,7 @@ Verb: TypeAlias = Literal["shard", "append", "remove", "merge", "compact", "anno
 class Change:
     """Change that produced a version from the previous one.
 
-    num_added, num_removed: number of samples that the version has in addition, and that it no longer has.
+    num_added, num_removed: numbers of samples that the version adds and removes.
     note: the reason that the user gave, or a short description.
     """
 
@@ -375,10 +376,10 @@ class Manifest:
     draws: sets of clips that are stored in several buckets.
     columns: groups of columns added later; the last group that contains a column takes precedence.
     version: number of the version, from 1.
-    parent: the manifest of the version before it, or None for the first version.
-    change: what made this version.
-    tags: names of versions, and their numbers.
-    views: names of conditions on samples.
+    parent: the manifest of the previous version, or None for the first version.
+    change: the change that produced this version.
+    tags: name → version number.
+    views: name → condition on samples.
     merged: content fingerprints of the datasets that were merged into this one.
     """
 

@@ -66,7 +66,7 @@ def _described(columns: pa.Schema) -> str:
 def encode_packets(clips: Sequence[ClipIndex | None], audios: Sequence[AudioIndex | None] = ()) -> bytes:
     """Return the encoded packet table of a shard. Each clip is one row; None becomes a row of nulls.
 
-    audios: index of each clip's audio; empty if no clip has one. The audio of a clip without an index is left out.
+    audios: index of each clip's audio; empty if no clip has an index. The audio of a clip without an index is omitted.
     Times are stored as differences from the previous packet, and offsets as gaps after the end of the previous packet.
     """
     import pyarrow as pa
@@ -189,7 +189,7 @@ class PacketTables:
             raise IntegrityError(f"{self._where}, row {row}: {error}; rebuild the dataset") from error
 
     def audio(self, row: int) -> AudioIndex | None:
-        """Return the index of the audio packets of the clip in `row`, or None if the table has none for it."""
+        """Return the index of the audio packets of the clip in `row`, or None if the table does not contain it."""
         import numpy as np
 
         from streamvid.video.audio.index import AudioIndex
@@ -236,7 +236,7 @@ def _fraction(text: object) -> Fraction:
 
 
 class _Lists:
-    """Columns of lists of equal lengths. `edges` are the first packet of each row, and the end of the last row."""
+    """Columns of lists with equal lengths. `edges` are the first packet of each row, and the end of the last row."""
 
     def __init__(self, columns: dict[str, pa.Array], sizes: str, others: Sequence[str]) -> None:
         import numpy as np

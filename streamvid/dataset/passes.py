@@ -72,9 +72,9 @@ def in_parallel(
 ) -> Generator[_Result]:
     """Yield the results of `job(item, stop)` in the order of `items`, processing at most `workers` items at a time.
 
-    The pass ends at the first error, or when the caller stops iterating. `stop` is then set, and all threads have ended
-    when this generator returns. Unlike in concurrent.futures, the caller shares no lock with the threads: if an
-    interrupt ended the caller while the caller held a lock, the threads would wait for this lock forever.
+    The pass ends at the first error, or when the caller stops iterating. `stop` is then set, and all threads have
+    ended when this generator returns. Unlike with concurrent.futures, the caller shares no lock with the threads. If
+    an interrupt ended a caller that held such a lock, the threads would wait for the lock forever.
     """
     stop = threading.Event()
     tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None] = SimpleQueue()  # None ends a thread

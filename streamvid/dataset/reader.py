@@ -33,8 +33,8 @@ _KEPT_FOOTERS = 64
 class Dataset:
     """One version of a sealed dataset. Safe to use from several threads.
 
-    The constructor reads only the manifest, and none if one is given; other files are read on request. Samples that
-    were removed from the dataset are left out. Tables are pyarrow tables. Index files are
+    The constructor reads only the manifest, or nothing if `manifest` is given. Other files are read on request.
+    Samples that were removed from the dataset are omitted. Tables are pyarrow tables. Index files are
     verified against their checksums before use, and the shard table also against the manifest's fingerprints. A
     mismatch raises IntegrityError.
 
@@ -177,7 +177,7 @@ class Dataset:
         return shard.num_samples + (0 if removed is None else len(removed))
 
     def kept_rows(self, shard: ShardInfo) -> npt.NDArray[np.int32] | None:
-        """Return the ascending places of a shard's samples in its tar, or None if no sample was removed."""
+        """Return the ascending positions of a shard's samples in its tar, or None if no sample was removed."""
         removed = self._removals.of(shard)
         if removed is None:
             return None
@@ -205,7 +205,8 @@ class Dataset:
     ) -> tuple[str, int, int, bytes]:
         """Verify the location of a shard's packet table, and return it as (path, offset, num_bytes, sha256).
 
-        offset, num_bytes, sha256: values from the samples index. Raises IntegrityError if they are invalid (SAFE-1).
+        offset, num_bytes, sha256: values from the samples index.
+        Raises IntegrityError if they are invalid (SAFE-1).
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:

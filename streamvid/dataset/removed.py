@@ -1,8 +1,8 @@
 """Samples that were removed from a dataset after it was sealed.
 
 A removal adds a small table of the removed samples to the index. Tars and other index files do not change, and readers
-leave the samples out. The table remains when a later compaction deletes the bytes, so that a record that was removed is
-not added again, and so that runs that began with an earlier version leave the samples out too.
+leave the samples out. The table remains when a later compaction deletes the bytes, so that a removed record is not
+added again, and runs that began with an earlier version omit the samples too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ REMOVED_TYPES = {
 class RemovedSample:
     """One removed sample.
 
-    bucket_id, number, build_id, row: its shard, and its row there.
+    bucket_id, number, build_id, row: its shard, and its row in that shard.
     version: number of the first version without the sample.
     """
 
@@ -83,7 +83,7 @@ def read_removed(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Removals:
-    """Rows to leave out: shard → ascending int32 row numbers."""
+    """Rows to omit: shard → ascending int32 row numbers."""
 
     rows: Mapping[ShardName, Int32s] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ class Removals:
         return Removals({name: np.unique(part) for name, part in zip(codes, parts, strict=True)})
 
     def of(self, shard: ShardInfo) -> Int32s | None:
-        """Return the rows to leave out of a shard, or None if there are none."""
+        """Return the rows to omit from a shard, or None if there are none."""
         return self.rows.get((shard.bucket_id, shard.number, shard.build_id))
 
     def applied(self, shards: ShardTable) -> ShardTable:

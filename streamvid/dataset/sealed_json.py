@@ -56,7 +56,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 @contextmanager
 def naming(where: str, remedy: str = "copy it again, or rebuild the dataset") -> Iterator[None]:
-    """Convert errors from the parsing of a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
+    """Convert errors raised while parsing a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
     try:
         yield
     except IntegrityError as error:

@@ -48,7 +48,7 @@ _PATHS: dict[str, Callable[[str], str]] = {"bucket_id": lambda name: shard_path(
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Dictionary-encoded column of texts: distinct texts in order of appearance, and the code of each row."""
+    """Dictionary-encoded string column: distinct strings in order of appearance, and the code of each row."""
 
     names: tuple[str, ...]
     codes: Int32s
@@ -133,7 +133,7 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardTable(**columns)
 
     def taken(self, rows: Int64s, num_samples: Int64s | None = None) -> ShardTable:
-        """Return a table of the given rows, in this order. num_samples: their numbers of samples, if these changed."""
+        """Return a table of the given rows, in this order. num_samples: their sample counts, if these changed."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
         for name in _NAMES:
             column = getattr(self, name)
@@ -331,7 +331,7 @@ def _decimals(values: npt.NDArray[Any]) -> pa.Array:
 
 
 def _joined(texts: Iterable[pa.Array | str]) -> bytes:
-    """Concatenate the texts of arrays of equal length, row by row."""
+    """Concatenate string arrays of equal length, row by row."""
     import pyarrow.compute as pc
 
     return _bytes_of(

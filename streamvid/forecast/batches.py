@@ -78,7 +78,8 @@ class PlannedBatch:
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
     """Yield every batch of the setup's rank in the order of delivery, assuming that no sample is bad.
 
-    Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a read fails.
+    This reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a read
+    fails.
     """
     rows, start = IndexRows(), setup.selection.epoch_plan(Cursor())
     for request in setup.selection.requests(start, num_epochs):

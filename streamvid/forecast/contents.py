@@ -31,7 +31,7 @@ class BucketContents:
 
     @property
     def pixels_per_sample(self) -> int:
-        """Number of pixels that one delivery has, over all frames."""
+        """Number of pixels per delivered sample, over all frames."""
         frames, height, width = self.shape
         return frames * height * width
 
@@ -49,7 +49,7 @@ class BucketContents:
 
 @dataclass(frozen=True, slots=True)
 class AddedColumns:
-    """User columns that one `streamvid annotate` added, and the size of their files in bytes."""
+    """User columns that one run of `streamvid annotate` added, and the size of their files in bytes."""
 
     columns: tuple[str, ...]
     num_bytes: int
@@ -75,10 +75,10 @@ class DatasetContents:
 
     where: condition of the view, or None. Only samples that meet it are counted.
     num_records: number of input rows.
-    rejections: rejected input rows, without those whose files became samples in a later version.
+    rejections: rejected input rows, except those whose files became samples in a later version.
     stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
-    with_audio: number of samples with audio; None for datasets without pictures, with more than MAX_COUNTED_SHARDS
-        shards, or of versions that recorded no audio; their samples are not counted.
+    with_audio: number of samples with audio; None if it was not counted: for datasets without pictures, with more than
+        MAX_COUNTED_SHARDS shards, or of versions that recorded no audio.
     columns: the user's own columns.
     """
 
@@ -115,7 +115,7 @@ class DatasetContents:
 
     @property
     def num_windows(self) -> int:
-        """Number of windows of input rows, rejected ones included. It exceeds `num_records` if sources were split."""
+        """Number of windows of input rows, including rejected ones. It exceeds `num_records` if sources were split."""
         clips, stored = self.stored_clips
         return self.num_samples - stored + clips + len(self.rejections)
 
@@ -147,8 +147,8 @@ class DatasetContents:
 def contents_of(dataset: Dataset) -> DatasetContents:
     """Return the contents of a dataset.
 
-    Reads the shard table, the rejections, and a column of the samples index; more of the index for a view, or if later
-    versions may have samples of rejected files.
+    This reads the shard table, the rejections, and one column of the samples index. It reads more of the index for a
+    view, or if later versions may contain samples of rejected files.
     """
     manifest, shards = dataset.manifest, dataset.shards
     chosen = filter_of_view(dataset)

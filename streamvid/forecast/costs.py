@@ -12,7 +12,10 @@ MAX_COSTS_BYTES = 16 << 20
 
 
 def read_costs(path: str | Path, name: str) -> CostTable:
-    """Read a JSON file with a CostTable. Raises ConfigError, beginning with `name` and the path, if it is invalid."""
+    """Read a JSON file with a CostTable.
+
+    Raises ConfigError if the file is invalid. The message begins with `name` and the path.
+    """
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_COSTS_BYTES + 1)

@@ -36,7 +36,7 @@ class FactsBlock:
     rows: (n,), row numbers from 0.
     values: name in FACT_COLUMNS → float64 (n,), with NaN for missing values and for values that are not numbers; names
         without a column are omitted.
-    sources: (n,), file names; None if no column holds paths.
+    sources: (n,), file names; None if no column contains paths.
     broken: row number → reason, for the unreadable rows of the block.
     num_captions: number of rows with a caption.
     """
@@ -58,7 +58,7 @@ class FactsFile:
     """One metadata file, or several Parquet files with the same columns.
 
     columns: name in FACT_COLUMNS → column name in the file.
-    source_column: column that holds paths, if any.
+    source_column: column that contains paths, if any.
     caption_column: column with a usual name for captions, if any.
     names: all columns.
     """

@@ -34,8 +34,8 @@ class Histogram:
     """Distribution of one figure over the samples.
 
     name: index column or figure, such as "duration_seconds" or "user.motion".
-    label: name for people, with the unit.
-    edges: bounds of the bins in ascending order, one more than there are bins; empty without values.
+    label: human-readable name, with the unit.
+    edges: bounds of the bins in ascending order, one more than there are bins; empty if there are no values.
     counts: number of values per bin.
     num_missing: number of samples without a value.
     """
@@ -64,8 +64,11 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Histograms:
-    """Histograms of a dataset. num_scanned: number of samples that were read. hours: duration of all clips, estimated
-    from the samples that were read if these are not all."""
+    """Histograms of a dataset.
+
+    num_scanned: number of samples that were read.
+    hours: duration of all clips, estimated if not all samples were read.
+    """
 
     figures: tuple[Histogram, ...]
     num_scanned: int
@@ -139,7 +142,7 @@ def figure_labels(dataset: Dataset) -> dict[str, str]:
 def histograms_of(dataset: Dataset, max_samples: int = MAX_SCANNED_SAMPLES) -> Histograms:
     """Read the samples index, one row group per shard, and return the histograms of all samples, or of the view's.
 
-    Reads at most about `max_samples` samples and MAX_SCANNED_SHARDS shards, spread evenly over the dataset.
+    This reads at most about `max_samples` samples and MAX_SCANNED_SHARDS shards, spread evenly over the dataset.
     """
     figures, shards, chosen = _figures(dataset), dataset.shards, filter_of_view(dataset)
     counts = shards.num_samples if chosen is None else count_matches(dataset, shards, chosen)
@@ -181,7 +184,7 @@ def _figures(dataset: Dataset) -> dict[str, _Figure]:
 
 
 def _floats(column: Any) -> Floats:
-    """Return a column of numbers or truth values as float64, with NaN for missing values."""
+    """Return a column of numbers or booleans as float64, with NaN for missing values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -213,7 +216,7 @@ def _histogram(name: str, label: str, parts: list[npt.NDArray[np.float32]]) -> H
 
 
 def _edges(values: npt.NDArray[np.float32]) -> Floats:
-    """Return the bounds of the bins: one bin per integer, if these are few, else bins of equal width or equal ratio."""
+    """Return the bounds of the bins: one bin per integer if there are few, else bins of equal width or equal ratio."""
     low, high = float(values.min()), float(values.max())
     if high - low < _NUM_BINS and not (values % 1).any():
         return np.arange(low - 0.5, high + 1)

@@ -39,7 +39,7 @@ _MAX_EPOCHS = 10_000  # between the end of a log and the position of the next at
 
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
-    """Deliveries of an epoch that count. num_samples includes repeats and substitutes."""
+    """Counted deliveries of an epoch. num_samples includes repeats and substitutes."""
 
     epoch: int
     num_samples: int = 0
@@ -52,7 +52,7 @@ class LedgerReport:
     """Result of a verification.
 
     num_replaced: batches that a later attempt delivered again, and that therefore do not count.
-    num_unrecorded: batches that a resumed run counts as delivered, but whose log ends before them.
+    num_unrecorded: batches that a resumed run counts as delivered, but that are missing from the end of the log.
     differences: deliveries that differ from the plan, as text; at most 1,000.
     """
 
@@ -100,10 +100,10 @@ class _Findings:
 
 
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
-    """Compare the deliveries that count with the plan, and the start of each attempt with the end of the previous one.
+    """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous one.
 
-    The start of an attempt is not compared if later ones replace all of its deliveries. The attempt that it continued
-    may have been replaced too.
+    The start of an attempt is not compared if later attempts replace all of its deliveries. The attempt that it
+    continued may have been replaced too.
 
     datasets: the datasets of the run, in the order of its loader. Memory does not grow with the ledger.
     Raises SourceError if the ledger belongs to other datasets, and the same errors as VideoLoader.
@@ -191,14 +191,14 @@ class _Versions:
 
     @cached_property
     def _kept(self) -> Mapping[str, Manifest]:
-        """Samples fingerprint → newest version with it. Read once, because a run can have followed many versions."""
+        """Samples fingerprint → newest version with it. Read once, because a run may have followed many versions."""
         found: dict[str, Manifest] = {}
         for manifest in history(self.dataset.store, read_manifest(self.dataset.store)):
             found.setdefault(manifest.fingerprints.samples, manifest)
         return found
 
     def with_samples(self, fingerprint: str) -> Dataset:
-        """Return the version with these samples. Raises SourceError if no kept version has them."""
+        """Return the version with these samples. Raises SourceError if no kept version contains them."""
         mine = self.dataset.manifest.fingerprints.samples
         if mine == fingerprint:
             return self.dataset
@@ -224,9 +224,9 @@ def _arguments(options: PlanOptions, batch_sizes: Mapping[str, int], num_ranks: 
 def _check_start(
     findings: _Findings, earlier: Attempt, selection: Selection, attempt: Attempt, later: Selection
 ) -> None:
-    """Verify that an attempt began at a position that the earlier one had, so that no sample is lost between them.
+    """Verify that an attempt began at a position that the earlier one reached, so that no sample is lost between them.
 
-    An attempt with another version of the datasets begins an epoch, where that version's epoch begins.
+    An attempt with another version of the datasets must begin where an epoch of that version begins.
     """
     try:
         plan = _plan_of(selection, _last_start(earlier, attempt.start), attempt.start)
@@ -258,7 +258,10 @@ def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
 
 
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
-    """Return where an attempt last began a version, before a position. Versions with equal samples share an attempt."""
+    """Return the last position before a given one at which an attempt began a version.
+
+    Versions with equal samples share an attempt.
+    """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [
         loop.start

@@ -187,7 +187,7 @@ class AssignedBucket:
 class AssignedRows:
     """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
 
-    num_repeated, num_dropped: numbers of videos whose frames are repeated or partly left out at the requested frame
+    num_repeated, num_dropped: numbers of videos whose frames are repeated or partly dropped at the requested frame
         rate.
     fps_min, fps_max: lowest and highest frame rate of the videos; infinity and 0 if all rates are unknown.
     num_groups: number of groups of rows with equal bucket choices.
@@ -331,7 +331,7 @@ def _no_count(name: str, value: float, most: int) -> str:
 def _unusable(
     found: AssignedRows, block: FactsBlock, mask: npt.NDArray[np.bool_], kind: str, reason: Callable[[int], str]
 ) -> None:
-    """Count the rows in `mask` as left out. reason: function from the place of the first row to its reason."""
+    """Count the rows in `mask` as left out. reason: function that returns the reason for the row at an index."""
     places = np.flatnonzero(mask)
     if len(places):
         first = int(places[0])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """Planned run to forecast. Most fields are arguments of VideoLoader.
+    """Run to forecast. Most fields are arguments of VideoLoader.
 
     costs: measured step costs; None to predict them from tokens.
     details: True to add loads and memory and, for a sealed dataset, the shapes and time from its samples index.

@@ -19,11 +19,12 @@ _MOST_RECENT = 1 << 16
 
 
 class Findings(Mapping[Key, Any]):
-    """Mapping of keys to JSON values that takes about 40 bytes of memory per key. Thread-safe.
+    """Mapping of keys to JSON values that uses about 40 bytes of memory per key. Thread-safe.
 
-    Small data stays in memory. The file has no name, so that nothing is left behind; it is in the system's temporary
-    directory (TMPDIR). Keys are found by their hashes: with n keys, two have the same hash, and the mapping loses one
-    of them, with a probability of n**2 / 2**65. Hashes differ between runs, so that the next run finds both.
+    Small data stays in memory. The file is in the system's temporary directory (TMPDIR). It has no name, so it
+    disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two of them have
+    the same hash, so that the mapping loses one, is n**2 / 2**65. Hashes differ between runs, so the next run finds
+    both.
 
     Methods raise OSError if the file cannot be written or read.
     """

@@ -14,7 +14,7 @@ _ROOT = Path("/sys/fs/cgroup")
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
     """Return the memory in bytes that this process may use. It includes shared memory.
 
-    This is the smallest of the machine's memory and the memory limits of the process's control groups.
+    The result is the smallest of the machine's memory and the memory limits of the process's control groups.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for controllers, path in _groups(groups):

@@ -1,14 +1,14 @@
 """History of a run from its ledger: which deliveries count after interruptions and resumes.
 
-    session    what was started together: a folder with one log per rank, and the plan and position at which it began.
-               A loader that continues in another version of a dataset begins another session
+    session    ranks that were started together: a folder with one log per rank, and the plan and position at which it
+               began. A loader that continues in another version of a dataset begins another session
     attempt    consecutive sessions with the same plan and position. They deliver the same batches
     history    per attempt and rank, the deliveries before the position at which a later attempt began
 
 A later attempt replaces all deliveries from its position on, because the model was restored to that position. Before
 it, the log of any session of an attempt counts: a rank may have been killed before it opened its log in the session of
-the others. Of the last attempt, only the last session of each rank counts, because nothing shows how far the model of
-an earlier one was kept.
+the others. Of the last attempt, only the last session of each rank counts, because nothing shows up to which step the
+model of an earlier session was kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamvid.ledger.sessions import SESSION_FILE, ranks_in, session_folder, se
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive deliveries of one loop of one rank that count: those from `start` to before `until`."""
+    """Counted consecutive deliveries of one loop of one rank, from `start` to `until` (exclusive)."""
 
     log: RankLog
     loop: LoggedLoop
@@ -47,7 +47,7 @@ class Attempt:
     plan: values that determine the plan, as JSON; see LedgerWriter.begin.
     cursor: position at which the sessions began.
     logs: rank → its logs, in the order of the sessions.
-    until: position from which on a later attempt replaces the deliveries; END for the last attempt.
+    until: position at which a later attempt begins to replace the deliveries; END for the last attempt.
     """
 
     number: int
@@ -73,7 +73,7 @@ class Attempt:
         return sum(loop.num_batches for logs in self.logs.values() for log in logs for loop in log.loops)
 
     def stretches(self, rank: int) -> list[Stretch]:
-        """Return the deliveries of a rank that count, in order."""
+        """Return the counted deliveries of a rank, in order."""
         logs = self.logs.get(rank, ())
         if self.until == END:
             logs = logs[-1:]
@@ -147,7 +147,7 @@ def _attempts(folder: Path, numbers: list[int]) -> list[Attempt]:
 
 
 def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
-    """Return the attempts with the positions from which on later attempts replace them."""
+    """Return the attempts with the positions at which later attempts begin to replace them."""
     found: list[Attempt] = []
     until = END
     for one in reversed(attempts):

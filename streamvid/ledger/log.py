@@ -22,7 +22,7 @@ class LoggedLoop:
 
     number: index of the loop in the log.
     ends: epoch → step after its last batch in this epoch.
-    until: deliveries from this position on are replaced by a later loop of the same loader.
+    until: position at which a later loop of the same loader begins to replace the deliveries.
     """
 
     number: int
@@ -51,7 +51,7 @@ class RankLog:
     def records(self) -> Iterator[LoopStart | LoggedBatch]:
         """Yield the starts of loops and the batches, in order, up to the first damaged record.
 
-        Each is read in a block of at most a few MiB. Raises OSError if a file cannot be read.
+        They are read in blocks of at most a few MiB. Raises OSError if a file cannot be read.
         """
         number = 0
         for path in (rank_file(self.session, self.rank), tail_file(self.session, self.rank)):

@@ -1,4 +1,4 @@
-"""Questions to a ledger: who saw a sample, and what did a model see before a step."""
+"""Queries of a ledger: where a sample was delivered, and which samples a model saw before a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sighting:
     """One delivery of a sample.
 
     counts: False if a later attempt delivered the step again, so that the final model did not see this delivery.
-    planned_only: True if the sample was planned but bad, and another one was delivered in its place.
+    planned_only: True if the sample was planned but bad, and another sample was delivered in its place.
     """
 
     session: str
@@ -58,7 +58,7 @@ def sightings(attempts: Sequence[Attempt], key: str) -> Iterator[Sighting]:
 
 
 def seen_before(attempts: Sequence[Attempt], end: Position) -> Counter[tuple[str, str]]:
-    """Return the number of deliveries before a position that count, by (dataset, key)."""
+    """Return the number of counted deliveries before a position, by (dataset, key)."""
     found: Counter[tuple[str, str]] = Counter()
     for attempt in attempts:
         for rank in sorted(attempt.logs):

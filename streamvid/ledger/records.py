@@ -25,7 +25,7 @@ class LoggedSample(NamedTuple):
 
     dataset: index of the dataset in the loader.
     visit: planned visit of the sample.
-    start, stride: first frame and distance of the frames, as positions on the grid of the view; 0 and 0 for texts.
+    start, stride: first frame and distance between frames, as positions on the grid of the view; 0 and 0 for texts.
     caption: drawn caption, such as "text", "text/2" (the third caption of a sample) or a column; "" for an empty text.
     is_repeat: True for a repeat that the tail policy added.
     substituted_for: key of the planned sample, if it was bad and `key` replaced it.
@@ -54,7 +54,7 @@ class LoopStart:
     """Start of a loop over a loader.
 
     cursor: position in the plan (`Cursor.to_json`).
-    is_again: True if the same loader began the epoch again after a `break`. What it delivered before still counts;
+    is_again: True if the same loader began the epoch again after a `break`. Its earlier deliveries still count;
         otherwise, a loop replaces all deliveries from its position on, because the model restarted from there.
     """
 
@@ -74,14 +74,17 @@ def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict
 
 
 def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
-    """Return one batch as JSON: number, epoch, step, and a row per sample. This costs less time than a block of one."""
+    """Return one batch as JSON: number, epoch, step, and a row per sample.
+
+    This takes less time than a block of one batch.
+    """
     return [number, *batch.position, batch.samples]
 
 
 def block_record(number: int, batches: Sequence[LoggedBatch]) -> dict[str, Any]:
     """Return consecutive batches as JSON columns, which compress well. number: see `start_record`.
 
-    A column other than the keys whose values are all equal is that value.
+    Except for the keys, a column whose values are all equal is replaced by that value.
     """
     samples = [sample for batch in batches for sample in batch.samples]
     columns = list(zip(*samples, strict=True)) or [()] * len(LoggedSample._fields)
@@ -112,7 +115,7 @@ def _differences(values: Sequence[int]) -> list[int]:
 
 
 def read_record(value: Any, number: int) -> LoopStart | list[LoggedBatch] | None:
-    """Return the content of a record, without what precedes record `number`, which was read already.
+    """Return the content of a record, without the records before `number`, which have already been read.
 
     The result is None if the value is not a record (SAFE-1), or if records are missing before it.
     """

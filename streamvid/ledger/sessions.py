@@ -27,12 +27,12 @@ def session_folder(folder: Path, number: int) -> Path:
 
 
 def rank_file(session: Path, rank: int) -> Path:
-    """Return the log of a rank in a session: compressed blocks."""
+    """Return the path of a rank's log in a session. The log consists of compressed blocks."""
     return session / f"rank-{rank:05d}.ledger"
 
 
 def tail_file(session: Path, rank: int) -> Path:
-    """Return the file of a rank's last batches, which are not yet in its log."""
+    """Return the path of the file with a rank's last batches, which are not yet in its log."""
     return session / f"rank-{rank:05d}.tail"
 
 

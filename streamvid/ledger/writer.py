@@ -22,7 +22,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class LedgerWriter:
-    """Log of the batches that one rank hands out, from the first loop of a loader on.
+    """Log of the batches that one rank hands out, starting with a loader's first loop.
 
     `add` appends a batch to the tail file, so that a killed process loses no batch. Every 1,024 samples, the batches of
     the tail are appended to the log as one compressed block, and the tail is emptied. If the process is killed between
@@ -42,7 +42,7 @@ class LedgerWriter:
         """Log the start of a loop. See LoopStart for the arguments.
 
         plan: values that determine the plan, as JSON, equal on all ranks. The first loop opens or joins a session, and
-            so does the first one with another plan, such as that of another version of a dataset.
+            so does the first loop with another plan, such as that of another version of a dataset.
         """
         described = json.dumps(dict(plan), sort_keys=True).encode()
         if self._log >= 0 and described != self._plan:
@@ -99,7 +99,7 @@ class LedgerWriter:
             raise _storage_error(self._folder, error) from error
 
     def _enter(self, session: bytes) -> Path:
-        """Create this rank's file in the newest session if that has the same plan and start, else in a new session."""
+        """Create this rank's file in the newest session if it has the same plan and start, else in a new session."""
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             number = newest_session(self._folder)

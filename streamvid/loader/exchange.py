@@ -42,7 +42,8 @@ def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGrou
 def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> list[tuple[int, Any]]:
     """Return (rank, value) of each process that compares its plans, in a collective operation. Values are plain JSON.
 
-    groups: None if this process does not compare its plans. Raises ConfigError if the ranks cannot communicate.
+    groups: None if this process does not compare its plans.
+    Raises ConfigError if the ranks cannot communicate.
     """
     if groups is None or not is_initialised():
         if world.num_ranks > 1:

@@ -70,7 +70,7 @@ class VideoLoader(UnsupportedProtocols):
     sync: "bucket": all ranks have the same bucket at each step; "cost": their buckets have similar predicted costs.
     accumulate: number of gradient accumulation steps. The number of steps per epoch is a multiple of it.
     split: split of the dataset to deliver.
-    where: condition on columns, such as "aesthetic > 5". Samples that do not meet it are left out.
+    where: condition on columns, such as "aesthetic > 5". Samples that do not meet it are omitted.
     columns: index columns that are delivered with each batch.
     media: conditioning inputs (control videos, reference images, masks) that are delivered as `batch.media`, by name.
     features: precomputed features that `streamvid encode` created from the dataset, delivered instead of video: a path,
@@ -88,10 +88,10 @@ class VideoLoader(UnsupportedProtocols):
         cores, at most 8.
 
     The loader is a plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching.
-    `accelerator.prepare` leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader
-    moves to the next epoch. Calling `iter()` after a `break` starts the epoch again, with a warning. If a caller stops
-    after the number of batches that `len()` returned for an earlier epoch, its next loop delivers the remaining batches
-    first.
+    `accelerator.prepare` leaves it unchanged. When a loop ends, or has received the last batch of the epoch, the
+    loader moves to the next epoch. Calling `iter()` after a `break` starts the epoch again, with a warning. If a
+    caller stops after the number of batches that `len()` returned for an earlier epoch, its next loop delivers the
+    remaining batches first.
 
     Raises ConfigError for invalid arguments, DatasetError for unreadable datasets, and PlanError if no batch can be
     delivered. Iteration raises LoaderError, in particular its subclasses SampleError, WorkerError and RingFullError;
@@ -380,7 +380,7 @@ class VideoLoader(UnsupportedProtocols):
         """Resume at the next `iter()`, after the batch at which `state` was saved. A loop in progress ends.
 
         If the samples of a dataset have changed since then, the version of the state is opened, unless the dataset was
-        given open or with another version.
+        passed as an open Dataset or with another version.
 
         Raises StateError, and changes nothing, for a state from another dataset, split, filter, seed, shuffle or tail,
         or from a version that was deleted.
@@ -401,7 +401,7 @@ class VideoLoader(UnsupportedProtocols):
         """Start the given epoch at the next `iter()`, at step `step` if that is given. A loop in progress ends.
 
         Without `step`, the current epoch keeps its position, so that the usual `set_epoch` before each loop does not
-        undo a resume. Raises ConfigError for an invalid epoch, or for a step that the epoch does not have.
+        undo a resume. Raises ConfigError for an invalid epoch, or for a step that the epoch does not contain.
         """
         require_integer("epoch", epoch, 0, MAX_EPOCH - 1)
         if step is not None:

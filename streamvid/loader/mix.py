@@ -142,8 +142,8 @@ class MixPart:
     rate: rule for the frame rate at which its clips are read.
     media: conditioning inputs to deliver.
     sidecar: precomputed features to deliver instead of clips.
-    later: number of the part with a later version of the same dataset; None for the version of the loader.
-    audio: audio to deliver; None for none.
+    later: number of the part with a later version of the same dataset; None for the version that the loader uses.
+    audio: audio to deliver; None if no audio is delivered.
     """
 
     number: int
@@ -205,7 +205,7 @@ class Mix:
 
     @property
     def audio(self) -> AudioPlan | None:
-        """Audio to deliver; None for none. It is the same for all datasets with pictures."""
+        """Audio to deliver, which is the same for all datasets with pictures; None if no audio is delivered."""
         return next((part.audio for part in self.parts if part.audio is not None), None)
 
     @property
@@ -214,7 +214,7 @@ class Mix:
         return [one for part in self.parts for one in (part.dataset, part.sidecar) if one is not None]
 
     def is_numeric(self, column: str) -> bool:
-        """Return whether a column requested by the caller holds numbers or booleans in all datasets."""
+        """Return whether a column requested by the caller contains numbers or booleans in all datasets."""
         return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
 
     def identity(self) -> list[dict[str, str | None]]:
@@ -315,7 +315,7 @@ def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None
 
 
 def can_change_version(config: DatasetConfig) -> bool:
-    """Return True if the dataset was given by a URL that does not name a version, so that others can be opened."""
+    """Return True if the dataset was given by a URL without a version, so that other versions can be opened."""
     return not isinstance(config.url, Dataset) and DatasetRef.parse(config.url).is_newest
 
 

@@ -96,7 +96,7 @@ _COMPARED = frozenset({"temporal", "max_interval", "spatial", "spatial_scale", "
 class Setup:
     """Checked arguments and parts of a loader.
 
-    numeric: columns that hold numbers in all datasets.
+    numeric: columns that contain numbers in all datasets.
     compared_groups: groups of processes whose plans are compared; None: no comparison.
     view_facts: values that determine the view of a visit, for each dataset; see batch/features.py.
     """
@@ -163,7 +163,7 @@ class Setup:
 
     @property
     def belongs_to(self) -> Mapping[str, Any]:
-        """Values that must be the same where a state is saved and where it is loaded."""
+        """Values that must match between the loader that saved a state and the one that loads it."""
         # With another tail, positions refer to the same samples, but samples that "carry" has carried precede the start
         # of the epoch, and other tails would silently lose them.
         options = self.selection.options
@@ -199,7 +199,7 @@ def set_up(
 ) -> Setup:
     """Check the arguments and open the datasets. Raises ConfigError or DatasetError if any of them is unusable.
 
-    stores: open stores of an earlier setup with the same arguments, which are used again.
+    stores: open stores of an earlier setup with the same arguments, to be reused.
     """
     world, options = _world(plan.world), plan.options(data.split)
     if plan.num_epochs is not None:
@@ -405,7 +405,7 @@ def loader_memory(
     media: Sequence[Medium] = (),
     audio: AudioPlan | None = None,
 ) -> LoaderMemory:
-    """Return the sizes of a loader's memory. pixels: format in the ring; None if the ring holds stored clips."""
+    """Return the sizes of a loader's memory. pixels: format in the ring; None if the ring contains stored clips."""
     largest = max(
         batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media, audio) for bucket in buckets
     )

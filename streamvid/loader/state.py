@@ -24,7 +24,7 @@ _MAX_NAMED = 1000
 
 @dataclass(frozen=True, slots=True)
 class StateVersions:
-    """Versions of the datasets at a position. They are named in a state, but the state belongs to no version.
+    """Versions of the datasets at a position. A state lists them, but is not tied to any of them.
 
     current: version of each dataset.
     carried: version of each dataset from which samples are still carried over; empty if there are none.
@@ -59,8 +59,9 @@ def make_state(
 ) -> dict[str, Any]:
     """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
 
-    versions: the current versions, and those of carried samples, which are left out if all of these were delivered.
-    Its `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at this share.
+    versions: the current versions, and those of carried samples, which are omitted once all carried samples have been
+    delivered. The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at
+    this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)

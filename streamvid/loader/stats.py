@@ -81,7 +81,7 @@ class LoaderStats:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Part that limits the loader, with reasons and remedies; None for less than 10 batches.
+        """Part that limits the loader, with reasons and remedies; None for fewer than 10 batches.
 
         `loader.stats().since(earlier).verdict` is the verdict on the time since `earlier`.
         """
@@ -110,9 +110,10 @@ class LoaderStats:
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     def wait_quantile(self, share: float) -> float:
-        """Return the wait in seconds that a share of the waits (0 to 1) did not exceed, rounded up to a class's bound.
+        """Return the wait in seconds that a share of the waits (0 to 1) did not exceed.
 
-        0.5 gives the median and 0.99 the 99th percentile. The result is infinite for waits of more than 50 s.
+        0.5 gives the median and 0.99 the 99th percentile. The result is rounded up to one of WAIT_BOUNDS; it is
+        infinite for waits of more than 50 s.
         """
         wanted, totals = share * sum(self.wait_counts), accumulate(self.wait_counts)
         bounds = zip((*WAIT_BOUNDS, math.inf), totals, strict=True)

@@ -74,7 +74,7 @@ def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | Non
 
 
 def _origin(store: Store) -> Store:
-    """Return the store itself, of which several datasets may have caches."""
+    """Return the store behind the cache, which several datasets may share."""
     return store.origin if isinstance(store, CachedStore) else store
 
 

@@ -56,7 +56,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Shares of the time, from 0 to 1, during which the parts of a loader worked.
+    """Shares of the time, from 0 to 1, during which the parts of a loader were busy.
 
     cores_busy: share of all available cores; None if unknown.
     room: number of samples that fit into prefetch_bytes at a time; None if unknown.

@@ -38,14 +38,14 @@ class LoaderArguments:
     delivery: DeliveryArguments
 
     def set_up(self, versions: Sequence[int | None] = (), stores: Stores | None = None) -> Setup:
-        """Return the setup with these versions of the datasets. Raises the same errors as `set_up`.
+        """Return the setup with these versions of the datasets. Raises the same errors as `setup.set_up`.
 
         stores: open stores of an earlier setup.
         """
         return set_up(replace(self.data, versions=tuple(versions)), self.plan, self.delivery, stores)
 
     def check_follow(self) -> None:
-        """Raise ConfigError if datasets cannot be followed, although that is requested."""
+        """Raise ConfigError if following versions is requested, but not possible for these datasets."""
         if not self.plan.schedule.follow:
             return
         if self.data.features is not None:
@@ -63,7 +63,9 @@ class LoaderArguments:
     # Resuming.
 
     def resumed(self, setup: Setup, state: Mapping[str, Any], force: bool) -> tuple[Setup, Cursor]:
-        """Return the setup and the position for a state. The setup is `setup` if that has the samples of the state.
+        """Return the setup and the position for a state.
+
+        The setup is `setup` itself if it has the samples of the state.
 
         Raises StateError if the state is invalid, belongs to another plan, or is from a version that was deleted. With
         `force`, such a state is used as an approximate position in `setup`.
@@ -110,11 +112,13 @@ class LoaderArguments:
 
 
 def agreed_versions(mix: Mix, is_due: bool, world: World, groups: ProcessGroups | None) -> tuple[int, ...] | None:
-    """Return the versions in which all ranks begin an epoch: the newest ones that rank 0 sees.
+    """Return the versions with which all ranks begin an epoch: the newest ones that rank 0 sees.
 
-    is_due: True if this rank is about to begin an epoch. If it is not due on all ranks, the result is None.
-    Every rank must call this function. Raises the same error on all ranks if rank 0 cannot read the datasets, and
-    ConfigError if there are several ranks that cannot communicate.
+    Every rank must call this function. If an epoch is not due on all ranks, the result is None.
+
+    is_due: True if this rank is about to begin an epoch.
+    Raises the same error on all ranks if rank 0 cannot read the datasets, and ConfigError if there are several ranks
+    that cannot communicate.
     """
     found: dict[str, Any] = {"is_due": is_due}
     if is_due and world.rank == 0:
@@ -134,7 +138,7 @@ def agreed_versions(mix: Mix, is_due: bool, world: World, groups: ProcessGroups 
 def followed(
     arguments: LoaderArguments, setup: Setup, plan: AnyPlan, versions: tuple[int, ...]
 ) -> tuple[Setup, Cursor]:
-    """Return the setup with newer versions, and the position at which the epoch of `plan` begins there.
+    """Return the setup with newer versions, and the position at which the epoch of `plan` begins in it.
 
     plan: plan of an epoch that has not begun, with the versions of `setup`.
     """
@@ -147,7 +151,7 @@ def followed(
 
 
 def start_in(new: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan`, a plan of the version before, begins in a new version."""
+    """Return the position at which the epoch of `plan`, a plan of the previous version, begins in a new version."""
     epoch, places = plan.cursor.epoch, plan.cursor.positions
     carries = plan.options.tail_rule.carries
     carried = {name: place for name, place in places.items() if carries and place < plan.start_of(name)}

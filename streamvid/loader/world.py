@@ -58,7 +58,7 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
     `world_from_mesh(mesh, "dp_replicate", "dp_shard")`, the last dimension changes fastest. Processes that differ only
     in other dimensions share a rank.
 
-    Raises ConfigError for names that the mesh does not have, and in a process that is not part of the mesh.
+    Raises ConfigError for names that are not dimensions of the mesh, and in a process that is not part of the mesh.
     """
     names = mesh.mesh_dim_names or ()
     if not names:

@@ -142,7 +142,10 @@ def _raw(
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
-    """Return a batch with the output of `encode` added. Lists of tensors are padded and get a mask, as in features."""
+    """Return a batch with the output of `encode` added.
+
+    Lists of tensors are padded and get a mask, as for stored features.
+    """
     if taken := encoded.keys() & set(batch):
         raise ConfigError(f"encode returned {min(taken)!r}, which is already a field of the batch; use another name")
     ragged = {name: tensors for name, tensors in encoded.items() if not isinstance(tensors, Tensor)}
@@ -208,7 +211,7 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
-    """Return the facts that define the encoders besides their weights.
+    """Return the facts, other than their weights, that define the encoders.
 
     names: factory arguments that the encoders depend on; None: all.
     has_encoders: True if their weights are recorded, so that the name of the factory is ignored.
@@ -236,13 +239,13 @@ def portable(value: object) -> object:
 
 
 def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the weights of each part in `names`, by name. Parts that do not exist are left out."""
+    """Return the SHA-256 of the weights of each part in `names`, by name. Parts that do not exist are omitted."""
     parts = {name: part for name in names if (part := part_of(module, name)) is not None}
     return {name: digest_tensors(part.state_dict(), type(part).__qualname__) for name, part in parts.items()}
 
 
 def digest_tensors(tensors: Mapping[str, object], otherwise: str = "") -> str:
-    """Return one SHA-256 hash of all tensors and their names, or of the text `otherwise` if there are none."""
+    """Return a SHA-256 hash of all tensors and their names, or of the text `otherwise` if there are none."""
     named = [(name, tensor) for name, tensor in sorted(tensors.items()) if isinstance(tensor, Tensor)]
     with ThreadPoolExecutor(max_workers=min(8, usable_cores())) as pool:
         lines = list(pool.map(_digest_line, named))

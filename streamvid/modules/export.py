@@ -24,10 +24,12 @@ MODEL_INDEX = "model_index.json"
 
 
 def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | None = None) -> int:
-    """Write the adapters of `path` in `format`, as a new file or, in peft's format, as a new folder.
+    """Write the adapters in `path` as a new file in `format` or, for peft's format, as a new folder.
 
-    family: see `convert_adapters`. Return the number of layers. Raises ConfigError if the target exists or has another
-    suffix than safetensors files, and the errors of `convert_adapters`.
+    family: see `convert_adapters`.
+    Return the number of layers.
+    Raises ConfigError if the target exists or does not have the suffix of safetensors files, and the same errors as
+    `convert_adapters`.
     """
     if format != "peft" and target.suffix != SAFETENSORS:
         raise ConfigError(f"-o {target}: must end with {SAFETENSORS} for --format {format}")
@@ -44,12 +46,12 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
 
 
 def write_pipeline_folder(weights: Path, model: Path, output: Path) -> tuple[str, ...]:
-    """Write the folder `output`: that of the base model, with the tensors of `weights` in place of its own.
+    """Write the folder `output`: a copy of the base model's folder that contains the tensors of `weights`.
 
     weights: file of a run, whose names begin with that of a component (or belong to `transformer`).
     model: diffusers folder of the base model. Its unchanged files are hard-linked if possible, otherwise copied.
-    The trained tensors get the dtypes of those that they replace. Return the names of the changed components.
-    Raises ConfigError if the folder exists, is not a model, or has other tensors than the file.
+    The trained tensors get the dtypes of the tensors that they replace. Return the names of the changed components.
+    Raises ConfigError if the folder exists, is not a model, or has tensors that do not match the file.
     """
     if output.exists():
         raise ConfigError(f"-o {output} already exists; choose a new folder, or remove it")

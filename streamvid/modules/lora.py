@@ -88,8 +88,9 @@ def require_files(config: LoraConfig) -> None:
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
     """Return the dotted names of the layers of `base` that get adapters.
 
-    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, the linear
-        layers inside lists of blocks: those with at least 512 inputs and outputs or, if there are none, all of them.
+    wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, the
+        linear layers inside lists of blocks are chosen: those with at least 512 inputs and outputs or, if there are
+        none, all of them.
     """
     names = [part for part in (wanted.split(",") if isinstance(wanted, str) else wanted) if part.strip()]
     names = [part.strip() for part in names]
@@ -162,7 +163,7 @@ def base_of(module: nn.Module) -> str | None:
 
 
 def adapter_file(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> EncodedAdapters | None:
-    """Return the file with the adapters among `tensors`, or None without adapters.
+    """Return the file with the adapters among `tensors`, or None if there are no adapters.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """

@@ -22,7 +22,7 @@ class ModelSize:
     """Row of the size table. Bytes include buffers.
 
     A shared tensor is counted only in the first model that contains it.
-    num_of_dtype: number of parameters by name of the dtype.
+    num_of_dtype: number of parameters by dtype name.
     """
 
     name: str

@@ -54,10 +54,12 @@ class Match:
 def load(
     module: nn.Module, sources: Sequence[WeightSource], config: WeightsConfig, *, may_lack: Sequence[str] | None = ()
 ) -> dict[str, str]:
-    """Load weight files into `module`. Return each written path → the child that it fills ("" for the module).
+    """Load weight files into `module`.
+
+    Return a mapping from the paths, as written, to the children that they fill ("" for the module).
 
     may_lack: children that the module may lack; None: any child. Files of absent children are skipped.
-    Raises ConfigError before the first tensor changes if a file fits no child or several, or if a key is missing or
+    Raises ConfigError before the first tensor changes if a file matches no child or several, or if a key is missing or
     unexpected and `config` does not allow this. Raises ConfigError at the end if a parameter is still a meta tensor.
     """
     states = [read_state(source.files) for source in sources]
@@ -91,7 +93,7 @@ def choose(
 ) -> Match | None:
     """Return the match of a source with one child, or None if the source belongs to a model that the task does not use.
 
-    Raises ConfigError if the source fits no child or several.
+    Raises ConfigError if the source matches no child or several.
     """
     child, allowed = source.child, f"allowed: {child_names(module)}"
     if child is not None and part_of(module, child) is None:
@@ -157,7 +159,7 @@ def _matches(
 
 
 def _twins(module: nn.Module) -> dict[str, frozenset[str]]:
-    """Return each name of a shared parameter → all of its names. A file needs to contain only one of them."""
+    """Map each name of a shared parameter to all of its names. A file needs to contain only one of them."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

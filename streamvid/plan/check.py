@@ -69,7 +69,7 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
 
 
 def check_cursor(cursor: Cursor, streams: Mapping[str, object]) -> None:
-    """Raise StateError for a position in a bucket that the dataset does not have."""
+    """Raise StateError for a position in a bucket that the dataset does not contain."""
     foreign = sorted(cursor.positions.keys() - streams.keys())
     if foreign:
         raise StateError(
@@ -128,6 +128,6 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """Return the first few names as one text, followed by the number of the others, if any."""
+    """Return the first few names as one string, followed by the number of the others, if any."""
     more = len(names) - _NUM_NAMED
     return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

@@ -69,7 +69,8 @@ def draw_sets(
     """Return bucket id → the bucket's draw sets.
 
     numbers, counts: bucket id → indices (among all shards of the bucket) and sample counts of the shards that the plan
-    uses, in the plan's order. Raises IntegrityError if the sample counts of a set's shards differ between its buckets.
+        uses, in the plan's order.
+    Raises IntegrityError if the sample counts of a set's shards differ between its buckets.
     """
     found: dict[str, list[DrawSet]] = {}
     for one in sets:
@@ -93,7 +94,7 @@ def draw_sets(
 class _Drawn:
     """Selection of the samples of a pass: `sizes[i]` samples of shard i.
 
-    If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples from position `firsts[i]` on are used.
+    If `is_drawn[i]`, the shard is permuted with `keys[i]`, and its samples are used, starting at position `firsts[i]`.
     """
 
     sizes: Int64Array
@@ -213,7 +214,10 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Return the label counts in stretches of a pass, which has `total` slots from `base` on. Stretches wrap around."""
+    """Return the label counts in stretches of a pass, which has `total` slots, starting at `base`.
+
+    Stretches wrap around.
+    """
     direct = np.minimum(sizes, total - firsts)
     ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))
     return [end - start + wrapped for end, start, wrapped in zip(ends, starts, rest, strict=True)]

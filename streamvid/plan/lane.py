@@ -1,7 +1,8 @@
 """Lanes of an epoch. A lane is one bucket or, with sync="cost", a class of buckets that share steps.
 
 A lane's batches (units, see span.py) are ordered, and its step k takes the R units [k * R, (k + 1) * R), one per rank.
-The units of a single bucket are consecutive; units of several buckets are merged in the way an epoch merges its lanes.
+The units of a single bucket are consecutive; units of several buckets are merged in the same way as the lanes of an
+epoch.
 
 A lane of several buckets has no position. Instead, a step is identified by the number of units from it to the end of
 the epoch, which does not depend on the position at which the run began.

@@ -68,7 +68,7 @@ class PlanSource:
 
 
 class MixedStream:
-    """Stream of one bucket's samples by position, over all datasets that have the bucket."""
+    """Stream of one bucket's samples by position, over all datasets that contain the bucket."""
 
     def __init__(
         self,
@@ -224,10 +224,10 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
 
 
 def exact_fraction(name: str, value: object) -> Fraction:
-    """Convert a positive number to a fraction, exactly as it is written: 0.1 becomes 1/10.
+    """Convert a positive number to a fraction, exactly as written: 0.1 becomes 1/10.
 
-    Accepts int, float, Fraction, Decimal and text ("3/2"). Raises ConfigError for other values and for numbers with
-    more than about 12 digits, such as 1 / 3 in floating point.
+    The number can be an int, a float, a Fraction, a Decimal or text ("3/2"). Raises ConfigError for other values and
+    for numbers with more than about 12 digits, such as 1 / 3 in floating point.
     """
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction | Decimal):

@@ -61,7 +61,7 @@ class Step:
         return self.bucket_ids[0]
 
     def for_rank(self, rank: int) -> Step:
-        """Return one rank's part of the step. Raises ConfigError if the step does not have this rank."""
+        """Return one rank's part of the step. Raises ConfigError if the step has no such rank."""
         if not 0 <= rank < len(self.bucket_ids):
             raise ConfigError(f"rank={rank}: must be a rank of this step, from 0 to {len(self.bucket_ids) - 1}")
         part = slice(int(self.bounds[rank]), int(self.bounds[rank + 1]))
@@ -122,7 +122,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps whose samples are not looked up yet.
+    """Steps whose samples have not been looked up yet.
 
     draws: samples to look up. All other fields have one entry per step.
     """

@@ -1,4 +1,4 @@
-"""Waveform of a clip's audio, decoded in a process of its own: clips are hostile, and so are their audio streams."""
+"""Waveform of a clip's audio, decoded in a separate process, because clips may be hostile."""
 
 from __future__ import annotations
 

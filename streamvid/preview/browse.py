@@ -1,8 +1,8 @@
 """Pages of samples: filtered by a condition, sorted by a column, and read from the index one page at a time.
 
-No page needs Python objects for the whole index. Without sorting, a page reads only the shards that hold its rows; a
-filter adds one pass over the columns of the condition, whose counts per shard are cached. Sorting reads one column of
-the selected samples and keeps 8 bytes per sample.
+No page needs Python objects for the whole index. Without sorting, a page reads only the shards that contain its rows;
+a filter adds one pass over the columns of the condition, whose counts per shard are cached. Sorting reads one column
+of the selected samples and needs 8 bytes per sample.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Browser:
         return tuple(field.name for field in self._dataset.samples_schema if is_sortable(field.type))
 
     def page(self, query: RowQuery, first: int, limit: int) -> RowPage:
-        """Return at most `limit` samples from number `first` on.
+        """Return at most `limit` samples, starting at number `first`.
 
         Raises ConfigError for an unknown bucket, split or column, or an invalid condition.
         """
@@ -110,7 +110,7 @@ class Browser:
         return int(self._select(query).counts.sum())
 
     def members(self, row: int) -> npt.NDArray[np.int32]:
-        """Return the indices of a shard's samples, without those outside of the view. row: of the shard table."""
+        """Return the indices of a shard's samples, without those outside the view. row: row of the shard table."""
         return self._matching(row, filter_of_view(self._dataset))
 
     def _select(self, query: RowQuery) -> _Selected:
@@ -199,7 +199,7 @@ class Browser:
 
 
 def next_query(query: RowQuery, sort: str) -> RowQuery:
-    """Return the query after a click on a column: sorted by it, in the other direction if it already was."""
+    """Return the query after a click on a column: sorted by that column, in reverse order if it already was."""
     return replace(query, sort=sort, descending=query.sort == sort and not query.descending)
 
 

@@ -18,7 +18,7 @@ _FULL_SCALE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Rectangle with a text that describes it."""
+    """Rectangle with a description."""
 
     x: float
     y: float
@@ -44,7 +44,7 @@ def bars(histogram: Histogram) -> tuple[Box, ...]:
 
 
 def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
-    """Return one box per bucket, in percent. The width is its share of samples, the area its share of pixels."""
+    """Return one box per bucket, in percent. A width is a share of samples, and an area is a share of pixels."""
     of_bucket: dict[str, list[BucketContents]] = {}
     for one in buckets:
         of_bucket.setdefault(one.bucket_id, []).append(one)

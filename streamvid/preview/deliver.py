@@ -89,14 +89,15 @@ class Deliverer:
         self._lock = threading.Lock()
 
     def deliver(self, place: SamplePlace, visit: int, settings: ViewSettings) -> DeliveredSample:
-        """Return a visit of a sample. Raises SampleError if the sample is bad, and ConfigError for a wrong view."""
+        """Return a visit of a sample. Raises SampleError if the sample is bad, and ConfigError for an invalid view."""
         bucket = self._bucket(place)
         return self._kept(("model", place.row, place.index, visit, settings.key), place, settings, bucket, visit)
 
     def uncropped(self, place: SamplePlace, visit: int, settings: ViewSettings, width: int, height: int) -> Frames:
         """Return the same frames of the stored clip as `deliver`, uncropped and scaled down to at most 640 pixels.
 
-        width, height: display size of the clip. Raises the same errors as `deliver`.
+        width, height: display size of the clip.
+        Raises the same errors as `deliver`.
         """
         bucket = self._bucket(place)
         side = min(1.0, _MAX_SOURCE_SIDE / max(width, height))
@@ -111,7 +112,7 @@ class Deliverer:
     def poster(self, place: SamplePlace, settings: ViewSettings) -> Frames:
         """Return one frame from the middle of the clip, of shape (1, height, width, 3), as the loader crops it.
 
-        A bucket with a single frame spares the decoding of a whole window.
+        The bucket used here has a single frame, so that no whole window is decoded.
         """
         bucket = replace(self._bucket(place), num_frames=1)
         middle = replace(settings, view=ViewOptions("middle"))
@@ -185,7 +186,10 @@ class _OpenPipeline:
             pending.block.release()
 
     def _with(self, settings: ViewSettings) -> MixPart:
-        """Return the split's part with other settings. The pipeline caches index rows by part number and needs."""
+        """Return the split's part with other settings.
+
+        The part's number identifies the needed columns in the pipeline's cache.
+        """
         dataset = self._part.dataset
         settings.view.check(dataset.manifest.clips, list(dataset.manifest.buckets), dataset.url)
         rule = text_rule(settings.text, dataset)
@@ -197,7 +201,10 @@ class _OpenPipeline:
 
 
 def _request(part: MixPart, place: SamplePlace, visit: int) -> SampleRequest:
-    """Return the request for a sample. Without a filter, a part holds all shards of its split, in the table's order."""
+    """Return the request for a sample.
+
+    Without a filter, a part contains all shards of its split, in the table's order.
+    """
     shards = part.subset.shards[place.shard.bucket_id]
     rows = getattr(shards, "rows", None)
     number = int(np.searchsorted(rows, place.row)) if rows is not None else list(shards).index(place.shard)

@@ -50,7 +50,7 @@ def extract(
     visit: int = 0,
     progress: Progress = no_progress,
 ) -> ExtractReport:
-    """Write samples to a folder each in `output`. Existing files with the same names are replaced.
+    """Write each sample to a separate folder in `output`. Existing files with the same names are replaced.
 
     settings, visit: settings of the loader and the visit, which determine frames and caption.
     Raises ConfigError for unknown keys, and SampleError or IntegrityError for bad samples.
@@ -74,7 +74,7 @@ def extract(
 
 
 def _folder(key: str, taken: set[str]) -> str:
-    """Return a file name for a key, which a damaged index may have set to anything (SAFE-1)."""
+    """Return a safe folder name for a key. In a damaged index, a key can be any text (SAFE-1)."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", key)[:_MAX_NAME].lstrip("-") or "sample"
     name, number = stem, 2
     while name in taken:

@@ -51,7 +51,7 @@ class VisitFeatures:
     """Features that a loader delivers for a visit.
 
     stored_visit: the stored visit, from 0.
-    num_bytes: size of the file; None if the encoder could not make it.
+    num_bytes: size of the file; None if the encoder could not create it.
     tensors: the tensors of the file; empty if it does not exist or is larger than MAX_SHOWN_BYTES.
     """
 
@@ -63,7 +63,10 @@ class VisitFeatures:
 def open_features(
     datasets: Sequence[Dataset], options: PreviewOptions, storage: StorageOptions
 ) -> list[Sidecar | None]:
-    """Open the features of each dataset. Raises ConfigError if their number is wrong, or if they are of another one."""
+    """Open the features of each dataset.
+
+    Raises ConfigError if their number is wrong, or if they belong to other datasets.
+    """
     given = (options.features,) if isinstance(options.features, str) else options.features
     if given is None:
         return [None] * len(datasets)
@@ -79,7 +82,10 @@ def open_features(
 
 
 def features_of(sidecar: Sidecar, place: SamplePlace, visit: int) -> VisitFeatures:
-    """Return the features of a visit. Raises IntegrityError if they are damaged, or StorageError if unreadable."""
+    """Return the features of a visit.
+
+    Raises IntegrityError if they are damaged, or StorageError if they cannot be read.
+    """
     stored = visit % sidecar.manifest.num_visits
     member = sidecar.members(place.shard).place(place.index, stored)
     if member is None:
@@ -97,7 +103,7 @@ def features_of(sidecar: Sidecar, place: SamplePlace, visit: int) -> VisitFeatur
 
 
 def settings_of(made_with: Mapping[str, object]) -> dict[str, str]:
-    """Return the view from which features were made, as values of an address. See `view_facts` of the loader."""
+    """Return the view from which features were made, as URL parameters. See `view_facts` of the loader."""
     view = made_with.get("view")
     facts = view if isinstance(view, Mapping) else {}
     scale, columns = facts.get("spatial_scale"), facts.get("caption_column")

@@ -1,4 +1,4 @@
-"""Rendering of pages from templates, with every value escaped, and formats of numbers for people."""
+"""Rendering of pages from templates, with every value escaped, and formatting of numbers for display."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def static_file(name: str) -> bytes:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template. Text is escaped; only `Markup` values are inserted as they are."""
+    """Render a template. Text is escaped; only `Markup` values are inserted unchanged."""
     return str(_environment().get_template(template).render(**values))
 
 
@@ -77,11 +77,11 @@ def seconds(value: float) -> str:
 
 
 def path(*parts: object) -> str:
-    """Return a path of an address with every part escaped."""
+    """Return the path of a URL with every part escaped."""
     return "/" + "/".join(quote(str(part), safe="") for part in parts)
 
 
 def query(values: Mapping[str, object]) -> str:
-    """Return the query of an address. Values that are None, empty or False are omitted."""
+    """Return the query string of a URL. Values that are None, empty or False are omitted."""
     kept = {name: 1 if value is True else value for name, value in values.items() if value not in (None, "", False)}
     return "?" + urlencode(kept) if kept else ""

@@ -26,7 +26,7 @@ _PICTURE_WIDTH = 224
 
 @dataclass(frozen=True, slots=True)
 class SheetPicture:
-    """Sample of a contact sheet. picture: address that contains the JPEG, or None; problem: the reason for None."""
+    """Sample of a contact sheet. picture: data URL of the JPEG, or None; problem: reason why there is no picture."""
 
     facts: SampleFacts
     picture: str | None
@@ -73,7 +73,7 @@ def report_of(dataset: Dataset, options: ReportOptions | None = None, progress: 
 
 
 def plan_page(plan: RunForecast) -> str:
-    """Return a forecast of a run as HTML, in one file that loads nothing."""
+    """Return a forecast of a run as self-contained HTML."""
     names = [field.name for field in fields(BucketReport)]
     about = plan.about
     return render(

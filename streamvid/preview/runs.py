@@ -50,14 +50,14 @@ class Curve:
 
     @property
     def is_noisy(self) -> bool:
-        """True for a curve of many points that changes its direction at more than a third of them."""
+        """True for a curve of many points that changes direction at more than a third of them."""
         changes = [after - before for (_, before), (_, after) in pairwise(self.points)]
         turns = sum(one * other < 0 for one, other in pairwise(changes))
         return len(self.points) >= _MIN_SMOOTHED and 3 * turns > len(self.points)
 
     @property
     def smoothed(self) -> tuple[tuple[float, float], ...]:
-        """Mean of each point and of its neighbors, a twentieth of the curve on either side."""
+        """Mean of each point and its neighbors, up to a twentieth of the curve on either side."""
         reach, values = max(1, len(self.points) // 20), [value for _, value in self.points]
         sums = [0.0, *accumulate(values)]
         ends = [(max(0, at - reach), min(len(values), at + reach + 1)) for at in range(len(values))]
@@ -155,7 +155,7 @@ def _samples(folder: Path) -> tuple[RunSample, ...]:
 
 
 def sample_file(folder: Path, name: str) -> Path | None:
-    """Return the path of a generated sample, or None if `name` is not one. No other file of the run can be named."""
+    """Return the path of a generated sample, or None if `name` is not one. No other file of the run is accessible."""
     path = folder / "samples" / name
     is_inside = _SAMPLE.fullmatch(name) is not None and path.resolve().parent == (folder / "samples").resolve()
     return path if is_inside and path.is_file() else None

@@ -51,7 +51,7 @@ class SampleFacts:
         return {name.removeprefix("user."): value for name, value in self.values.items() if name.startswith("user.")}
 
     def number(self, name: str) -> int:
-        """Return an integer of the index row. Raises IntegrityError if the index has none."""
+        """Return an integer of the index row. Raises IntegrityError if the index does not contain one."""
         value = self.values.get(name)
         if not isinstance(value, int):
             raise IntegrityError(f"the index lists {name}={value!r} for {self.key}, not an integer; copy the dataset")

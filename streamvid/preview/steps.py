@@ -1,4 +1,4 @@
-"""Batches of one step on all ranks, by the plan that a loader of one or several datasets follows."""
+"""Batches of one step on all ranks, according to the plan that a loader of one or several datasets follows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StepSample:
 
     dataset: index of its dataset.
     visit: negative for a repeat that the tail policy adds.
-    seed: seed of its random choices, which several datasets derive from that of the loader.
+    seed: seed of its random choices; with several datasets, it is derived from the loader's seed.
     """
 
     dataset: int
@@ -78,9 +78,9 @@ class StepView:
 
 
 def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
-    """Return the batches of a step, for ranks from `first_rank` on, up to about MAX_SHOWN samples.
+    """Return the batches of a step, for ranks starting at `first_rank`, up to about MAX_SHOWN samples.
 
-    Raises the same errors as VideoLoader, and ConfigError for a step that the epoch does not have.
+    Raises the same errors as VideoLoader, and ConfigError for a step that the epoch does not contain.
     """
     options = PlanOptions(
         seed=query.seed, shuffle=query.shuffle, tail=query.tail, sync=query.sync, accumulate=query.accumulate

@@ -46,7 +46,7 @@ _REQUESTS_AT_ONCE = 16
 class ShardUnit:
     """Unit of work that builds one shard. folder: the plan's folder inside the staging folder.
 
-    has_audio: False if the audio of clips is left out.
+    has_audio: False to omit the audio of clips.
     """
 
     dest: str
@@ -75,7 +75,7 @@ class Marker:
     """Record of a finished shard: checksums and sizes of the written files.
 
     member_offsets, member_sha256: per sample, the tar offsets and checksums of its clip and conditioning inputs.
-    audio: per sample, the fields of its AudioEntry, or None without audio.
+    audio: per sample, the fields of its AudioEntry, or None if its clip has no audio.
     """
 
     input_sha256: str
@@ -141,7 +141,7 @@ def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> 
 
 
 def shard_sizes(store: Store, shards: Sequence[PlannedShard]) -> dict[str, int]:
-    """Return the size in bytes of the tars and offsets files of these shards that are in the store, by path."""
+    """Return path → size in bytes for the tars and offsets files of these shards that exist in the store."""
     if all(shard.build_id == 0 for shard in shards):  # the store contains no other dataset
         return {state.path: state.num_bytes for state in store.files("shards")}
     paths = [path for shard in shards for path in (shard.path, offsets_path(shard.path))]
@@ -226,7 +226,7 @@ def _made_clips(shard: PlannedShard) -> Iterator[str]:
 
 
 def _paths(shards: Iterable[PlannedShard]) -> Iterator[str]:
-    """Yield the path or URL of every file that is stored as it is."""
+    """Yield the path or URL of every file that is stored unchanged."""
     members = (member for shard in shards for sample in shard.samples for member in sample.members)
     return (clip.path for _, _, clip in members if not clip.is_made)
 
@@ -307,7 +307,7 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
-    """Return the facts and the packets of a clip's audio, as far as known. Both are None if it has none.
+    """Return the facts and the packets of a clip's audio, as far as they are known. Both are None if there is none.
 
     Audio that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
     """

@@ -37,7 +37,7 @@ _LIMIT = "encode_timeout_seconds"  # the limit for every other decode of a whole
 def declare_columns(records: RecordSet, options: ShardOptions) -> RecordSet:
     """Return the records with the columns that curation will fill.
 
-    Raises SourceError if the metadata already has one of them.
+    Raises SourceError if the metadata already contains one of them.
     """
     for column in options.curation.columns:
         if column.name in records.user_types:
@@ -97,7 +97,7 @@ def curate(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile(ProbedFile):
-    """File with the spans of its records, each of which has a finding of its own."""
+    """File with the spans of its records, each of which has its own finding."""
 
     spans: tuple[Span, ...]
 
@@ -108,7 +108,7 @@ class MeasuredFile(ProbedFile):
 
 @dataclass(frozen=True)
 class _Spans:
-    """Spans of the records, with 16 bytes per record. A record that is not measured has the span (0, 0)."""
+    """Spans of the records, stored in 16 bytes per record. A record that is not measured has the span (0, 0)."""
 
     records: Rows[Record]
     starts: Int64Array
@@ -142,7 +142,7 @@ class _Spans:
 
 
 def _merged(files: Sequence[MeasuredFile]) -> MeasuredFile:
-    """Return a file with the spans of all `files`, which are the same file."""
+    """Merge entries of one file into a single entry with all of their spans."""
     return replace(files[0], spans=tuple(dict.fromkeys(span for file in files for span in file.spans)))
 
 
@@ -179,7 +179,7 @@ def _curated(record: Record, probe: Probe | Rejected, span: Span, findings: Mapp
 
 
 def _columns(figures: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the columns that hold these figures. If black bars could not be measured, their sizes are 0."""
+    """Return the columns that contain these figures. If black bars could not be measured, their sizes are 0."""
     found = {name: value for name, value in figures.items() if name not in (BARS, SIGNATURE)}
     if BARS in figures:
         found |= zip(BAR_COLUMNS, figures[BARS] or NO_MARGINS, strict=True)

@@ -1,4 +1,4 @@
-"""Making of clips in worker processes, which isolate crashes caused by hostile files.
+"""Creation of clips in worker processes, which isolate crashes caused by hostile files.
 
 Native clips are encoded, and copies of a part of a file are cut from it. The shard plan depends on the sizes of the
 clips, so all clips are made before the first shard is written. Until then, they are stored in the staging folder. A
@@ -158,7 +158,7 @@ class Job:
 def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
     """Return the jobs of a sample: one for its clip, then one per file of its conditioning inputs.
 
-    A copied clip has one job if it is a part of its source, and none otherwise.
+    A copied clip has one job if it is only part of its source, and none otherwise.
     """
     probe = sample.probe
     if not options.clips.is_native:
@@ -276,7 +276,8 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 class _Growth:
     """Comparison of the sizes of clips and sources. If the encoded clips are larger, a warning is logged once.
 
-    The sizes are compared at the end and, so that the warning appears early, after every clip from the hundredth on.
+    The sizes are compared at the end and, so that the warning appears early, after every clip, beginning with the
+    hundredth.
     """
 
     num_clips: int = 0

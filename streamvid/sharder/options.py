@@ -142,7 +142,7 @@ class ClipOptions:
 
     @property
     def made_audio(self) -> MadeAudioCodec | None:
-        """Codec of the audio of clips that are encoded or cut, or None to leave it out. Cut clips keep every sample."""
+        """Codec of the audio of clips that are encoded or cut, or None to omit it. Cut clips keep every sample."""
         if self.audio == "drop":
             return None
         return (self.audio_codec or DEFAULT_AUDIO_CODEC) if self.is_native else "flac"
@@ -319,7 +319,7 @@ class ShardOptions:
 
     @property
     def divides_files(self) -> bool:
-        """True if a sample may be a part of its source."""
+        """True if a sample may be only part of its source."""
         cuts = (self.source.time_columns, self.clips.max_clip_seconds is not None, self.curation.scene_cuts)
         return any(cuts)
 
@@ -330,7 +330,7 @@ class ShardOptions:
 
     @property
     def cuts_copies(self) -> bool:
-        """True if a copied clip may be a part of its source."""
+        """True if a copied clip may be only part of its source."""
         return self.divides_files and self.clips.kind == "copy"
 
     @cached_property
@@ -359,7 +359,7 @@ class ShardOptions:
         return self.config.table
 
     def cut_json(self) -> dict[str, object]:
-        """Return everything that determines the bytes of a clip that is cut from its source, except its source."""
+        """Return everything that determines the bytes of a clip that is cut from its source, except the source."""
         versions = encoder_versions()
         return {"audio": self.clips.made_audio, "versions": {name: versions[name] for name in ("av", "ffmpeg")}}
 

@@ -108,7 +108,8 @@ def run_missing(
 ) -> None:
     """Run the units of this task whose findings the journal lacks, and add their findings to it.
 
-    If a file has several keys, the finding of its unit has one part for each in "parts", unless it is a rejection.
+    If a file has several keys, the finding of its unit contains one part per key under "parts", unless it is a
+    rejection.
     files: the files of all tasks. Their order decides which task runs a unit.
     For the other arguments, see `run_units`.
     Raises TasksUnfinished if other tasks have not run their units yet.

@@ -65,11 +65,13 @@ class BucketRow:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report of a run. `state` is "built", "already sealed", "dry run" or "task ended"; for an append also "appended",
-    or "already there" if it added no samples.
+    """Report of a run.
 
-    num_records: number of input rows; for an append, without the rows that the dataset knows already.
-    num_known: number of input rows that the dataset knows already.
+    `state` is "built", "already sealed", "dry run" or "task ended"; for an append also "appended", or "already there"
+    if it added no samples.
+
+    num_records: number of input rows; for an append, excluding the rows that the dataset already knows.
+    num_known: number of input rows that the dataset already knows.
     num_windows: number of windows into which the rows were split. It differs from num_records only if sources are
         longer than max_clip_seconds or rows have several time ranges. It equals num_samples + num_rejected, where a
         clip that several buckets store counts once (SHARD-3).
@@ -249,7 +251,7 @@ def _audio_summary(samples: Rows[PlannedSample]) -> AudioSummary:
 
 
 def _videos(samples: Rows[PlannedSample], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the file name and these values of each video, once per file."""
+    """Yield the file name and the given values of each video, once per file."""
     repeated = TextSet.repeated(path for (path,) in samples.tuples("record.path"))
     seen = set()
     for path, source, is_image, *values in samples.tuples("record.path", "record.source", "probe.is_image", *names):

@@ -67,8 +67,8 @@ def seal(
 ) -> None:
     """Write the index, then the files for other readers and the manifest. Then remove the staging folder.
 
-    known: the input rows to record. base: dataset of which the result is the next version. No version is published if
-    there is nothing to record.
+    known: the input rows to record. base: dataset whose next version is published. No version is published if there is
+    nothing to record.
     """
     folder = staging.plan_folder(plan.sha256)
     plan = replace(plan, shards=tuple(shard for shard in plan.shards if shard.samples))
@@ -129,7 +129,7 @@ def _write_index(
 
 @dataclass(frozen=True)
 class _SamplesForm:
-    """Form of the samples files, which is the same for all of a dataset.
+    """Form of the samples files, which is the same for the whole dataset.
 
     user_types: user columns and their types. left_out: columns that are stored in other files.
     media: names of the conditioning inputs. has_packets: True if there is a packets file for each samples file.

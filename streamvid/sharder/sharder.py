@@ -88,9 +88,10 @@ def shard(
     (SHARD-1). If an equal dataset is already sealed at `dest`, it is left unchanged. `on_input` is called once, before
     clips are encoded or stored, with a summary of how the input was interpreted.
 
-    Raises ConfigError if an option does not suit the input, `dest` or this function; SourceError if input cannot be
-    read or changes while it is read, or if every row is rejected; SealedError if `dest` contains a different dataset;
-    DatasetError if `dest` contains other files or another sharder is using `dest`; and StorageError if a store fails.
+    Raises ConfigError if an option does not suit the input, `dest` or this function; SourceError if the input cannot
+    be read or changes while it is read, or if every row is rejected; SealedError if `dest` contains a different
+    dataset; DatasetError if `dest` contains other files or another sharder is using `dest`; and StorageError if a
+    store fails.
     """
     check_engine(options)
     place, progress, on_input = find_destination(dest, options), progress or no_progress, on_input or ignore_input
@@ -157,7 +158,7 @@ def run_build(
 
 
 def check_engine(options: ShardOptions) -> None:
-    """Raise ConfigError if the options ask for jobs that only the command line can submit."""
+    """Raise ConfigError if the options request jobs that only the command line can submit."""
     if options.work.cluster.engine == "slurm":
         raise ConfigError(_NOT_SUBMITTED)
 
@@ -298,7 +299,7 @@ def check_apart(source: Sources, dest: Store, options: ShardOptions) -> None:
 
 
 def _real(store: Store) -> str:
-    """Return the URL of a store without symbolic links, with a slash at its end."""
+    """Return the URL of a store without symbolic links and with a trailing slash."""
     url = os.path.realpath(store.url) if store.is_local else store.url
     return f"{url.rstrip('/')}/"
 

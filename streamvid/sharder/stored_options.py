@@ -27,7 +27,7 @@ _DEFAULTS = {"audio": "keep", "hdr": "refuse"}
 
 
 def options_like(stored: Mapping[str, Any], given: Mapping[str, Any], url: str) -> ShardOptions:
-    """Return the options with which a dataset was built, with the given options on top.
+    """Return the options with which a dataset was built, overridden by the given options.
 
     stored: output of `ShardOptions.to_json`. given: nested fields of ShardOptions, such as {"work": {"workers": 2}}.
     url: location of the dataset, for errors.
@@ -107,7 +107,7 @@ def _bucket(text: str) -> Bucket:
 
 
 def _encoding(stored: Mapping[str, Any], config: BucketConfig) -> dict[str, Any]:
-    """Return the fields of ClipOptions for an encoding. The rate is left out if the bucket configuration sets it."""
+    """Return the fields of ClipOptions for an encoding. The rate is omitted if the bucket configuration sets it."""
     fields = {name: stored[name] for name in ("codec", "crf", "gop")} | {"audio_codec": stored["audio"]}
     rate = None if stored["fps"] is None else Fraction(stored["fps"])
     return fields if rate == config.frame_rate.fps else {**fields, "fps": rate}
@@ -124,7 +124,7 @@ def _curation(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings with the values of `given` on top of those of `tree`."""
+    """Return `tree` with the nested values of `given`, which take precedence."""
     merged = dict(tree)
     for name, value in given.items():
         is_nested = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)

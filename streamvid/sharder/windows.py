@@ -40,7 +40,7 @@ def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
 class Clip:
     """Stored form of a source file or a conditioning input.
 
-    A clip is either a source file as it is, or it is *made*: encoded, or cut from its source. Before a clip is made,
+    A clip is either an unchanged source file, or it is *made*: encoded, or cut from its source. Before a clip is made,
     num_bytes is 0 and path is empty.
 
     path: path or URL of the file that stores the bytes.
@@ -72,10 +72,10 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Range of `num_frames` source frames from index `start` on.
+    """Range of `num_frames` source frames, starting at index `start`.
 
-    num_clip_frames: frame count that determines the bucket: that of the native clip, or that of a copy when it is read
-        at its frame rate.
+    num_clip_frames: frame count that determines the bucket: the number of frames of the native clip, or of a copy when
+        it is read at its frame rate.
     """
 
     start: int

@@ -1,5 +1,6 @@
-"""Access to files by URL. This is the only package that uses fsspec and S3. It may import errors, credentials, config
-and host.
+"""Access to files by URL. This is the only package that uses fsspec and S3.
+
+It may import errors, credentials, config and host.
 
 Higher layers call `open_store(url)` to get a `Store`, and identify files by their paths in this store. Read store.py,
 url.py and local.py first, then remote.py, requests.py and transport.py for object stores, then s3/ and cache/.

@@ -120,7 +120,7 @@ class LocalStore(Store):
 
 
 def _create_exclusively(target: Path, data: bytes) -> bool:
-    """Write a new file on a file system without hard links, where others may see it incomplete for a moment."""
+    """Write a new file on a file system without hard links, where others may briefly see an incomplete file."""
     try:
         with target.open("xb") as file:
             file.write(data)

@@ -361,7 +361,7 @@ class RemoteStore(Store):
     # Retries.
 
     def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer], num_bytes: int = 0) -> _Answer:
-        """Send a request until it succeeds, fails permanently, or the deadline passes."""
+        """Send a request until it succeeds or fails permanently, or until the deadline passes."""
         extra_seconds = num_bytes / _LEAST_BYTES_PER_SECOND
         call = Call(self._engine(), self.options.deadline_seconds, extra_seconds, self._warn_once)
         try:

@@ -1,7 +1,7 @@
 """Operations on one store: requests that are retried on failure and, for reads, hedged when slow.
 
-Requests run in the threads of a pool. The calling thread only waits, so no socket blocks it beyond its deadline.
-Each try holds its bytes until all have arrived. The first try that finishes copies its bytes to the caller's buffers.
+Requests run in the threads of a pool. The calling thread only waits, so no socket blocks it beyond its deadline. Each
+try buffers its bytes until all have arrived. The first try that finishes copies its bytes to the caller's buffers.
 After the read has succeeded or failed, no request writes to a buffer.
 """
 
@@ -33,7 +33,10 @@ _Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
-    """Return the seconds to wait before a retry. Waits grow with each failure and are randomized to spread retries."""
+    """Return the number of seconds to wait before a retry.
+
+    Waits grow with each failure and are randomized to spread retries.
+    """
     first = _SLOW_DOWN_PAUSE_SECONDS if failure == "slow down" else _FIRST_PAUSE_SECONDS
     return random.uniform(0.1, 1.0) * min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(num_failures, 16))
 

@@ -18,7 +18,7 @@ class ShortFileError(StorageError):
 
 
 class DeniedError(StorageError):
-    """This process may not do to a file what it tried."""
+    """This process lacks permission for an operation on a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class FileState:
     """Current size and version of a file.
 
     version: text that changes when the file is replaced; "" means unknown.
-    modified: Unix time at which the file was written. 0.0 means unknown; object stores give it only in `Store.files`.
+    modified: Unix time at which the file was written. 0.0 means unknown; object stores report it only in
+        `Store.files`.
     """
 
     path: str
@@ -119,8 +120,8 @@ class Store(Protocol):
     def copy(self, source: Store, path: str, name: str, num_bytes: int) -> bool:
         """Copy a file of another store to `name` without reading its bytes, so they are not verified.
 
-        Return False, and let the caller read and write the file, if the two stores cannot do that, or if the file does
-        not have `num_bytes` bytes.
+        Return False if the two stores cannot do this, or if the file does not have `num_bytes` bytes. The caller must
+        then read and write the file.
         """
         return False
 

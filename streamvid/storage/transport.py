@@ -77,7 +77,7 @@ class Transport:
         return False
 
     def copy(self, source: Transport, source_key: str, version: str, key: str) -> None:
-        """Copy an object of `source`. Raises RequestError if the object has another version than `version`."""
+        """Copy an object of `source`. Raises RequestError if the version of the object is not `version`."""
         raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
@@ -111,7 +111,7 @@ class Transport:
     def copy_part(
         self, source: Transport, source_key: str, version: str, key: str, upload: str, number: int, start: int, end: int
     ) -> str:
-        """Make a part of bytes [start, end) of an object of `source`, as `copy` does, and return its tag."""
+        """Create a part from bytes [start, end) of an object of `source`, as `copy` does. Return its tag."""
         raise NotImplementedError
 
     def end_parts(self, key: str, upload: str, tags: list[str]) -> None:

@@ -132,7 +132,7 @@ def schedule_of(config: TrainConfig) -> ScheduleOptions:
 
 
 def without_ledger(options: Mapping[str, Any]) -> OutputOptions:
-    """Return the output options for deliveries from which the model does not learn, which the ledger leaves out.
+    """Return the output options for deliveries that do not train the model, which the ledger does not record.
 
     options: arguments of VideoLoader.
     """

@@ -67,8 +67,8 @@ def encode_on_ray(
     Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. It has `config.data.num_workers`
     CPUs; None selects a machine's CPUs per GPU, or all CPUs of a machine.
     progress: called with "encode", the number of samples in finished shards, and their total.
-    Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process runs tasks for
-    the same features, and StreamvidError if tasks are lost again and again; finished shards are kept.
+    Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process runs tasks
+    for the same features, and StreamvidError if tasks are lost repeatedly; finished shards are kept.
     """
     shards, data = source_of(config).dataset.shards, config.data
     total = sum(shard.num_samples for shard in shards)
@@ -103,7 +103,7 @@ def _encode_share(config: TrainConfig, share: Share, num_cpus: int) -> EncodeRes
 
 
 def source_of(config: TrainConfig) -> ByShard:
-    """Open the dataset to encode. Raises ConfigError if there are several, or if the dataset holds only texts."""
+    """Open the dataset to encode. Raises ConfigError if there are several, or if the dataset contains only texts."""
     sources = open_configs(config.data.dataset, Stores.of(config.data.storage))
     options = loader_options(config, sources)
     return ByShard.of(sources, options | {"output": without_ledger(options)})

@@ -30,8 +30,9 @@ _log = logging.getLogger(__name__)
 def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batch]) -> MetricLine:
     """Return the mean figures per sample over the batches of all ranks, for metrics.jsonl.
 
-    eval_loss, and eval_loss_of_bucket with the loss by bucket id. Further figures of the module's `validate`, such as
-    losses at fixed times, become eval_NAME. If the module returns a value per sample, repeated samples are left out.
+    The figures are eval_loss, and eval_loss_of_bucket with the loss by bucket id. Further figures from the module's
+    `validate`, such as losses at fixed times, become eval_NAME. If the module returns a value per sample, repeated
+    samples are omitted.
     """
     sums: list[HeldOut] = []
     with evaluating(module):
@@ -51,7 +52,7 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Sum of one figure over the samples of a held-out batch, and their number."""
+    """Sum of one figure over the samples of a held-out batch, and the number of these samples."""
 
     name: str
     bucket_id: str
@@ -82,7 +83,7 @@ def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
 
 
 def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, folder: Path, name: str) -> None:
-    """Write a contact sheet and a movie of the module's `sample` output. Every rank must call this function."""
+    """Write a contact sheet and a video of the module's `sample` output. Every rank must call this function."""
     unwrapped = accelerator.unwrap_model(module)
     with evaluating(module), accelerator.autocast():
         set_seed(accelerator.process_index)
@@ -97,7 +98,7 @@ def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, fold
 
 
 def require_sampling(config: TrainConfig, module: nn.Module) -> None:
-    """Raise ConfigError if samples are configured, but the module or the task cannot make them.
+    """Raise ConfigError if samples are configured, but the module or the task cannot generate them.
 
     Log a warning for texts that no sample uses.
     """

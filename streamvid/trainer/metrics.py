@@ -47,7 +47,7 @@ class RankReport:
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
     """Merge the reports of all ranks into one line.
 
-    Losses are averaged, and counts are added. Times are those of the first rank, except the wait for data, which is
+    Losses are averaged, and counts are summed. Times are those of the first rank, except the wait for data, which is
     that of the rank that waited longest.
     """
     batches = sorted(batch for report in reports for batch in report.batches)

@@ -1,4 +1,4 @@
-"""Configuration of a run of a recipe: the options that follow from its name, the model and the kind of training.
+"""Configuration of a recipe's run: the options that follow from its name, the model and the kind of training.
 
 Everything here is a default for options of TrainConfig, which a file, flags and --set override.
 """
@@ -21,7 +21,7 @@ _LORA_LR, _FULL_LR = 1e-4, 1e-5
 def recipe_named(name: str | None, model: str | None) -> Recipe:
     """Return a recipe by name or, without a name, the one for the model in a folder.
 
-    Raises ConfigError for an unknown name, for a model of another family, and if nothing names the recipe.
+    Raises ConfigError for an unknown name, for a model of another family, and if the recipe cannot be determined.
     """
     pipeline = None if model is None else _pipeline_of(Path(model).expanduser())
     fitting = [recipe.name for recipe in RECIPES.values() if pipeline in recipe.pipelines]
@@ -76,7 +76,7 @@ def _unknown_model(model: str, pipeline: str | None) -> str:
 
 
 def _decided(folder: Path, fitting: list[str]) -> str:
-    """Return the recipe among several of one pipeline class, by what distinguishes the models' folders."""
+    """Choose among the recipes for one pipeline class, by what distinguishes the model folders."""
     index, transformer = _read(folder / "model_index.json"), _read(folder / "transformer" / "config.json")
     has_expert = bool((index.get("transformer_2") or [None])[0])
     name = {

@@ -182,7 +182,8 @@ class Run:
     def render(self, step: int) -> None:
         """Generate videos if they are due. Every rank must call this method, after saving.
 
-        A failure is logged, because training does not depend on videos. Raises ConfigError, which names what to set.
+        A failure is logged, because training does not depend on videos. Raises ConfigError if an option must be set;
+        the message names it.
         """
         if not self.held_out or not self.is_due(step, self.config.eval.sample_steps):
             return
@@ -250,7 +251,7 @@ class Run:
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def profiler(self) -> AbstractContextManager[Any]:
-        """Return torch's profiler, which writes traces to OUTPUT/profile, or an empty context without profiling."""
+        """Return torch's profiler, which writes traces to OUTPUT/profile, or an empty context if profiling is off."""
         return self.accelerator.profile() if self.config.logging.profile_steps else nullcontext()
 
     @staticmethod

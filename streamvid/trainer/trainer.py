@@ -50,7 +50,7 @@ def train(
     module: training module to use instead of `config.model`.
     Ctrl-C, SIGTERM and SIGUSR1 end the run after the current step, with a checkpoint.
     Raises ConfigError for an invalid configuration or task "sft:data_process", StateError for a checkpoint that does
-    not fit, StreamvidError if the loss is no longer finite, and the loader's errors.
+    not match the run, StreamvidError if the loss is no longer finite, and the loader's errors.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())

@@ -165,7 +165,7 @@ class ClipIndex:
         return self.times if self.facts.is_sequential else self.times[self._order]
 
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
-        """Return the packets needed to decode `num_frames` frames, `stride` frames apart, from frame `start` on.
+        """Return the packets needed to decode `num_frames` frames, `stride` frames apart, starting at frame `start`.
 
         Raises the same errors as `window_of`, and DecodeError if `num_frames` or `stride` is below 1.
         """

@@ -149,7 +149,7 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
 
 
 def packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
-    """Yield (ordinal, packet) pairs from `ordinal` on.
+    """Yield (ordinal, packet) pairs, starting at `ordinal`.
 
     If seeking is reliable and leads to the expected packet, seek; otherwise, read the file from its start.
     """
@@ -178,7 +178,7 @@ def _row(packet: Packet[VideoStream]) -> tuple[int | None, int | None, int]:
 
 
 def _refuse_png_bomb(packet: memoryview) -> None:
-    """Raise ProbeError if the texts and color profiles of a PNG are unreasonably large when decompressed."""
+    """Raise ProbeError if the text and color profiles of a PNG are unreasonably large when decompressed."""
     left, at = _MAX_UNPACKED_MIB << 20, 8
     while at + 8 <= len(packet):
         num_bytes, kind = int.from_bytes(packet[at : at + 4], "big"), bytes(packet[at + 4 : at + 8])

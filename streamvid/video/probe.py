@@ -28,7 +28,7 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
     Only the containers and codecs of `limits` are allowed. JPEG, PNG, WebP, BMP and TIFF files are images with one
     frame (other pictures in the file are ignored), as is a GIF with one picture. A GIF with several pictures is a
     video; an animated WebP is rejected.
-    verify: decode every frame, and compare the frames with the packets.
+    verify: True to decode every frame and compare the frames with the packets.
 
     Raises ProbeError, whose message contains no path, if the file is not a video, is truncated, exceeds a limit, is
     HDR, has timestamps that do not identify each frame or, with `verify`, has damaged frames or several frame sizes.

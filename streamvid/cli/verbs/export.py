@@ -72,7 +72,7 @@ def command(
 
 
 def _weights_of(source: Path, ema: bool) -> Path:
-    """Return the file to export: the newest one of a run, or that of a peft folder."""
+    """Return the file to export: the newest file of a run, or the one in a peft folder."""
     from streamvid.modules.export import MODEL_INDEX
     from streamvid.modules.saving import PEFT_WEIGHTS_FILE, written
 
@@ -96,7 +96,7 @@ def _weights_of(source: Path, ema: bool) -> Path:
 
 
 def _model_of(source: Path, model: str | None) -> Path | None:
-    """Return the base model: the given one, or that of the run's configuration."""
+    """Return the base model: the given one, or the one in the run's configuration."""
     from streamvid.config import read_yaml
 
     if model is not None:

@@ -45,7 +45,7 @@ def command(
     as_json: bool,
     storage: StorageOptions,
 ) -> None:
-    """Write the samples with these keys to files, each to a folder of its own: the stored clip, the frames that a model
+    """Write the samples with these keys to files, each in a separate folder: the stored clip, the frames that a model
     gets as PNG, the caption, and all facts as JSON.
     """
     from streamvid.config import load_config

@@ -1,4 +1,4 @@
-"""streamvid ledger: verify a ledger of delivered samples, and answer what a model saw."""
+"""streamvid ledger: verify a ledger of delivered samples, and show what a model saw."""
 
 from __future__ import annotations
 

@@ -196,7 +196,10 @@ def _from_dataset(
 
 
 def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
-    """Parse batch sizes: one number for all buckets, or items of the form `BUCKET=N`. Raises ConfigError if invalid."""
+    """Parse batch sizes: one number for all buckets, or items of the form `BUCKET=N`.
+
+    Raises ConfigError if one is invalid.
+    """
     pairs: dict[str, int] = {}
     for text in sizes:
         name, equals, number = text.rpartition("=")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 @option_flags(ReportOptions, "options")
 @storage_flags
 def command(dataset: str, output: str, options: ReportOptions, storage: StorageOptions) -> None:
-    """Write the contents of a dataset as one HTML file: counts, buckets, distributions, rejections, and a contact sheet
-    per bucket. The file loads nothing, so it can be attached to a pull request or a wiki.
+    """Write the contents of a dataset as one HTML file: counts, buckets, distributions, rejections, and a contact
+    sheet per bucket. The file is self-contained, so it can be attached to a pull request or a wiki.
     """
     from streamvid.dataset.versions.open import open_dataset
     from streamvid.preview.report import report_of

@@ -117,7 +117,7 @@ def request_of(
 
 
 def _recipe(flags: Mapping[str, object]) -> Callable[[Mapping[str, str]], Mapping[str, object]] | None:
-    """Return the function for the options of the recipe that the flags name, or None if they name none."""
+    """Return a function that returns the options of the recipe that the flags name, or None if they name none."""
     name, model = (None if flags.get(one) is None else str(flags[one]) for one in ("recipe", "model"))
     if name is None and model is None:
         if flags.get("lora"):

@@ -65,17 +65,17 @@ def annotate(
 ) -> AnnotateReport:
     """Add the columns and captions of a CSV, JSON, JSON Lines or Parquet `file` to a sealed dataset.
 
-    Tars and index files do not change. New files are stored beside them, and a new version is published last. Plans and
-    saved states remain valid. Annotating is idempotent: a killed annotation can be run again. It needs memory for the
-    selected columns, 4 bytes per sample, and the keys of a million samples.
+    Tars and index files do not change. The new columns are stored in additional files, and a new version is published
+    last. Plans and saved states remain valid. Annotating is idempotent: if it is interrupted, run it again. It needs
+    memory for the selected columns, 4 bytes per sample, and the keys of a million samples.
 
     key_column: index column that identifies the samples of a row. "key" identifies one sample; "record_key" and
     "source" identify all samples of a source file. None uses the first of these columns that the file contains.
     columns: columns to add; None adds all except keys and captions.
     caption_column: column with a caption or a list of captions per row; "" adds no captions; None uses the first column
     with a usual name (caption, text, prompt, …), but only if `columns` is also None.
-    overwrite: allow replacing values of existing columns. A sample keeps its values if the file has no row or no value
-    for it.
+    overwrite: True to allow replacing values of existing columns. A sample keeps its values if the file has no row or
+        no value for it.
 
     Raises ConfigError if a column is missing from the file or, without `overwrite`, is already in the dataset;
     SourceError for an unreadable file, a repeated key, or keys that match no sample; DatasetError if another process

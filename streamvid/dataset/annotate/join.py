@@ -145,7 +145,7 @@ class Join:
             yield table if kept is None else _spread(table, kept, keys, target)
 
     def _shards_of(self, path: str) -> dict[int, int]:
-        """Return row group → row of the shard table for a samples file. All samples of other shards were removed."""
+        """Map row groups of a samples file to rows of the shard table, except for shards without remaining samples."""
         shards = self._dataset.shards
         if path not in shards.index_path.names:
             return {}
@@ -169,7 +169,7 @@ class Join:
 
 
 def _spread(table: pa.Table, kept: npt.NDArray[np.int32], keys: pa.Table, target: pa.Schema) -> pa.Table:
-    """Return all stored rows of a shard, with nulls for removed samples. kept: places of the rows of `table`."""
+    """Return all stored rows of a shard, with nulls for removed samples. kept: stored row of each row of `table`."""
     import pyarrow as pa
 
     places = np.full(keys.num_rows, -1, np.int64)

@@ -35,7 +35,11 @@ _KEPT_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Type of a tensor. dtype: a safetensors type. is_ragged: True if the size of its first dimension can vary."""
+    """Type of a tensor.
+
+    dtype: name of a safetensors type.
+    is_ragged: True if the size of the first dimension can vary.
+    """
 
     dtype: str
     is_ragged: bool = False
@@ -109,7 +113,7 @@ class SidecarManifest:
 class Sidecar:
     """Sealed features in a store. Safe to use from several threads.
 
-    The constructor reads only the manifest. A loader reads the members of the tars in the same way as it reads clips.
+    The constructor reads only the manifest. A loader reads the members of the tars in the same way as clips.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -190,7 +194,7 @@ class Sidecar:
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Tensors that replace those of the same names when a sample is delivered without text; may be empty."""
+        """Tensors that replace the tensors of the same names when a sample is delivered without text; may be empty."""
         file = self.manifest.null_file
         if file is None:
             return {}
@@ -231,7 +235,7 @@ def differences(
 ) -> list[str]:
     """Return the differences between two JSON values, such as 'gop is 8 in the features, but 16 here'.
 
-    places: phrases for the two values.
+    places: phrases that say where the two values were found.
     """
     one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
     return [

@@ -189,7 +189,7 @@ def most_index_bytes(num_samples: int, num_visits: int) -> int:
 def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes | None]]) -> bytes:
     """Return the Parquet bytes of a table of members.
 
-    rows: (key, visit, offset, size, SHA-256) tuples, in which the last three are None if there is no member.
+    rows: (key, visit, offset, size, SHA-256) tuples; the last three are None if there is no member.
     """
     return encode_table(
         {name: [row[column] for row in rows] for column, name in enumerate(_MEMBER_TYPES)}, _MEMBER_TYPES

@@ -140,7 +140,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 
 
 class SidecarWriter:
-    """Writer of the features of a dataset, at a local path, or at a file:// or s3:// URL.
+    """Writer of a dataset's features at a local path or at a file:// or s3:// URL.
 
     made_with: JSON values that readers compare, such as the encoder's checksum.
     num_visits: number of visits per sample.
@@ -309,7 +309,7 @@ class SidecarWriter:
     def seal(self, null: Mapping[str, RawTensor] | None = None) -> SidecarManifest:
         """Write the manifest once all shards are finished. Only one process may call this method.
 
-        null: tensors that replace those of the same names when a sample is delivered without text.
+        null: tensors that replace the tensors of the same names when a sample is delivered without text.
 
         Raises DatasetError if a shard is missing or tensors differ between shards, and ConfigError for invalid `null`.
         """

@@ -111,12 +111,12 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
 
 
 def both(general: str | None, own: str | None) -> str | None:
-    """Return the condition that holds where both conditions hold. None is the condition that always holds."""
+    """Return the conjunction of two conditions. None stands for the condition that is always true."""
     return f"({general}) and ({own})" if general is not None and own is not None else general or own
 
 
 def filter_of_view(dataset: Dataset) -> Filter | None:
-    """Return the filter of the view that was opened, or None without a view."""
+    """Return the filter of the view that was opened, or None if no view was opened."""
     return None if dataset.where is None else parse_filter(dataset.where, dataset)
 
 
@@ -183,8 +183,8 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
 class CountCache:
     """Cached counts of one filter per shard. The file contains a line of JSON, int64 counts, and the SHA-256 of both.
 
-    No method raises file errors. Counts that cannot be read are computed again, and counts that cannot be written are
-    not cached.
+    Methods do not raise file errors. Counts that cannot be read are computed again, and counts that cannot be written
+    are not cached.
     """
 
     path: Path

@@ -50,7 +50,7 @@ class Column:
     """Values of one column in a block of rows.
 
     form: "typed" for Arrow values. "text" for CSV cells as written: "" means no value, and the type depends on all
-    cells of the column. "json" for JSON texts of values that are nested or differ in type.
+    cells of the column. "json" for JSON text of values that are nested or differ in type.
     """
 
     cells: pa.Array
@@ -64,7 +64,7 @@ class Column:
         return [cell or None for cell in cells] if self.form == "text" else cells
 
     def values(self) -> list[Any]:
-        """Return the values as Python objects, with None in place of empty texts and NaN."""
+        """Return the values as Python objects, with None in place of empty strings and NaN."""
         # NaN is the only value that differs from itself.
         return [None if value == "" or value != value else value for value in self.raw_values()]  # noqa: PLR0124
 
@@ -78,7 +78,7 @@ class Column:
         return _arrow_kinds(self.cells)
 
     def as_kind(self, kind: ColumnType) -> pa.Array:
-        """Convert the values to `kind`. Texts become large strings; NaN and infinity become null."""
+        """Convert the values to `kind`. Text becomes large strings; NaN and infinity become null."""
         if self.form == "text":
             return _text_as(self.cells, kind)
         if self.form == "json":
@@ -124,7 +124,7 @@ def _text_as(cells: pa.Array, kind: ColumnType) -> pa.Array:
 
 
 def _present(cells: pa.Array) -> pa.Array:
-    """Return the cells without surrounding whitespace, and with null for texts such as "n/a"."""
+    """Return the cells without surrounding whitespace, with null for text such as "n/a"."""
     words = pc.utf8_trim_whitespace(cells)
     absent = pc.is_in(pc.utf8_lower(words), value_set=pa.array(_NO_VALUE, words.type))
     return pc.if_else(absent, pa.scalar(None, words.type), words)
@@ -196,7 +196,7 @@ def _as_text(value: object) -> str:
 
 
 def plain_text(value: object) -> str:
-    """Convert a value that JSON cannot represent to text."""
+    """Return a text for a value that JSON cannot represent."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 

@@ -133,7 +133,7 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return the texts as large strings, and a mapping from row index to reason for texts with invalid Unicode.
+    """Return large strings, and a mapping from row index to reason for strings with invalid Unicode.
 
     Invalid characters are escaped or replaced.
     """
@@ -153,7 +153,8 @@ def is_metadata_name(name: str) -> bool:
 def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
     """Return the column names of a local file. Raises SourceError if it cannot be read.
 
-    is_sample: read only the first block of rows. Columns that occur only in later rows of JSON files are then missing.
+    is_sample: True to read only the first block of rows. Columns that occur only in later rows of JSON files are then
+        missing.
     """
     blocks = read_blocks(path)
     if is_sample or path.suffix.lower() in (".csv", ".parquet"):

@@ -36,7 +36,7 @@ _TYPES = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string
 class Spill:
     """Arrow record batches in a temporary file. Small data stays in memory.
 
-    The file has no name, so that nothing is left behind. It is in the system's temporary directory (TMPDIR).
+    The file is in the system's temporary directory (TMPDIR). It has no name, so it disappears when the process ends.
 
     Methods raise StorageError if the file cannot be written or read.
     """
@@ -96,8 +96,8 @@ def _naming(verb: str) -> Iterator[None]:
 class Rows(Sequence[_Row], Generic[_Row]):
     """Immutable sequence of values of one dataclass, stored on disk. Values are created when they are read.
 
-    Fields with numbers, truth values or text, including those of nested dataclasses, are Arrow columns. All other
-    fields are stored as pickles, which only this process can write. Sequential reads are fast; random reads are slow.
+    Fields with numbers, booleans or text, including those of nested dataclasses, are Arrow columns. All other fields
+    are stored as pickles, which only this process can write. Sequential reads are fast; random reads are slow.
     """
 
     def __init__(self, cls: type[_Row], spill: Spill, start: int = 0, stop: int | None = None) -> None:
@@ -194,7 +194,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class _Part:
-    """Rows of one part of a new order, and their places in this order."""
+    """Rows of one part of a new order, and their positions in this order."""
 
     def __init__(self) -> None:
         self._spill = Spill(_PART_MEMORY_BYTES)
@@ -205,7 +205,7 @@ class _Part:
         self._targets.append(targets.copy())
 
     def in_order(self) -> pa.RecordBatch:
-        """Return the rows, and remove them from the disk."""
+        """Return the rows, and remove them from disk."""
         spill, self._spill = self._spill, Spill()
         rows = _joined(map(spill.read, range(len(spill))))
         return rows.take(array_of(np.argsort(np.concatenate(self._targets))))
@@ -216,7 +216,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Field:
-    """Column that stores a field.
+    """Arrow column that stores one field.
 
     name: dotted name.
     kind: Arrow type, or None for pickles.
@@ -267,7 +267,7 @@ class _Field:
 
 @dataclass(frozen=True)
 class _Form(Generic[_Row]):
-    """Columns that store a dataclass.
+    """Arrow columns that store a dataclass.
 
     parts: for each argument of the class, a column or a nested form.
     attribute: name of a nested form in the outer class.

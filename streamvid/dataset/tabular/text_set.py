@@ -1,4 +1,4 @@
-"""Sets of texts that are stored as hashes to save memory."""
+"""Sets of strings that are stored as hashes to save memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _FEW = 1 << 16
 
 
 class TextSet:
-    """Set of texts that takes 8 bytes per text, because it stores only their hashes.
+    """Set of strings that uses 8 bytes per string, because it stores only hashes.
 
-    A text that is not in the set is mistaken for a member with a probability of len(self) / 2**64. Where such an error
-    would do harm, verify the members.
+    A string that is not in the set is mistaken for a member with a probability of len(self) / 2**64. Where such an
+    error would do harm, verify the members.
     """
 
     def __init__(self, hashes: npt.NDArray[np.int64]) -> None:
@@ -24,12 +24,12 @@ class TextSet:
 
     @staticmethod
     def of(texts: Iterable[str]) -> TextSet:
-        """Return the set of all `texts`."""
+        """Return a set of `texts`."""
         return TextSet(np.unique(_hashes(texts)))
 
     @staticmethod
     def repeated(texts: Iterable[str]) -> TextSet:
-        """Return the set of the texts that occur more than once in `texts`."""
+        """Return the set of all strings that occur more than once in `texts`."""
         hashes = _hashes(texts)
         hashes.sort()
         return TextSet(np.unique(hashes[1:][hashes[1:] == hashes[:-1]]))

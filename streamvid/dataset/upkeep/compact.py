@@ -1,4 +1,4 @@
-"""Compaction: tars with removed samples are rewritten, and small shards become few large ones."""
+"""Compaction: tars with removed samples are rewritten, and small shards are merged into larger ones."""
 
 from __future__ import annotations
 
@@ -87,14 +87,15 @@ def compact(
     """Rewrite tars that contain removed samples, merge small shards, and publish the result as a new version.
 
     The samples, their values and their clips stay the same. Tars that contain removed samples are deleted afterwards,
-    so earlier versions lose their shards there. If the command is interrupted, run it again: it writes the same files.
+    so earlier versions lose these shards. If the command is interrupted, run it again: it writes the same files.
 
-    shard_size_bytes: target size of merged shards. Shards below half of it are merged. None uses the size with which
-        the dataset was built. Shards of clips that are stored in several buckets are never merged.
+    shard_size_bytes: target size of merged shards. Shards smaller than half of it are merged. None uses the size for
+        which the dataset was built. Shards of clips that are stored in several buckets are never merged.
     expire: age such as "30d", or a number of seconds. Also delete earlier versions that are older and have no tag, and
-        then all files that no version names.
+        then all files to which no version refers.
     dry_run: only report what would be done.
-    cache_only: only drop the blocks of deleted tars from the local cache. This needs no right to change the dataset.
+    cache_only: only drop the blocks of deleted tars from the local cache. This requires no permission to change the
+        dataset.
     storage: options for the store. If they configure a cache, the blocks of deleted tars are dropped from it.
     workers: number of shards written at a time.
     temp_dir: scratch directory for remote stores, with room for two shards per worker.
@@ -177,7 +178,7 @@ class Compaction:
     """Plan of a compaction.
 
     written: shards to write.
-    dead: shards of which all samples were removed.
+    dead: shards without remaining samples.
     """
 
     dataset: Dataset
@@ -216,7 +217,7 @@ class Compaction:
         return {part.shard.path for part in self.parts if not part.is_whole}
 
     def _groups(self) -> Iterator[list[Part]]:
-        """Yield the shards of each new shard: those with removed samples alone, and small ones together."""
+        """Yield the shards of each new shard: small shards in groups, shards with removed samples individually."""
         drawn = {
             (bucket_id, first + number)
             for one in self.dataset.manifest.draws
@@ -307,7 +308,7 @@ class _Group:
 
     @property
     def is_worth_it(self) -> bool:
-        """True if writing the group merges shards or leaves removed samples out."""
+        """True if writing the group merges shards or omits removed samples."""
         return len(self.parts) > 1 or any(not part.is_whole for part in self.parts)
 
 
@@ -327,7 +328,7 @@ def _extensions(part: Part) -> tuple[str, ...]:
 
 
 def _delete(store: Store, newest: Manifest) -> tuple[tuple[str, ...], int]:
-    """Delete the tars whose samples were removed or replaced, unless that was done before. Return paths and size."""
+    """Delete tars whose samples were removed or replaced, if they still exist. Return their paths and total size."""
     deleted, num_bytes = [], 0
     for path, row in sorted(deleted_shards(read_moved(store, newest.files.moved)).items()):
         for name in (path, offsets_path(path)):

@@ -117,7 +117,7 @@ def copy_dataset(
 
 
 def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
-    """Return the files for other readers of an earlier version; the store only has those of the newest.
+    """Return an earlier version's files for other readers. The store contains only those of the newest version.
 
     Raises DatasetError if shards of the version were deleted.
     """

@@ -92,7 +92,7 @@ class FileCopier:
 def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
     """Create an empty scratch folder, and remove it at the end.
 
-    name: identifier of what is written; datasets in several places may have the same.
+    name: identifier of the data. Datasets in several places may share an identifier.
     """
     if isinstance(dest, LocalStore):
         folder = dest.root / SCRATCH

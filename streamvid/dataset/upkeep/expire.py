@@ -1,4 +1,4 @@
-"""Expiry: deletion of earlier versions, and of files that no version names."""
+"""Expiry: deletion of earlier versions, and of files to which no version refers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Expired:
     """Versions and files that an expiry deleted, or would delete.
 
     versions: numbers of the versions.
-    files: paths of files that no kept version names. num_bytes: their total size.
-    has_unfinished_build: True if an unfinished build is at the dataset, so that only files of expired versions were
-        deleted.
+    files: paths of files to which no kept version refers. num_bytes: their total size.
+    has_unfinished_build: True if the dataset has an unfinished build. In that case, only files of expired versions
+        were deleted.
     """
 
     versions: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ def parse_age(value: str | float) -> float:
 
 
 def expire_versions(held: Writing | Dataset, age_seconds: float) -> Expired:
-    """Delete versions that were published longer ago than `age_seconds`, then files that no kept version names.
+    """Delete versions that were published longer ago than `age_seconds`, then files to which no kept version refers.
 
     The newest version and versions with tags are kept. A version of unknown age is kept. Tars are deleted first, then
     index files, then manifests, so that an interrupted expiry can be completed.
@@ -91,5 +91,5 @@ def _in_order(path: str) -> tuple[bool, str]:
 
 
 def _has_unfinished_build(store: Store) -> bool:
-    """Return True if a writer has left intermediate results, which may refer to files that no version names yet."""
+    """Return True if a writer has left intermediate results, which may refer to files that belong to no version yet."""
     return any(not state.path.startswith(f"{LEASES}/") for state in store.files(_STAGING))

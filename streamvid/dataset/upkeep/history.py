@@ -20,9 +20,9 @@ from streamvid.storage import StorageOptions, Store, open_store
 class VersionInfo:
     """One version of a dataset.
 
-    modified: Unix time at which the version was published, or 0.0 if the store does not know it.
-    verb: command that made the version.
-    num_added, num_removed: numbers of samples that the version has in addition, and that it no longer has.
+    modified: Unix time at which the version was published, or 0.0 if the store does not report it.
+    verb: command that created the version.
+    num_added, num_removed: numbers of samples that the version adds and removes.
     num_samples, num_bytes: number of samples, and total size of all tars in bytes.
     """
 
@@ -55,7 +55,7 @@ class VersionsReport:
 
 
 def versions(dataset: str | Path, *, storage: StorageOptions | Mapping[str, Any] | None = None) -> VersionsReport:
-    """List the versions of the dataset at `dataset` that are kept, with what made them, and its views.
+    """List the kept versions of the dataset at `dataset`, with the change that produced each, and its views.
 
     Raises DatasetError if there is no dataset, and StorageError if the store fails.
     """
@@ -70,13 +70,14 @@ def tag(
     move: bool = False,
     storage: StorageOptions | Mapping[str, Any] | None = None,
 ) -> VersionsReport:
-    """Name a version, so that `URL@NAME` opens it and `compact --expire` keeps it. Return the versions.
+    """Tag a version, so that `URL@NAME` opens it and `compact --expire` keeps it. Return the versions.
 
     version: number, another tag, or "latest"; None removes the tag.
-    move: True to let an existing tag name another version.
+    move: True to allow moving an existing tag to another version.
 
-    Raises ConfigError for an invalid name, an unknown version or tag, or a tag of another version, DatasetError if the
-    version was deleted or another process changes the dataset, and StorageError if the store fails.
+    Raises ConfigError for an invalid name, an unknown version or tag, or an existing tag of another version,
+    DatasetError if the version was deleted or another process changes the dataset, and StorageError if the store
+    fails.
     """
     with writing(open_store(check_newest(dataset), StorageOptions.of(storage))) as held:
         tags = dict(held.newest.tags)
@@ -103,7 +104,7 @@ def view(
     *,
     storage: StorageOptions | Mapping[str, Any] | None = None,
 ) -> VersionsReport:
-    """Name a condition on samples, so that `URL#NAME` opens the samples that meet it. Return the versions.
+    """Store a condition on samples as a view, so that `URL#NAME` opens the samples that meet it. Return the versions.
 
     where: condition as in `VideoLoader(where=...)`; None removes the view. An existing view is replaced.
 

@@ -1,4 +1,4 @@
-"""Merging: the samples of other datasets become part of a dataset."""
+"""Merging of datasets: the samples of other datasets are added to one dataset."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class MergeReport:
     state: "merged", or "already merged" if an earlier merge has added all sources.
     version: number of the new version; None if nothing was added.
     num_added: number of samples added.
-    num_replaced: number of samples of `dataset` that gave way to samples of the same source file.
-    num_duplicates: number of samples of the sources that were not added, because an equal source file has samples.
-    num_kept_out: number of samples of the sources that were not added, because they were removed from `dataset` before.
+    num_replaced: number of samples of `dataset` that were replaced by samples of the same source file.
+    num_duplicates: number of samples of the sources that were not added, because samples of an equal source file
+        already exist.
+    num_kept_out: number of samples of the sources that were not added, because they had been removed from `dataset`.
     num_samples: number of samples in the dataset.
     num_bytes: total size of the added tars.
     """
@@ -89,20 +90,21 @@ def merge(
 ) -> MergeReport:
     """Add the samples of the sealed datasets `sources` to the dataset at `dataset`, by publishing a new version.
 
-    If there is no dataset at `dataset`, it begins as a copy of the first source. The sources do not change. All
+    If there is no dataset at `dataset`, it starts as a copy of the first source. The sources do not change. All
     datasets must have the same kind of clips, frame rate, model, conditioning inputs and encoding, and buckets with
-    equal ids must have equal shapes. Columns that a dataset lacks are null for its samples. Tars are linked on one
-    local file system and copied by an S3 store within it, unverified in both cases; elsewhere they are read, verified
-    and written. Those that contain duplicates or removed samples are written without them.
+    equal ids must have equal shapes. Columns that a dataset lacks are null for its samples. Within one local file
+    system, tars are linked; within one S3 store, the store copies them. They are not verified in either case.
+    Otherwise, tars are read, verified and written. Tars that contain duplicates or removed samples are rewritten
+    without these samples.
     Merging is idempotent: if it is interrupted, run it again.
 
     on_duplicate: "error" refuses to merge datasets that have samples of the same source file (`record_key`); "first"
-        keeps the samples of the first dataset, in the order given and beginning with `dataset`; "last" those of the
-        last.
+        keeps the samples of the first dataset, in the order given and beginning with `dataset`; "last" keeps those of
+        the last.
     storage: options for `dataset` and, unless `source_storage` is given, for the sources.
     journal: see `copy_dataset`.
 
-    Raises ConfigError for invalid options, DatasetError if the datasets do not fit together or another process changes
+    Raises ConfigError for invalid options, DatasetError if the datasets are incompatible or another process changes
     the dataset, IntegrityError for a damaged source, and StorageError if a store fails.
     """
     check_workers(workers)
@@ -141,7 +143,7 @@ def _open_source(url: str | Path, options: StorageOptions) -> Dataset:
 
 
 def _merged_before(held: Writing) -> set[str]:
-    """Return the content fingerprints of all datasets of which the newest version already contains the samples."""
+    """Return the content fingerprints of all datasets whose samples the newest version already contains."""
     kept = (manifest.fingerprints.content for manifest in history(held.store, held.newest))
     return {*held.newest.merged, *kept}
 
@@ -152,7 +154,7 @@ class _Merge:
     def __init__(
         self, held: Writing, sources: Sequence[Dataset], named: Sequence[Dataset], on_duplicate: OnDuplicate
     ) -> None:
-        """named: `sources`, and the datasets of which the samples are there already."""
+        """named: `sources`, and the datasets whose samples have already been merged."""
         self.held, self.dest, self.sources = held, held.dataset, sources
         contents = (source.manifest.fingerprints.content for source in named)
         self.merged = tuple(dict.fromkeys((*held.newest.merged, *contents)))
@@ -288,11 +290,11 @@ def _has_packets(dataset: Dataset) -> bool:
 
 
 def _without(part: Part, rows: Rows | None) -> Part:
-    """Return a part without some of the samples of its shard."""
+    """Return a part without the given samples of its shard."""
     return part if rows is None else replace(part, rows=np.setdiff1d(part.rows, rows))
 
 
 def _removed_of(source: Dataset, version: int) -> Iterator[RemovedSample]:
-    """Yield the removed samples of a source, which must not come back. No shard contains them any more."""
+    """Yield the removed samples of a source, which must not be added again. No shard contains them anymore."""
     for row in read_removed(source.store, source.manifest.files.removed).to_pylist():
         yield RemovedSample(**{**row, "number": NOWHERE, "build_id": 0, "version": version})

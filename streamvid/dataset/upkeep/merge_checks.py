@@ -1,4 +1,4 @@
-"""Decisions before a merge: whether datasets fit together, which samples stay, and which columns there are."""
+"""Decisions before a merge: whether the datasets are compatible, which samples stay, and which columns result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TYPES = {"bool": "bool", "double": "double", "int64": "int64", "string": "strin
 
 
 def check_alike(dest: Dataset, sources: Sequence[Dataset]) -> None:
-    """Raise DatasetError unless datasets can become one."""
+    """Raise DatasetError unless the datasets can be merged."""
     mine, shapes = dest.manifest, {bucket.id: bucket.shape for bucket in dest.manifest.buckets}
     kinds = {field.name: field.type for field in dest.samples_schema}
     for source in sources:
@@ -76,7 +76,7 @@ def merged_buckets(datasets: Sequence[Dataset]) -> tuple[Bucket, ...]:
 def merged_groups(dest: Dataset, sources: Sequence[Dataset], rows: pa.Schema) -> list[NewGroup]:
     """Return the groups of columns of a merged dataset. rows: schema of its samples files.
 
-    Each source adds one group, with its columns that were added later and those that the samples files do not have.
+    Each source adds one group. It contains the source's columns that were added later or that the samples files lack.
     """
     groups = own_groups(dest)
     for source in sources:
@@ -97,9 +97,9 @@ def _is_of(source: Dataset) -> Callable[[Part], bool]:
 
 @dataclass
 class Omissions:
-    """Samples that a merge leaves out: row of a dataset's shard table → ascending places of the samples.
+    """Samples that a merge omits: row of a dataset's shard table → positions of the samples, in ascending order.
 
-    of_dest, of_sources: samples of the dataset that grows, and of each source.
+    of_dest, of_sources: samples of the destination, and of each source.
     num_replaced, num_duplicates, num_kept_out: see MergeReport.
     """
 
@@ -111,9 +111,10 @@ class Omissions:
 
 
 def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Omissions:
-    """Return the samples that a merge leaves out: duplicates, and those that were removed from `dest` before.
+    """Return the samples that a merge omits: duplicates, and those that had been removed from `dest`.
 
-    Memory is proportional to the record keys of the sources. Raises DatasetError for duplicates with "error".
+    Memory is proportional to the record keys of the sources. Raises DatasetError for duplicates if `on_duplicate` is
+    "error".
     """
     owners = _owners(dest, sources, on_duplicate)
     found = Omissions()
@@ -140,7 +141,7 @@ def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicat
 
 
 def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Mapping[str, int]:
-    """Return record key → number of the dataset whose samples stay, for all record keys of the sources.
+    """Map each record key of the sources to the number of the dataset whose samples stay.
 
     Datasets are numbered from 0, which is `dest`.
     """
@@ -167,7 +168,7 @@ def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate
 
 
 def _keys(dataset: Dataset) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield (row of the shard table, keys, record keys) of each shard."""
+    """Yield (row of the shard table, keys, record keys) for each shard."""
     for place, shard in enumerate(dataset.shards):
         table = dataset.samples(shard, ("key", "record_key"))
         yield place, table.column("key").to_pylist(), table.column("record_key").to_pylist()

@@ -42,7 +42,7 @@ _PLACE = ("packets_offset", "packets_bytes", "packets_sha256")
 
 @dataclass(frozen=True)
 class NewGroup:
-    """Columns added later in the new version.
+    """Group of columns added later, as stored in the new version.
 
     old: the group of the dataset that changes, or None for a group of merged samples.
     has: function that returns True if a part of a shard has values of the group.
@@ -55,7 +55,7 @@ class NewGroup:
 
 
 def own_groups(dataset: Dataset) -> list[NewGroup]:
-    """Return the groups of a dataset that changes. Its samples keep the values that they have."""
+    """Return the groups of the dataset that is changed. Its samples keep their values."""
     places = {file.path: place for place, file in enumerate(dataset.manifest.files.samples)}
 
     def has(group: ColumnGroup, part: Part) -> bool:
@@ -87,7 +87,7 @@ class _WrittenFiles:
 class NewIndex:
     """Writer of the index files of a new version.
 
-    dataset: version that changes. affected: its samples files that are replaced as a whole.
+    dataset: version that is changed. affected: its samples files that are replaced as a whole.
     buckets: buckets of the version, in order.
     rows: schema of the samples files.
     has_packets: True if the version has packets files.
@@ -254,7 +254,7 @@ def _largest(table: pa.Table) -> int:
 
 
 def _places(tables: Sequence[bytes]) -> list[TablePlace | None]:
-    """Return the place of each packet table in a file that contains them end to end."""
+    """Return the location of each packet table in a file that contains them end to end."""
     ends = np.cumsum([len(table) for table in tables]).tolist()
     return [
         TablePlace(end - len(table), len(table), hashlib.sha256(table).digest()) if table else None

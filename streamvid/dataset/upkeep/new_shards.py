@@ -1,4 +1,4 @@
-"""Shards of a new version that are made from existing shards: as they are, copied under a new name, or written anew."""
+"""Shards of a new version that are made from existing shards: kept, copied under a new name, or rewritten."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HASHES = 16
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Samples of an existing shard that a new shard contains. rows: ascending places among the shard's samples."""
+    """Samples of an existing shard that a new shard contains. rows: ascending positions among the shard's samples."""
 
     dataset: Dataset
     shard: ShardInfo
@@ -47,7 +47,7 @@ class Part:
 
     @property
     def stored_rows(self) -> Int64s:
-        """Places of the samples in the tar."""
+        """Positions of the samples in the tar."""
         kept = self.dataset.kept_rows(self.shard)
         return self.rows if kept is None else kept[self.rows].astype(np.int64)
 
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class NewShard:
-    """One shard of the new version. A shard that is not written anew has one part, with all samples of its tar."""
+    """One shard of the new version. A shard that is not rewritten has one part, with all samples of its tar."""
 
     bucket_id: str
     number: int
@@ -70,7 +70,7 @@ class NewShard:
 
     @staticmethod
     def kept(dataset: Dataset, shard: ShardInfo) -> NewShard:
-        """Return a shard that stays as it is."""
+        """Return a shard that keeps an existing shard unchanged."""
         part = Part.whole(dataset, shard)
         return NewShard(shard.bucket_id, shard.number, shard.build_id, shard.split, (part,), "kept")
 
@@ -102,7 +102,7 @@ def taken_names(dataset: Dataset, dead: Sequence[ShardInfo]) -> set[ShardName]:
 
 
 def build_id_of(parts: Sequence[Part], number: int, taken: set[ShardName]) -> int:
-    """Return a build id that depends only on what the shard contains, and gives it a name that is not taken.
+    """Return a build id that depends only on the shard's content and gives the shard an unused name.
 
     taken: names of all shards of all versions. The new name is added.
     """
@@ -120,7 +120,7 @@ def build_id_of(parts: Sequence[Part], number: int, taken: set[ShardName]) -> in
 
 
 def dead_shards(dataset: Dataset) -> list[ShardInfo]:
-    """Return the shards of which all samples were removed, and which the shard table still lists."""
+    """Return the shards without remaining samples that the stored shard table still lists."""
     if not dataset.manifest.files.removed:
         return []
     there = {shard.path for shard in dataset.shards}
@@ -254,7 +254,7 @@ def _data(tar: BinaryIO, member: Member) -> bytes:
 
 
 def bytes_of_samples(part: Part) -> int:
-    """Return the number of bytes that the samples of a part take in a tar."""
+    """Return the number of bytes that the samples of a part occupy in a tar."""
     store, file = part.dataset.store, shard_files(part.shard)[1]
     check_size(store, file)
     offsets = np.frombuffer(read_verified(store, file), "<u8").astype(np.int64)

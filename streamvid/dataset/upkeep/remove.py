@@ -31,7 +31,7 @@ _FACTS = ("key", "record_key", "source", "clip_sha256")
 
 @dataclass(frozen=True, slots=True)
 class RemovedClip:
-    """One removed sample, for the record. path: tar that contains its bytes until `compact` deletes them."""
+    """One removed sample, as reported. path: tar that contains its bytes until `compact` deletes them."""
 
     key: str
     record_key: str
@@ -107,9 +107,9 @@ def remove(
 ) -> RemoveReport:
     """Remove samples from a dataset by publishing a version without them. Exactly one argument selects the samples.
 
-    Readers of the new version neither plan nor read the samples. Their bytes remain in the tars until `compact`
-    rewrites these. Removing is idempotent: samples that were removed before are not removed again. A removed clip that
-    is stored in several buckets is removed from all of them.
+    Readers of the new version neither plan nor read the samples. The bytes of the samples remain in the tars until
+    `compact` rewrites the tars. Removing is idempotent: samples that were removed before are not removed again. A
+    removed clip that is stored in several buckets is removed from all of them.
 
     keys: sample keys, record keys or source names, or the path of a file that lists them: a .txt file with one per
         line, or a table with a column key, record_key or source.
@@ -205,7 +205,7 @@ class _Removal:
 
 
 def _matches(dataset: Dataset, selection: SampleSelection, progress: Progress) -> dict[int, npt.NDArray[np.int32]]:
-    """Return row of the shard table → ascending rows of the selected samples, for shards that contain any."""
+    """Map rows of the shard table to the ascending rows of selected samples, omitting shards without any."""
     found: dict[int, npt.NDArray[np.int32]] = {}
     total = len(dataset.shards)
     for number, shard in enumerate(dataset.shards):
@@ -217,7 +217,7 @@ def _matches(dataset: Dataset, selection: SampleSelection, progress: Progress) -
 
 
 def _removed_before(dataset: Dataset, selection: SampleSelection) -> tuple[list[str], list[str]]:
-    """Return the selected keys that no sample has: those of samples that were removed before, and all others."""
+    """Return two lists of selected keys that match no sample: keys of samples removed earlier, and all others."""
     if not selection.unmatched:
         return [], []
     table = read_removed(dataset.store, dataset.manifest.files.removed)

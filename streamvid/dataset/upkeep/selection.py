@@ -1,4 +1,4 @@
-"""SampleSelection of samples by keys, by a condition, or by a pattern of source names."""
+"""Selection of samples by keys, by a condition, or by a pattern of source names."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class SampleSelection:
 def select(
     dataset: Dataset, keys: str | Path | Collection[str] | None, where: str | None, source: str | None
 ) -> SampleSelection:
-    """Return the selection that exactly one argument describes. Raises ConfigError if none or several are given.
+    """Return the selection that exactly one argument describes. Raises ConfigError unless exactly one is given.
 
     keys: keys, record keys or source names, or the path of a file that lists them.
     where: condition on the dataset's columns.
-    source: pattern of source names with the wildcards of shells.
+    source: pattern of source names with shell wildcards.
     """
     if sum(value is not None for value in (keys, where, source)) != 1:
         raise ConfigError(
@@ -121,9 +121,11 @@ def _texts(values: Collection[str]) -> Any:
 
 
 def in_all_buckets(dataset: Dataset, found: dict[int, npt.NDArray[np.int32]]) -> dict[int, npt.NDArray[np.int32]]:
-    """Add the copies that draw sets store of the selected clips. Matching shards have the same order of clips.
+    """Add the copies of the selected clips in other buckets.
 
-    found: row of the shard table → ascending places of the selected samples.
+    Matching shards of a draw set list clips in the same order.
+
+    found: row of the shard table → positions of the selected samples, in ascending order.
     """
     if not dataset.manifest.draws:
         return found

@@ -73,8 +73,8 @@ class VerifyReport:
     extra: paths of the first 1000 files that are not part of the dataset.
     num_problems, num_extra: total numbers of problems and extra files; `num_extra` is None if the store does not list
         its files.
-    num_moved, num_removed: for an earlier version, numbers of samples in shards that a later version deleted: those
-        that the later version stores elsewhere, and those that were removed. They are not problems.
+    num_moved, num_removed: for an earlier version, numbers of samples in shards that a later version deleted: samples
+        that the later version stores elsewhere, and samples that were removed. Neither is a problem.
     removed_in: tars that still contain bytes of removed samples, in all versions; only a deep check looks for them.
     """
 
@@ -181,9 +181,10 @@ def _open(store: Store, newest: Manifest, number: int) -> Dataset:
 
 
 def _is_publishing(store: Store, newest: Manifest) -> bool:
-    """Return True if a writer is replacing the files for other readers, or was killed meanwhile.
+    """Return True if a writer is replacing the files for other readers, or was killed while replacing them.
 
-    The next writer completes that. Keys that do not allow listing do not tell whether a file exists.
+    The next writer completes the replacement. If the access keys do not permit listing, it is unknown whether a file
+    exists.
     """
     try:
         return store.size(version_path(newest.version + 1)) is not None

@@ -59,7 +59,7 @@ class Problem:
 class ShardFindings:
     """Problems of a shard, the states of its two files if both have the right size, and the number of bytes read.
 
-    keys: keys of the samples if the shard was deleted on purpose, by a later version, else None.
+    keys: keys of the samples if a later version deliberately deleted the shard, else None.
     """
 
     shard: ShardInfo
@@ -130,7 +130,7 @@ def check_file(
     clips: ClipChecksums | None = None,
     known: FileState | None = None,
 ) -> Problem | None:
-    """Verify the bytes of a file, and return its problem, or None if it has none.
+    """Verify the bytes of a file. Return the problem, or None if there is none.
 
     Wrong bytes are read again, because they may have been damaged in transit.
     clips: clip checksums to compute during the read.

@@ -1,7 +1,7 @@
-"""Effects of later versions on the samples of an earlier one: which were removed, and which tars hold the others.
+"""Effects of later versions on the samples of an earlier one: which were removed, and which tars contain the others.
 
-A run that stays in an earlier version does not deliver samples that were removed later, although it plans them. The
-tars of others can have been deleted by `streamvid compact`; they are read from the tars that replaced these.
+A run that stays on an earlier version does not deliver samples that were removed later, although it plans them. If
+`streamvid compact` has deleted the tars of other samples, they are read from the tars that replaced the deleted ones.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class Later:
         return Later(later, frozenset(_removed_from(dataset, gone, moved)), moved)
 
     def shards_of(self, shard: ShardInfo) -> list[ShardInfo] | None:
-        """Return the newest version's shards that can contain the samples of an earlier shard; None if it remains."""
+        """Return the newest version's shards that can contain an earlier shard's samples.
+
+        The result is None if the earlier shard remains.
+        """
         name = (shard.bucket_id, shard.number, shard.build_id)
         if name not in self.moved:
             return None
@@ -67,7 +70,7 @@ class Later:
 
 
 def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
-    """Return the keys of the samples that were removed after a version, by the shard that contained them then."""
+    """Return the keys of the samples that were removed after a version, by the shard that contained them last."""
     found: dict[ShardName, set[str]] = {}
     columns = (removed.column(name).to_pylist() for name in ("version", "key", "bucket_id", "number", "build_id"))
     for since, key, *name in zip(*columns, strict=True):
@@ -79,7 +82,7 @@ def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
 def _removed_from(
     dataset: Dataset, gone: Mapping[ShardName, set[str]], moved: Mapping[ShardName, Sequence[ShardName]]
 ) -> set[str]:
-    """Return the removed keys that a version has. Its keys are read only for shards that were replaced."""
+    """Return the removed keys that a version contains. Keys are read only for shards that were replaced."""
     found: set[str] = set()
     before: dict[ShardName, list[ShardName]] = {}
     for old, several in moved.items():
@@ -102,7 +105,7 @@ def _removed_from(
 
 
 def _reached(first: ShardName, following: Mapping[ShardName, Sequence[ShardName]]) -> set[ShardName]:
-    """Return a shard, and all shards to which it leads."""
+    """Return a shard, and all shards that its samples reached in one or more moves."""
     waiting, seen = [first], set[ShardName]()
     while waiting:
         name = waiting.pop()
@@ -116,11 +119,11 @@ _announced: dict[tuple[str, int], int] = {}  # (dataset, version) → number of 
 
 
 class LaterVersions:
-    """Effects of later versions on the samples of several datasets, while a run stays in earlier versions. Thread-safe.
+    """Effects of later versions on the samples of several datasets, for a run on earlier versions. Thread-safe.
 
-    datasets: number → dataset. Methods take these numbers, and know nothing about other datasets.
+    datasets: number → dataset. Methods accept these numbers, and ignore other datasets.
     silent: numbers of datasets whose removed samples are not logged.
-    is_new: True if the datasets were opened for the first epoch, whose manifests need not be read again.
+    is_new: True if the datasets were opened for the first epoch, so that their manifests need not be read again.
     """
 
     def __init__(
@@ -132,9 +135,9 @@ class LaterVersions:
         self._is_new = is_new
 
     def begin_epoch(self) -> None:
-        """Find samples that were removed meanwhile. If this fails, log that and keep the old.
+        """Find samples that were removed in the meantime. If this fails, log a warning and keep the earlier findings.
 
-        Their number is logged once per process, and again when it changes.
+        The number of removed samples is logged once per process, and again when it changes.
         """
         try:
             self.refresh(is_opening=self._is_new)
@@ -156,9 +159,9 @@ class LaterVersions:
                 )
 
     def refresh(self, *, is_opening: bool = False) -> bool:
-        """Read the newest versions. Return True if there are newer ones than before.
+        """Read the newest versions. Return True if any of them is newer than before.
 
-        is_opening: use the manifests that were read when the datasets were opened.
+        is_opening: True to use the manifests that were read when the datasets were opened.
         Raises the same errors as `Later.of`.
         """
         is_new = False
@@ -181,7 +184,7 @@ class LaterVersions:
         return later is not None and key in later.removed
 
     def shards_of(self, number: int, shard: ShardInfo) -> Iterator[tuple[Later, ShardInfo]] | None:
-        """Yield the shards that replace a shard, with the versions that have them. Return None if the shard remains."""
+        """Return an iterator over the shards that replace a shard, with their versions; None if the shard remains."""
         later = self._later.get(number)
         shards = None if later is None else later.shards_of(shard)
         return None if later is None or shards is None else ((later, one) for one in shards)

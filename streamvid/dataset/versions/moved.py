@@ -31,8 +31,8 @@ class MovedShard:
     """One shard that no longer exists in the newest version, and one shard of the same bucket with its samples.
 
     sha256, num_bytes: checksum and size of the old tar. Caches name blocks by the checksum.
-    is_deleted: True if the old tar contains samples that were removed or replaced. `compact` deletes it, also from
-        earlier versions. Other tars remain as long as a kept version names them.
+    is_deleted: True if the old tar contains samples that were removed or replaced. `compact` deletes it, even if
+        earlier versions refer to it. Other tars remain as long as a kept version refers to them.
     """
 
     bucket_id: str
@@ -81,7 +81,7 @@ def read_moved(store: Store, files: Sequence[FileInfo]) -> list[MovedShard]:
 
 
 def deleted_shards(moved: Sequence[MovedShard]) -> dict[str, MovedShard]:
-    """Return the shards whose tars are to be deleted, by path.
+    """Return the shards whose tars must be deleted, by path.
 
     These contain samples that were removed or replaced, or are the origins of such shards.
     """
@@ -93,7 +93,7 @@ def deleted_shards(moved: Sequence[MovedShard]) -> dict[str, MovedShard]:
 
 
 def tars_with_removed(store: Store, files: ManifestFiles, paths: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the paths of all tars in the store that contain removed samples, of the newest and of earlier versions.
+    """Return the paths of all tars in the store that contain removed samples, for the newest and all earlier versions.
 
     paths: tars from which samples are about to be removed.
     """

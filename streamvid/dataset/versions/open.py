@@ -1,6 +1,6 @@
 """Versions of a dataset: how they are named and opened.
 
-A version is a manifest. `manifest.json` is the newest one; every version that was ever the newest is also kept as
+A version is a manifest. `manifest.json` is the newest one; every version ever published is also kept as
 `versions/manifest-<number>.json`, which is never replaced.
 """
 
@@ -44,8 +44,8 @@ class DatasetRef:
     def parse(url: str | Path) -> DatasetRef:
         """Parse `URL[@VERSION][#VIEW]`.
 
-        A local path whose own name has this form is taken as it is, unless only the folder without the suffix exists.
-        Raises ConfigError if both are datasets. A slash at the end of the path means the folder.
+        A local path whose own name has this form is used unchanged, unless only the folder without the suffix exists.
+        Raises ConfigError if both are datasets. A trailing slash selects the folder.
         """
         refuse_credentials("dataset", url)
         text = str(url)
@@ -65,7 +65,7 @@ class DatasetRef:
 
     @property
     def is_newest(self) -> bool:
-        """True if the newest version is meant, whichever that is."""
+        """True if this refers to the newest version, whatever its number."""
         return self.version in (None, LATEST)
 
 
@@ -79,7 +79,7 @@ def version_path(number: int) -> str:
 
 
 def read_version(store: Store, number: int) -> Manifest:
-    """Return the manifest of a version. Raises DatasetError if the dataset does not have it."""
+    """Return the manifest of a version. Raises DatasetError if the dataset does not contain it."""
     nothing = f"no version {number} of the dataset at {store.url}"
     remedy = "streamvid versions lists the versions that are kept"
     found = read_sealed(store, manifest_from_json, nothing, remedy, version_path(number))
@@ -136,7 +136,7 @@ def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, ver
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:
     """Return the manifest of a version. Raises ConfigError for an unknown version, and DatasetError for a deleted one.
 
-    An earlier version does not contain the files for other readers, which are always those of the newest.
+    An earlier version does not contain the files for other readers, which are always those of the newest version.
     """
     number = resolve(newest, version, store.url)
     if number == newest.version:
@@ -145,7 +145,7 @@ def find_version(store: Store, newest: Manifest, version: str | int | None) -> M
 
 
 def without_reader_files(manifest: Manifest) -> Manifest:
-    """Return a manifest that lists no files for other readers, whose names are fixed."""
+    """Return a manifest without the files for other readers, whose names are fixed."""
     columns = {file.path for group in manifest.columns for file in group.known_files}
     other = tuple(file for file in manifest.files.other if file.path in columns)
     return replace(manifest, files=replace(manifest.files, other=other))
@@ -163,9 +163,10 @@ def check_newest(url: str | Path) -> str | Path:
 
 
 def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) -> str | None:
-    """Return the condition of a view, or None without a view. Raises ConfigError for an unknown view.
+    """Return the condition of a view, or None if `view` is None. Raises ConfigError for an unknown view.
 
-    A version that has the view keeps its condition, so that a run can resume after the view was changed.
+    If the version itself contains the view, its condition is used, so that a run can resume after the view was
+    changed.
     """
     if view is None:
         return None
@@ -181,7 +182,7 @@ def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) ->
 
 
 def version_files(store: Store, newest: Manifest) -> dict[int, FileState]:
-    """Return the files of the manifests of all kept versions, as version → file. Lists the folder `versions`."""
+    """Return the files of the manifests of all kept versions, as version → file. This lists the folder `versions`."""
     found = {}
     for state in store.files(_FOLDER):
         match = _FILE.fullmatch(state.path)
@@ -191,7 +192,7 @@ def version_files(store: Store, newest: Manifest) -> dict[int, FileState]:
 
 
 def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
-    """Yield the kept versions from `newest` back to the oldest one that is kept. Versions in between may be deleted."""
+    """Yield the kept versions from `newest` back to the oldest. Versions in between may have been deleted."""
     yield newest
     for number in sorted(version_files(store, newest), reverse=True):
         if number != newest.version:
@@ -201,7 +202,8 @@ def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
 def files_of_version(store: Store, manifest: Manifest) -> set[str]:
     """Return the paths of all files of a version, including its own manifest.
 
-    If the deletion of the version was interrupted after that of its shard table, its tars are deleted, and left out.
+    If deletion of the version was interrupted after its shard table was deleted, its tars no longer exist and are
+    omitted.
     """
     own = version_path(manifest.version)
     if any(store.size(file.path) is None for file in (*manifest.files.shards, *manifest.files.removed)):
@@ -210,6 +212,6 @@ def files_of_version(store: Store, manifest: Manifest) -> set[str]:
 
 
 def kept_files(store: Store, newest: Manifest, without: frozenset[int] = frozenset()) -> set[str]:
-    """Return the paths of all files of all kept versions, including their manifests. without: versions to leave out."""
+    """Return the paths of all files of all kept versions, including their manifests. without: versions to omit."""
     kept = (manifest for manifest in history(store, newest) if manifest.version not in without)
     return {MANIFEST}.union(*(files_of_version(store, manifest) for manifest in kept))

@@ -1,8 +1,8 @@
 """Publishing of the next version of a dataset, by one process at a time.
 
 A version is published by creating the file of its manifest, which only one process can do, and by replacing
-`manifest.json` afterwards. If a process ends in between, the next writer replaces it. All files that a version names
-are written before, so that a dataset is always either the old or the new version.
+`manifest.json` afterwards. If a process ends in between, the next writer replaces it. All files of a version are
+written first, so that a reader always sees either the old or the new version.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class Writing:
     def publish(self, draft: Manifest, change: Change, shards: ShardTable | None = None) -> Manifest:
         """Publish `draft` as the next version and return it. All its files must have been written.
 
-        shards: shard table of the version, without removed samples, if it differs from that of the version before. The
-            fields that follow from it are set (see `described`), and the files for other readers are written.
+        shards: shard table of the version, without removed samples, if it differs from that of the previous version.
+            The fields that follow from it are set (see `described`), and the files for other readers are written.
 
-        Raises DatasetError if another process has published a version or has taken over the lease. Then nothing has
-        changed.
+        Raises DatasetError if another process has published a version or has taken over the lease. In that case,
+        nothing has changed.
         """
         store, old = self.store, self.newest
         others = {} if shards is None else energon_files(shards)
@@ -113,7 +113,7 @@ def writing(store: Store) -> Iterator[Writing]:
 
 
 def _rolled_forward(store: Store) -> Manifest:
-    """Return the newest version. If a process ended while it published a version, finish its work first."""
+    """Return the newest version. If a process ended while publishing a version, finish its work first."""
     if isinstance(store, LocalStore):
         for torn in (store.root / version_path(1)).parent.glob(".*.tmp"):  # of a process that was killed
             torn.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 A table has one entry per input row, sorted by file name (as a hash), in blocks of BLOCK_ROWS entries. It is stored as
 two files: the blocks, and a directory with the first and last name and the checksum of each block. A lookup reads the
-directory and the blocks of the wanted names, so it takes work in proportion to the number of wanted names.
+directory and the blocks of the wanted names, so its cost is proportional to the number of wanted names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _READS_AT_ONCE = 16
 
 
 def rejected_rows(rows: InputRows) -> npt.NDArray[np.bool_]:
-    """Return True for each entry of a row that was rejected."""
+    """Return a mask of the entries whose rows were rejected."""
     is_rejected: npt.NDArray[np.bool_] = rows["num_bytes"] < 0
     return is_rejected
 

@@ -1,4 +1,4 @@
-"""Contents of a batch besides tensors: planes converted to RGB on request, conditioning inputs, and stored clips."""
+"""Contents of a batch other than tensors: planes converted to RGB on request, conditioning inputs, and stored clips."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Planes:
 class StoredClip:
     """Stored video of one sample, verified against its checksum, for the caller's own decoder.
 
-    - data: uint8 (n,), in the loader's ring; for a substitute, in memory of its own. If `packets` is not None, the
-      part of the clip that the wanted frames need; otherwise the whole clip, as a file in its container format.
+    - data: uint8 (n,), in the loader's ring; for a substitute, in separate memory. If `packets` is not None, the part
+      of the clip that the wanted frames need; otherwise the whole clip, as a file in its container format.
     - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and index among the wanted frames, or -1 for a
       packet that only other frames need. Packets are in decode order, beginning with a key frame, which has the first
       timestamp. None for a whole clip.
@@ -67,7 +67,7 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, picture size and colors of the packets; None for a whole clip, whose container holds them."""
+        """Codec, headers, picture size and colors of the packets; None for a whole clip, which has a container."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:

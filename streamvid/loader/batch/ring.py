@@ -65,7 +65,7 @@ class RingSlot:
 
     The memory is reused only after all copies that `Batch.to` queued, on any stream, are complete. If CUDA was
     initialized when the batch was created, the ring also waits for all work on the streams that were current then and
-    when the batch was freed. The slot holds no tensor of the batch.
+    when the batch was freed. The slot keeps no reference to the batch's tensors.
     """
 
     def __init__(self, block: Block) -> None:

@@ -45,7 +45,7 @@ class Wait:
 
 
 def where_threads_are() -> str:
-    """Return the stack traces of the calling thread and the loader's threads, to report what hangs."""
+    """Return the stack traces of the calling thread and the loader's threads, to show where they hang."""
     frames = sys._current_frames()
     ours = [one for one in threading.enumerate() if one.name.startswith("streamvid-")]
     shown = [one for one in (threading.current_thread(), *ours) if one.ident in frames]

@@ -107,7 +107,7 @@ def deliver(
 
 
 def caption_variant(delivery: Delivery) -> str:
-    """Return which of its captions a sample was delivered with; see `TextRule.variant`."""
+    """Return the variant of the caption with which a sample was delivered; see `TextRule.variant`."""
     sample = delivery.sample
     only = sample.part.text.only_variant(delivery.row)
     if only is not None:
@@ -137,7 +137,7 @@ def sample_error(sample: SampleRequest, key: str | None, error: object) -> Sampl
 def name_sample(sample: SampleRequest, key: str | None) -> str:
     """Return a sample's name for messages: dataset, key (if known), index, shard and bucket.
 
-    The index counts the samples of the shard that pass the filter.
+    The index counts only the samples that pass the filter.
     """
     known = "" if key is None else f"{key} "
     return (

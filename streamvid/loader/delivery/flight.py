@@ -41,7 +41,7 @@ Allocate: TypeAlias = Callable[[Arena, int], int | None]
 
 
 class Kind(Protocol):
-    """Kind of delivery: decoded pictures, clips as they are stored, or precomputed features.
+    """Kind of delivery: decoded pictures, stored clips, or precomputed features.
 
     reads_ahead: True if clips are read into the clip arena, ahead of the decoders.
     """
@@ -109,9 +109,10 @@ class Flight:
         return self._later.removes(number) and self._later.is_removed(number, self._rows.key(sample))
 
     def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
-        """Return the delivery of the sample that takes the place of a removed one. Raises SampleError if none is left.
+        """Return the delivery of the sample that takes the place of a removed one. Raises SampleError if no sample is
+        left.
 
-        It is the same sample that would take the place of a bad one (BAD-1).
+        A bad sample would be replaced by the same sample (BAD-1).
         """
         key = self._rows.key(sample)
         visit = substitute_visit(key, sample.visit)
@@ -144,7 +145,7 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """Replace a sample if it is already known to be bad; return whether it is. is_whole: see Repairs.reason."""
+        """If a sample is known to be bad, replace it and return True. is_whole: see Repairs.reason."""
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False
@@ -192,7 +193,8 @@ class Flight:
     def fail(self, slot: Slot, error: object) -> None:
         """Finish a slot with an error that says why its sample cannot be delivered. The sample itself may be good.
 
-        If a later version has deleted the sample's tar, continue with the tar that replaces it, or another sample.
+        If a later version has deleted the sample's tar, continue with the tar that replaces it, or with another
+        sample.
         """
         if slot.sample.part.sidecar is None and slot.num_moves < _MAX_MOVES:
             self.fetchers.submit(partial(self._look_again, slot, error))

@@ -66,7 +66,7 @@ class _MovedRows:
         return self.rows.num_bytes
 
     def row(self, row: IndexRow) -> IndexRow | None:
-        """Return an earlier version's row with the new location of its files, or None if the sample is not here."""
+        """Return an earlier version's row with the new location of its files, or None if it is not among these rows."""
         number = self.places.get(row.key)
         if number is None or self.rows.columns["clip_sha256"][number].as_py() != row.clip.sha256:
             return None
@@ -89,7 +89,7 @@ class _MovedRows:
 class IndexRows:
     """Cache of the index rows of recently used shards: up to 64 MiB of Arrow columns, but at least one shard.
 
-    later: later versions of the datasets, which can have moved samples to other tars.
+    later: later versions of the datasets, which may have moved samples to other tars.
 
     Packet tables and feature locations have caches of the same size. Thread-safe: one thread reads missing rows, and
     other threads that need them wait.
@@ -214,7 +214,7 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests, while the index rows of later requests are read ahead from object stores.
+        """Yield the requests, while reading the index rows of later requests ahead from object stores.
 
         submit: function that runs a read in another thread.
         is_wanted: function that returns True while the run continues.

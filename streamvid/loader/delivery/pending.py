@@ -83,7 +83,8 @@ class PendingBatch:
 class BadSample:
     """Planned sample that was verified to be bad, and the remaining candidates to replace it.
 
-    is_gone: True if the sample is not bad, but a later version deleted its tar. Then it is the first candidate itself.
+    is_gone: True if the sample is not bad, but a later version deleted its tar. In that case, the sample itself is the
+        first candidate.
     """
 
     delivery: Delivery
@@ -121,7 +122,7 @@ class Slot:
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
     colors: colors of the pictures decoded so far, by (name, item).
     audio: presence and offset of the decoded audio.
-    num_moves: number of times that the sample was looked for in other tars after its own was missing.
+    num_moves: number of times that the sample was sought in another tar because its tar was missing.
     """
 
     number: int

@@ -68,7 +68,7 @@ class PipelineOptions:
     clip_bytes: bytes of memory for clips read ahead; the pipeline allocates `repair_bytes(parts)` in addition.
     frame_bytes: size of the ring in bytes.
     pixels, accuracy: format of the pictures in the ring; see PictureFormat and DecodedDelivery.
-    decode: True to deliver pictures, False to deliver clips as they are stored.
+    decode: True to deliver pictures, False to deliver stored clips unchanged.
     """
 
     num_workers: int
@@ -126,7 +126,7 @@ class Pipeline:
 
     @property
     def queue_depth(self) -> int:
-        """Number of complete batches that wait for the caller."""
+        """Number of complete batches waiting for the caller."""
         depth = 0
         with contextlib.suppress(IndexError):  # another thread may end the run in the meantime
             for place in range(len(self._ready)):
@@ -405,7 +405,7 @@ class Pipeline:
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
         """Return (deliveries of a batch, records of samples that replace removed ones, None).
 
-        If a sample fails, return its error, and only the deliveries before it.
+        If a sample fails, its error takes the place of None, and only the deliveries before it are returned.
         """
         found: list[Delivery] = []
         others: dict[int, Substitution] = {}

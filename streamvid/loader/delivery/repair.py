@@ -35,7 +35,7 @@ def repair_bytes(parts: Sequence[MixPart]) -> int:
 
 
 class Repairs:
-    """Queue of slots that wait for a substitute, and a record of corrupt samples, so that none is read again.
+    """Queue of slots that wait for a substitute, and a record of corrupt samples, which are not read again.
 
     prepare: function that returns a delivery of a sample's whole clip, so that a failure is final for that sample.
     is_removed: function that returns True for a sample that was removed from the dataset.
@@ -65,7 +65,7 @@ class Repairs:
     def add(self, slot: Slot, reason: str, *, is_corrupt: bool, is_gone: bool = False) -> bool:
         """Record that the slot's sample is corrupt or undecodable. Return True if the caller must call `find` now.
 
-        is_gone: True if it is not, but a later version deleted its tar.
+        is_gone: True if the sample is neither, but a later version deleted its tar.
         """
         with self._lock:
             sample, by_packets = slot.sample, slot.delivery.part.window is not None

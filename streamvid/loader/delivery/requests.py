@@ -19,7 +19,7 @@ _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Request for one batch of this rank, in an epoch. `position` records the loader's position in the run.
+    """Request for one batch of this rank in an epoch. `position` records the loader's position in the run.
 
     loss_weight: the batch's share of the samples in its optimizer step, times the number of batches in that step.
     """
@@ -33,9 +33,9 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class EarlierVersion:
-    """Selection from the version of the datasets before, whose carried samples an epoch delivers first.
+    """Selection from the previous version of the datasets, whose carried samples an epoch delivers first.
 
-    is_kept: function that returns which of its samples the current version still has.
+    is_kept: function that returns which of its samples the current version still contains.
     """
 
     selection: Selection
@@ -46,9 +46,10 @@ class EarlierVersion:
 class Selection:
     """Inputs of one rank's plan: datasets, batch sizes, options, costs per bucket, and the rank.
 
-    earlier: the version before, if samples of it are still carried over; None otherwise.
+    earlier: the previous version, if some of its samples are still carried over; None otherwise.
 
-    It holds no reference to the loader, so a thread that iterates over `requests` does not keep the loader alive.
+    A selection holds no reference to the loader, so a thread that iterates over `requests` does not keep the loader
+    alive.
     """
 
     mix: Mix
@@ -104,7 +105,9 @@ class Selection:
         return plan.cursor_after(round(progress * plan.num_steps_left))
 
     def requests(self, plan: AnyPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
-        """Yield requests for this rank's batches from `plan` on, up to the start of `end_epoch` (None: without end).
+        """Yield requests for this rank's batches, beginning with `plan`.
+
+        end_epoch: epoch before which to stop; None for an endless run.
 
         A request's position is (plan of its epoch, number of steps done after it). Steps in which the rank has no
         batch yield no request.

@@ -37,7 +37,7 @@ _NO_TIMES = (
 
 
 class StoredDelivery:
-    """Delivery that reads clips into the ring as they are stored. A task's id is the number of its first slot."""
+    """Delivery that reads stored clips into the ring unchanged. A task's id is the number of its first slot."""
 
     reads_ahead = False
 

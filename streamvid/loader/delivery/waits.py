@@ -1,4 +1,4 @@
-"""Reasons for the caller's waits: what holds up the next batch at this moment."""
+"""Reasons for the caller's waits: what is holding up the next batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def held_up_by(
     reads_index: bool,
     lacks_memory: bool,
 ) -> HeldUpBy:
-    """Return what keeps the loader from being faster while its caller waits.
+    """Return the part of the loader that holds up the next batch while the caller waits.
 
     slots: samples in flight.
-    reads_ahead: False if the decoders also read, and do not decode.
+    reads_ahead: False if the worker processes read clips instead of decoding them.
     reads_index, lacks_memory: True if the feeder is reading the index, or is waiting for memory.
     """
     stages = [slot.at[0] for slot in slots]

@@ -1,1 +1,1 @@
-"""What a loader reports while it runs: the delivery ledger, metrics, and the reason for stalls."""
+"""Reports of a running loader: the delivery ledger, metrics, and the reasons for stalls."""

@@ -1,7 +1,7 @@
 """Prometheus metrics of the loaders in this process, which an HTTP endpoint serves.
 
-All loaders of a process that use the same address share one endpoint. It calls `loader.stats()` for each request, so it
-costs nothing between requests.
+All loaders of a process that use the same address share one endpoint. It calls `loader.stats()` for each request, so
+it needs no resources between requests.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MetricsAddress:
 
 
 def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = None) -> MetricsAddress | None:
-    """Return the address of this rank's endpoint, or None without one. The local rank is added to the port.
+    """Return the address of this rank's endpoint, or None if it has no endpoint. The local rank is added to the port.
 
     Raises ConfigError for an invalid port, or if prometheus-client is not installed.
     """
@@ -199,7 +199,7 @@ _lock = threading.RLock()  # reentrant, because a destructor may close an endpoi
 
 
 def open_metrics(address: MetricsAddress, loader: LoaderMetrics) -> Callable[[], None] | None:
-    """Serve a loader's metrics at an address. Return a function that ends this, or None if the port is not available.
+    """Serve a loader's metrics at an address. Return a function that stops this, or None if the port is not available.
 
     Raises ConfigError if the port is not available although an option requires it.
     """

@@ -14,9 +14,10 @@ _EVERY_SECONDS = 10.0
 
 
 class MetricsLog:
-    """File of a rank in a folder, such as `metrics-rank00000.jsonl`. It has a line every 10 seconds, and a last one.
+    """Metrics file of one rank, such as `metrics-rank00000.jsonl`.
 
-    Each line is `LoaderStats.to_json()` with the Unix time, the rank and the split.
+    A line is written every 10 seconds and at the end. Each line is `LoaderStats.to_json()` with the Unix time, the
+    rank and the split.
     """
 
     def __init__(self, folder: Path, rank: int, split: str) -> None:
@@ -25,7 +26,7 @@ class MetricsLog:
         self._due, self._num_steps = 0.0, 0
 
     def write(self, stats: Callable[[], LoaderStats], *, is_last: bool = False) -> None:
-        """Append a line if it is time, or if it is the last one and there were batches since the previous one.
+        """Append a line if one is due, or a last line if there were batches since the previous one.
 
         Raises StorageError if the file cannot be written.
         """

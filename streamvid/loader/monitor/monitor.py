@@ -38,9 +38,9 @@ class Monitor:
         self._stalls = StallWatch(setup.selection.world.rank)
 
     def begin(self, setup: Setup, cursor: Cursor, is_again: bool, stats: Stats) -> None:
-        """Record the start of a loop, and serve metrics from the first one on.
+        """Record the start of a loop, and serve metrics, beginning with the first loop.
 
-        setup: what the loader delivers now; it changes with the versions of the datasets.
+        setup: current setup of the loader; it changes with the versions of the datasets.
         is_again: True if the loader begins an epoch again after a `break`.
         stats: method of the loader that returns its statistics.
         """
@@ -56,7 +56,7 @@ class Monitor:
             self._ledger.add(logged_batch(pending, planned_keys))
 
     def watch(self, meter: StatsMeter, stats: Stats) -> None:
-        """Write statistics if it is time, and log a warning if the caller waits a lot. stats: see `begin`."""
+        """Write statistics if they are due, and log a warning if the caller waits too much. stats: see `begin`."""
         if self._log is not None:
             self._log.write(stats)
         if self._stalls.is_due(meter.num_steps, meter.seconds):
@@ -68,7 +68,10 @@ class Monitor:
             self._log.write(stats, is_last=True)
 
     def close(self) -> None:
-        """Write what remains, close files and free the port. Idempotent; without effect in a fork of the process."""
+        """Write the remaining statistics, close files and free the port.
+
+        Idempotent. Has no effect in a forked process.
+        """
         if os.getpid() != self._pid:
             return
         end, self._end_metrics = self._end_metrics, None

@@ -1,4 +1,4 @@
-"""Log message about a caller that waits for its data, with the reason."""
+"""Warnings about a caller that has to wait for data, with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AGAIN_SECONDS = 300.0
 
 
 class StallWatch:
-    """Watch over the share of the time that a caller waits. It logs a warning at most every five minutes.
+    """Monitor of the share of time that a caller waits. It logs a warning at most every five minutes.
 
     The first 10 batches do not count, because workers and caches are cold. Every rank logs its own waits, because one
     slow rank delays all others.
@@ -27,7 +27,7 @@ class StallWatch:
         self._quiet_until = 0.0
 
     def is_due(self, num_steps: int, seconds: float) -> bool:
-        """Return whether `look` would compare statistics now, given those of a loader so far."""
+        """Return whether `look` would compare statistics now, given the loader's statistics so far."""
         if self._before is None:
             return num_steps >= FEW_STEPS
         return seconds - self._before.seconds >= _LOOK_SECONDS

@@ -28,7 +28,10 @@ class PacketsPlace(NamedTuple):
     num_clips: int
 
     def read(self, store: Store, tar_path: str) -> PacketTables:
-        """Return the packet tables of a tar. Raises IntegrityError if they are damaged, and StorageError."""
+        """Return the packet tables of a tar.
+
+        Raises IntegrityError if they are damaged, and StorageError if they cannot be read.
+        """
         from streamvid.dataset.integrity import read_range  # decode workers start faster without these
         from streamvid.dataset.packets import PacketTables
 
@@ -52,14 +55,14 @@ class SampleFile:
 class IndexRow:
     """Index row of one sample.
 
-    - number: place of the sample in its tar.
+    - number: position of the sample in its tar.
     - packets: the shard's packet table; None if it has none.
     - fps, duration_seconds: frame rate and duration of the clip; 0.0 if unknown.
     - texts: index column → value, for columns used in captions.
     - columns: column name used by the caller → value, for requested columns.
     - media: name → files of a conditioning input.
     - is_missing: True if the features of this visit could not be computed.
-    - tar: tar that contains the files; None if it is the one that the sample's version names.
+    - tar: tar that contains the files; None for the tar that the sample's version lists.
     - has_audio: True if the clip has audio, and audio is delivered.
     """
 

@@ -151,7 +151,7 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
 class PictureRoom:
     """Layout of a batch's pictures and audio in its memory. Offsets are in bytes from the start of that memory.
 
-    audio: audio per sample; None for none.
+    audio: audio per sample; None if no audio is delivered.
     """
 
     picture: PictureFormat

@@ -182,7 +182,7 @@ class TextRule:
         return options.prefix + caption
 
     def variant(self, row: IndexRow, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
-        """Return which caption `text` draws: a column, or "text/2" for the third of several; "" for none."""
+        """Return the name of the caption that `text` draws: a column, "text/2" for the third of several, or ""."""
         return "" if self._is_dropped(dropout or choices) else self._caption(row.texts, choices)[1]
 
     def only_variant(self, row: IndexRow) -> str | None:

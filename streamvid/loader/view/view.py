@@ -123,7 +123,7 @@ class RandomChoices:
         return hash_below(limit, self.seed, kind, self.name, self.visit)
 
     def share(self, kind: int, *part: int) -> float:
-        """Draw a number that is at least 0 and less than 1."""
+        """Draw a uniform number in [0, 1)."""
         return uniform(self.seed, kind, self.name, self.visit, *part)
 
     def window_start(self, num_frames: int, wanted: int) -> int:

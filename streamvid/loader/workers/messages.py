@@ -208,7 +208,7 @@ class Answer(NamedTuple):
     color: colors of yuv420p pictures.
     results: one result per clip of a ReadTask; empty if the run is over.
     begun: id of the DecodeTask that the worker starts next, if it has already received one. This saves a message.
-    audio: what was decoded for the AudioTask of a DecodeTask.
+    audio: result of the AudioTask of a DecodeTask.
     """
 
     pid: int

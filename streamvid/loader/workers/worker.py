@@ -148,7 +148,7 @@ class TaskRunner:
 
 
 def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
-    """Serve tasks until the loader closes its end of the socket, or dies."""
+    """Serve tasks until the loader closes its end of the socket or dies."""
     show_stacks()
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     most = _MAX_PRIVATE_BYTES if most == resource.RLIM_INFINITY else min(most, _MAX_PRIVATE_BYTES)

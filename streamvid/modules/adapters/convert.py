@@ -37,9 +37,9 @@ class ConvertedAdapters:
 def convert_adapters(path: Path, format: LoraFormat, family: str | None = None) -> ConvertedAdapters:
     """Read an adapter file of any format, and return its content in `format`.
 
-    family: name in FAMILIES; None recognizes it by the layers.
-    Raises ConfigError if the file holds anything but LoRA pairs, if the new names of its layers are unknown, or if
-    families that have these layers would name them differently.
+    family: name in FAMILIES; None detects it from the layers.
+    Raises ConfigError if the file contains anything but LoRA pairs, if the new names of its layers are unknown, or if
+    several families have these layers but name them differently.
     """
     found = read_adapters(path, "the file")
     adapters = {plain_layer(name): one for name, one in paired(found.tensors, found.scales, str(path)).items()}
@@ -49,7 +49,7 @@ def convert_adapters(path: Path, format: LoraFormat, family: str | None = None) 
 
 
 def family_of(model: Path) -> str | None:
-    """Return the family of a diffusers folder, or None if it is not one of ours."""
+    """Return the family of a diffusers folder, or None if its family is not supported."""
     index = model / "model_index.json"
     try:
         name = str(json.loads(index.read_text(encoding="utf-8")).get("_class_name", "")) if index.is_file() else ""

@@ -51,8 +51,8 @@ def encode_adapters(
 ) -> EncodedAdapters:
     """Return the file for adapters of one model, in `format`.
 
-    adapters: layer → adapter, under the names that the layers have in diffusers or in the original code. They are
-        converted to those of the format if they belong to a known family; otherwise, they stay.
+    adapters: layer → adapter, under the names that the layers have in diffusers or in the original code. The names are
+        converted to those of the format if they belong to a known family; other names stay unchanged.
     base: dotted name of the model in the training module.
     dropout: dropout probability in training, for the metadata.
     family: see `original_names`.
@@ -101,7 +101,10 @@ def _kohya(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 
 def _config(adapters: Mapping[str, Adapter], dropout: float) -> dict[str, Any]:
-    """Return peft's configuration. Layers with another rank or alpha than most are listed in its patterns."""
+    """Return peft's configuration.
+
+    Layers whose rank or alpha differs from that of most layers are listed in its patterns.
+    """
     rank, alpha = _most(adapters)
     return {
         "peft_type": "LORA",

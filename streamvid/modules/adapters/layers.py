@@ -1,4 +1,4 @@
-"""Adapters of layers, and how those of several layers become those of one fused layer, and back."""
+"""Adapters of layers. The adapters of several layers can be fused into that of one layer, and split again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Adapter:
         return self.alpha / self.rank
 
     def scaled(self) -> Adapter:
-        """Return an equal adapter whose alpha is its rank, for formats that have no place for alpha."""
+        """Return an equivalent adapter whose alpha equals its rank, for formats that cannot store alpha."""
         return self if self.scale == 1 else Adapter(self.down, self.up * self.scale, float(self.rank))
 
 
@@ -70,11 +70,12 @@ def unpaired(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 
 def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
-    """Return the adapter of a layer that computes the outputs of several layers, one after another.
+    """Return the adapter of a layer that computes the concatenated outputs of several layers.
 
-    parts: adapters of the layers in the order of their outputs; None for a layer without one, but not for all.
+    parts: adapters of the layers in the order of their outputs; None for a layer without an adapter. At least one
+        layer must have an adapter.
     shares: relative numbers of outputs.
-    The layers share one down projection if theirs are equal. Otherwise, the ranks add up.
+    If all down projections are equal, the result uses that projection. Otherwise, its rank is the sum of the ranks.
     """
     present = [part.scaled() for part in parts if part is not None]
     unit = next(part.up.shape[0] // share for part, share in zip(parts, shares, strict=True) if part is not None)

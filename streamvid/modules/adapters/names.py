@@ -1,8 +1,8 @@
 """Names that the layers of known models have in diffusers and in their original code.
 
-DiffSynth-Studio, musubi-tuner and ComfyUI use the original names, so this is the one table that conversions need.
-`*` is a number. A line with several names of diffusers' is a layer that the original code computes at once. The names
-come from diffusers' conversion scripts (scripts/convert_*_to_diffusers.py) and LoRA loaders.
+DiffSynth-Studio, musubi-tuner and ComfyUI use the original names, so conversions need only this table. `*` stands for
+a number. A line with several diffusers names describes one layer of the original code that computes all of their
+outputs. The names come from diffusers' conversion scripts (scripts/convert_*_to_diffusers.py) and LoRA loaders.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from streamvid.modules.parts import some
 
 @dataclass(frozen=True)
 class Rule:
-    """One layer in both forms.
+    """One layer, as named in the original code and in diffusers.
 
     theirs: name in the original code.
-    ours: names in diffusers; several layers if the original one computes their outputs one after another.
+    ours: names in diffusers; several layers if the original layer concatenates their outputs.
     shares: relative numbers of outputs of `ours`.
     """
 
@@ -79,7 +79,7 @@ class Family:
 def _rules(
     block_theirs: str, block_ours: str, table: Mapping[str, str], sizes: Mapping[str, str] | None = None
 ) -> list[Rule]:
-    """Return the rules of one kind of blocks.
+    """Return the rules for one kind of block.
 
     table: original name → names in diffusers, separated by spaces.
     sizes: original name → relative numbers of outputs, if they are not equal.
@@ -193,7 +193,7 @@ _COMFY_PARTS = (
 
 
 def plain_layer(layer: str) -> str:
-    """Return the original name of a layer for its name in ComfyUI; any other name stays."""
+    """Convert a layer's name in ComfyUI to its original name; return any other name unchanged."""
     if not layer.startswith(("double_blocks.", "single_blocks.")):
         return layer
     block, number, part = layer.split(".", 2)
@@ -205,9 +205,10 @@ def plain_layer(layer: str) -> str:
 
 
 def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Return adapters under the original names; unchanged if the family is unknown, or if they have these names.
+    """Return adapters under the original names; unchanged if the family is unknown or they already have these names.
 
-    family: name in FAMILIES; None recognizes it by the layers. Raises ConfigError if families would differ.
+    family: name in FAMILIES; None detects it from the layers.
+    Raises ConfigError if several families match with different names.
     """
     candidates = [one for one in _candidates(family) if _all_match(one.ours, adapters)]
     renamed = {one.name: one.to_original(adapters) for one in candidates}
@@ -220,7 +221,7 @@ def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -
 
 
 def diffusers_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Return adapters under diffusers' names; unchanged if the family is unknown, or if they have these names."""
+    """Return adapters under diffusers' names; unchanged if the family is unknown or they already have these names."""
     if any(_all_match(one.ours, adapters) for one in _candidates(family)):
         return dict(adapters)
     found = next((one for one in _candidates(family) if _all_match(one.theirs, adapters)), None)
@@ -241,9 +242,9 @@ def require_known(layers: Collection[str], family: str | None, where: str) -> No
 
 
 def dotted(names: Iterable[str], layers: Iterable[str] = ()) -> dict[str, str]:
-    """Return the layer for each name that is written with underscores instead of dots; unknown names stay.
+    """Return the layer for each name that is written with underscores instead of dots; unknown names stay unchanged.
 
-    layers: layers of the model, if it is at hand; otherwise those of all families are recognized.
+    layers: layers of the model, if it is available; otherwise, the layers of all families are recognized.
     """
     known = {layer.replace(".", "_"): layer for layer in layers}
     patterns = [] if known else [name for one in FAMILIES.values() for name in (*one.theirs, *one.ours)]

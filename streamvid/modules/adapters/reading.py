@@ -1,4 +1,4 @@
-"""Reading of adapter files in every format, with the place where each stores alpha."""
+"""Reading of adapter files in all formats, each of which stores alpha in a different place."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def read_adapters(path: Path, field: str, layers: Collection[str] = (), name: st
     """Read an adapter file.
 
     field: option that names the file, for messages.
-    layers: names of all parts of the model, if it is at hand. Original names are converted if it has diffusers'.
-    name: dotted name of the model in the training module, with which keys may begin.
+    layers: names of all parts of the model, if it is available. Original names are converted if the model uses
+        diffusers names.
+    name: dotted name of the model in the training module; keys may begin with it.
     Raises ConfigError if the file contains no adapters or its metadata is damaged.
     """
     state = {_theirs(key): tensor for key, tensor in read_state([path]).items()}
@@ -85,7 +86,7 @@ def is_adapter(name: str) -> bool:
 
 
 def _renamed(found: AdapterFile, layers: Collection[str], where: str) -> AdapterFile:
-    """Convert original names to diffusers' if the model has the latter."""
+    """Convert original names to diffusers names if the model uses the latter."""
     if not layers or all(_layer(key) in layers for key in found.tensors) or not all(map(is_adapter, found.tensors)):
         return found
     adapters = diffusers_names(paired(found.tensors, found.scales, where))
@@ -131,7 +132,7 @@ def _theirs(key: str) -> str:
 
 
 def _dotted(state: Mapping[str, Tensor], layers: Collection[str]) -> dict[str, Tensor]:
-    """Return kohya's tensors under the layers' dotted names. Names that match no layer stay as they are."""
+    """Return kohya's tensors under the layers' dotted names. Names that match no layer stay unchanged."""
     keys = {key: key.partition(".") for key in state}
     plain = {theirs: _KOHYA_PREFIX.sub("", theirs, count=1) for theirs, _, _ in keys.values()}
     names = dotted(plain.values(), layers)
@@ -153,7 +154,7 @@ def _layer(key: str) -> str:
 def _facts(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return what the file's header, or peft's adapter_config.json next to it, states about the adapters.
 
-    The keys are pipeline components, or only "" if the statements apply to the whole file.
+    The keys are pipeline components, or only "" if the facts apply to the whole file.
     """
     known, beside = read_metadata(path), path.with_name(PEFT_CONFIG_FILE)
     if DIFFUSERS_FACTS in known:

@@ -1,1 +1,1 @@
-"""Epochs that begin with another version of the datasets than the epoch before."""
+"""Epochs that begin with a different version of the datasets than the previous epoch."""

@@ -14,11 +14,13 @@ from streamvid.plan.versions.leftovers import Leftovers
 
 
 class ContinuedPlan:
-    """Plan of an epoch that begins with leftovers of another version. It offers what `EpochPlan` offers to loaders.
+    """Plan of an epoch that begins with leftovers of another version.
+
+    For loaders, it has the interface of `EpochPlan`.
 
     plan: plan of the new version's epoch, at a cursor without carried positions.
-    first_source: number by which the sources of leftovers exceed those of their own plan, so that they are not taken
-        for sources of `plan`.
+    first_source: offset that is added to the source numbers of leftovers, so that they differ from the sources of
+        `plan`.
     """
 
     def __init__(self, cursor: Cursor, leftovers: Leftovers, plan: EpochPlan, first_source: int) -> None:
@@ -47,7 +49,7 @@ class ContinuedPlan:
         return max(0, first) + self._plan.num_batches_left(rank, later)
 
     def num_steps_through(self, num_epochs: int) -> int:
-        """Return the total number of steps in the first `num_epochs` epochs, if all had the new version."""
+        """Return the total number of steps in the first `num_epochs` epochs, if all of them used the new version."""
         return self._plan.num_steps_through(num_epochs)
 
     @property

@@ -1,8 +1,9 @@
-"""Samples that an epoch with another version of the datasets than the epoch before delivers first.
+"""Samples carried over from the previous version of the datasets, which an epoch delivers first.
 
-Samples that tail="carry" has carried over have positions only in the version before. They are delivered first, bucket
-by bucket, in steps of all ranks whose last one per bucket can be smaller, as with tail="shrink". Samples that the new
-version no longer has are left out. Then the new version's epoch begins at its own start.
+Samples that tail="carry" has carried over have positions only in the previous version. They are delivered first,
+bucket by bucket, in steps of all ranks. The last step of each bucket can be smaller, as with tail="shrink". Samples
+that the new version no longer contains are omitted. After these steps, the new version's epoch begins at its own
+start.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class _Rest:
 
 @dataclass(frozen=True, eq=False)
 class _LeftoverStep:
-    """One step: samples [first, first + count) of a bucket. Numbers past its last sample begin again as repeats.
+    """One step: samples [first, first + count) of a bucket.
+
+    Numbers past the bucket's last sample wrap around as repeats.
 
     visits_from: start of the range of visits for repeats; TAIL, or more in a step that contains only repeats.
     """
@@ -78,13 +81,13 @@ class _LeftoverStep:
 
 
 class Leftovers:
-    """Steps with the samples that the epoch before has carried over, for all ranks. It holds few samples.
+    """Steps with the samples carried over from the previous epoch, for all ranks. There are few such samples.
 
-    plan: plan of the version before, for the epoch before.
+    plan: plan of the previous epoch, in the previous version.
     carried: bucket id → position of the first carried sample in that version.
     phase: number of steps done in an incomplete group of `accumulate` steps. Repeats complete the last group.
-    is_kept: function that returns which samples the new version still has.
-    Raises StateError for positions that the plan does not have.
+    is_kept: function that returns which samples the new version still contains.
+    Raises StateError for positions that the plan does not contain.
     """
 
     def __init__(self, plan: EpochPlan, carried: Mapping[str, int], phase: int, is_kept: IsKept) -> None:
@@ -105,7 +108,7 @@ class Leftovers:
         self._steps = [*real, *self._fillers(len(real), phase)]
 
     def _rest(self, bucket_id: str, start: int, end: int) -> _Rest:
-        """Return the samples in a range of positions, without those that the new version no longer has."""
+        """Return the samples in a range of positions, without those that the new version no longer contains."""
         stream, positions = self._plan.stream(bucket_id), np.arange(start, end, dtype=np.int64)
         ((ordinals, visits, _),) = resolve([(stream, positions)])
         sources, shards, indices = stream.locate(ordinals)
@@ -131,7 +134,7 @@ class Leftovers:
         return [_LeftoverStep(rest, 0, ranks, FILL_GROUP + number * FILLER_VISITS) for number in range(first, size)]
 
     def _any_kept(self) -> _Rest | None:
-        """Return a few samples of the epoch that the new version still has."""
+        """Return a few samples of the epoch that the new version still contains."""
         for name in self._plan.batch_sizes:
             start, end = self._plan.start_of(name), self._plan.end_of(name)
             for first in range(start, end, _SCANNED_SAMPLES):

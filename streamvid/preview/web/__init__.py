@@ -1,1 +1,1 @@
-"""The web server: values of addresses, pages, checks of requests, and routes."""
+"""Web server: URL parameters, pages, request checks, and routes."""

@@ -86,7 +86,7 @@ class Pages:
 
     @property
     def name(self) -> str:
-        """Short name of the dataset among those of the server."""
+        """Short name of the dataset, unique on this server."""
         return next((link.name for link in self._datasets if link.root == self.root), self.dataset.url)
 
     @cached_property
@@ -118,7 +118,7 @@ class Pages:
         )
 
     def figures(self) -> str:
-        """Return the histograms as a part of the overview."""
+        """Return the histograms as part of the overview."""
         return render("figures.html", histograms=self.histograms(), bars=charts.bars)
 
     def samples(self, values: Values) -> str:
@@ -142,7 +142,7 @@ class Pages:
         )
 
     def rows(self, values: Values) -> str:
-        """Return the next rows of a grid, as a part of the page."""
+        """Return the next rows of a grid, as part of the page."""
         return render("rows.html", **self._grid(values, self._rows(values)), **self._common())
 
     def _rows(self, values: Values) -> RowPage:
@@ -226,7 +226,7 @@ class Pages:
             return _Visit(asked, str(error), features)
 
     def asked(self, values: Values) -> ViewQuery:
-        """Return the visit and settings that an address names. Features fix all settings but the visit.
+        """Return the visit and settings that a URL specifies. With features, only the visit can be chosen.
 
         Raises ConfigError for values that a loader refuses.
         """
@@ -238,7 +238,7 @@ class Pages:
     def deliver(self, place: SamplePlace, asked: ViewQuery) -> DeliveredSample:
         """Return a visit of a sample, or the clip's frames from which its features were made.
 
-        Raises SampleError if the sample is bad, and ConfigError for a wrong view.
+        Raises SampleError if the sample is bad, and ConfigError for an invalid view.
         """
         return self.deliverer.deliver(place, self.shown_visit(asked.visit), asked.settings)
 
@@ -263,7 +263,7 @@ class Pages:
         return {"width": width, "height": height, "crop": crop, "kept": kept, "target": target}
 
     def _caption_columns(self) -> tuple[str, ...]:
-        """Return the columns from which captions can be taken: `text`, and the user's own columns of texts."""
+        """Return the columns from which captions can be taken: `text`, and the user's own text columns."""
         schema = self.dataset.samples_schema
         own = (
             name for name in self.dataset.user_columns if str(schema.field(self.dataset.column(name)).type) == "string"
@@ -280,7 +280,7 @@ class Pages:
         )
 
     def audio(self, place: SamplePlace) -> str:
-        """Return the waveform of a sample's clip, as a part of its page."""
+        """Return the waveform of a sample's clip, as part of its page."""
         facts = sample_facts(self.dataset, place)
         part, duration, found, problem = clip_range(facts), facts.values.get("duration_seconds"), None, None
         if part.num_bytes <= _MAX_CHECKED and isinstance(duration, float):
@@ -291,7 +291,7 @@ class Pages:
         return render("audio.html", waveform=found, problem=problem)
 
     def key(self, key: str) -> str:
-        """Return the path of the page of the sample with this key."""
+        """Return the path of the page for the sample with this key."""
         (place,) = find_keys(self.dataset, [key])
         return self.path("sample", place.shard.bucket_id, place.shard.number, place.index)
 
@@ -300,7 +300,7 @@ class Pages:
         return self.page("run.html", "Run", "run", body=self.training_figures())
 
     def training_figures(self) -> Any:
-        """Return the run's curves and samples, as a part of the page."""
+        """Return the run's curves and samples, as part of the page."""
         from markupsafe import Markup
 
         assert self.run is not None, "pages of a run are served only with --run"
@@ -311,7 +311,7 @@ class Pages:
         return self.page("error.html", "Error", "", message=message)
 
     def place(self, bucket_id: str, number: int, index: int) -> SamplePlace:
-        """Return the location of a sample. Raises ConfigError if it does not exist, or is outside of the view."""
+        """Return the location of a sample. Raises ConfigError if it does not exist, or is outside the view."""
         dataset = self.dataset
         place = place_of(dataset, bucket_id, number, index)
         if dataset.where is not None and index not in self.browser.members(place.row):
@@ -340,11 +340,11 @@ class Pages:
 
 
 def row_values(asked: RowQuery) -> dict[str, object]:
-    """Return the values of an address that name this selection."""
+    """Return the URL parameters for this selection."""
     named = asdict(asked)
     return {**{name: named[name] for name in ("bucket", "split", "where", "sort")}, "desc": asked.descending}
 
 
 def media_type(extension: str) -> str | None:
-    """Return the type under which a stored clip is served, or None if browsers cannot play it."""
+    """Return the media type with which a stored clip is served, or None if browsers cannot play it."""
     return _TYPES.get(extension)

@@ -2,11 +2,11 @@
 
 - The method must be GET or HEAD.
 - On loopback, the Host header must name this machine. Otherwise, a page of another site whose name resolves to
-  127.0.0.1 could read the answers (DNS rebinding).
-- On any other address, a random token is required. The link that the command prints contains it; the first answer
-  moves it to a cookie that browsers do not send with requests that pages of other sites make.
+  127.0.0.1 could read the responses (DNS rebinding).
+- On any other address, a random token is required. The link that the command prints contains it; the first response
+  moves it to a cookie that browsers do not send with requests from pages of other sites.
 
-Every answer forbids scripts, styles, pictures and connections from anywhere but this server, and inline scripts.
+Every response forbids scripts, styles, pictures and connections from anywhere but this server, and inline scripts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that refuses requests and adds headers, as described above.
+    """ASGI middleware that refuses requests and adds headers, as this module describes.
 
     host: address that the server listens on.
     token: token that requests must present; None to check the Host header instead.
@@ -59,7 +59,7 @@ class Guard:
         await (answer or self._app)(scope, receive, send_guarded)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that must not reach the pages, or None."""
+        """Return the response to a request that must not reach the pages, or None."""
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("only GET and HEAD are allowed", 405)
         headers = Headers(scope=scope)

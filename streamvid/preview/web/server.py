@@ -49,7 +49,7 @@ _KEPT_A_MINUTE = {"Cache-Control": "private, max-age=60"}  # a run that starts a
 
 
 class Preview:
-    """Routes of the pages of one dataset. Each method answers one kind of request, in a thread of its own."""
+    """Routes of the pages of one dataset. Each method handles one kind of request, in a separate thread."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -93,7 +93,7 @@ class Preview:
             return RedirectResponse(self._pages.key(request.path_params["key"]), 302)
 
     def poster(self, request: Request) -> Response:
-        """Answer with one frame from the middle of the clip, as the loader crops it."""
+        """Respond with one frame from the middle of the clip, as the loader crops it."""
         settings = self._pages.asked({}).settings
         try:
             (picture,) = self._pages.deliverer.poster(self._place(request), settings)
@@ -102,7 +102,7 @@ class Preview:
         return Response(jpeg(picture, _POSTER_WIDTH), media_type="image/jpeg", headers=_KEPT)
 
     def strip(self, request: Request) -> Response:
-        """Answer with several frames of the first visit side by side, for clips that browsers cannot play."""
+        """Respond with several frames of the first visit side by side, for clips that browsers cannot play."""
         try:
             found = self._pages.deliver(self._place(request), self._pages.asked({})).frames
         except SampleError as error:
@@ -111,10 +111,10 @@ class Preview:
         return Response(data, media_type="image/jpeg", headers=_KEPT)
 
     def frame(self, request: Request) -> Response:
-        """Answer with one frame of a visit: exactly what the model gets, as PNG, or a smaller JPEG of it.
+        """Respond with one frame of a visit: exactly what the model gets, as PNG, or a smaller JPEG of it.
 
         Values: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning input;
-        `item` is the number of its item; `width` asks for a JPEG of that width.
+        `item` is the number of its item; `width` requests a JPEG of that width.
         """
         values = _values(request)
         frames = self._frames(self._place(request), values)
@@ -139,7 +139,7 @@ class Preview:
         return _pictures(items[whole(values, "item", 0, 0, len(items) - 1)] if items else None)
 
     def clip(self, request: Request) -> Response:
-        """Answer with the stored bytes of a clip, or with the range that the player asks for."""
+        """Respond with the stored bytes of a clip, or with the range that the player requests."""
         dataset = self._pages.dataset
         facts = sample_facts(dataset, self._place(request))
         part = clip_range(facts)
@@ -158,7 +158,7 @@ class Preview:
         return Response(read_clip(dataset, part, first, last + 1), 206, headers, kind)
 
     def run_sample(self, request: Request) -> Response:
-        """Answer with a picture or a movie that the model generated."""
+        """Respond with a picture or a video that the model generated."""
         name, folder = request.path_params["name"], self._pages.run
         found = None if folder is None else sample_file(folder, name)
         if found is None:
@@ -170,7 +170,7 @@ class Preview:
 def app_of(
     datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions, token: str | None
 ) -> Guard:
-    """Return the ASGI application. token: token that requests must present; None for none."""
+    """Return the ASGI application. token: token that requests must present; None to require no token."""
     several = _pages_of(datasets, features, options)
 
     @asynccontextmanager
@@ -189,7 +189,7 @@ def app_of(
 
 
 def _pages_of(datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions) -> list[Pages]:
-    """Return the pages of each dataset. The first one's have no prefix."""
+    """Return the pages of each dataset. Those of the first dataset have no prefix."""
     run = None if options.run is None else Path(options.run)
     links = [Link(f"/dataset/{number}" if number else "", _name(one.url)) for number, one in enumerate(datasets)]
     return [
@@ -199,7 +199,7 @@ def _pages_of(datasets: Sequence[Dataset], features: Sequence[Sidecar | None], o
 
 
 def _prepare(pages: Pages) -> None:
-    """Load what the first page needs, so that it is ready when the address is printed. Requests nothing."""
+    """Load what the first page needs, so that it is ready when the address is printed. This makes no HTTP request."""
     pages.failure("")
     if pages.dataset.store.is_local and pages.dataset.where is None:
         with suppress(StreamvidError):  # the page will say it
@@ -232,7 +232,8 @@ def serve(
 
     features: features that a loader delivers in place of each dataset's clips, or None.
 
-    started: function that receives the address once the port is open. Raises ConfigError if the port is not available.
+    started: function that receives the address once the port is open.
+    Raises ConfigError if the port is not available.
     """
     import uvicorn
 
@@ -261,7 +262,7 @@ def serve(
 
 
 def static(request: Request) -> Response:
-    """Answer with a static file."""
+    """Respond with a static file."""
     name = request.path_params["name"]
     if name not in STATIC:
         raise HTTPException(404, "no such file")
@@ -269,7 +270,7 @@ def static(request: Request) -> Response:
 
 
 def _bad(error: SampleError) -> Response:
-    """Return the picture that takes the place of a bad sample's. The sample's page states the reason."""
+    """Return the picture that is shown for a bad sample. The sample's page states the reason."""
     _log.info("%s", error)
     return Response(static_file("bad.svg"), media_type=STATIC["bad.svg"])
 
@@ -283,7 +284,7 @@ def _html(page: Callable[[Request], str]) -> Callable[[Request], Response]:
 
 @contextmanager
 def _missing_is_404() -> Iterator[None]:
-    """Answer that a sample does not exist, in place of a wrong value."""
+    """Convert a ConfigError to a 404 response."""
     try:
         yield
     except ConfigError as error:

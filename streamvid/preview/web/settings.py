@@ -1,4 +1,4 @@
-"""Values of an address: which samples, which visit, and which settings of the loader a page shows."""
+"""URL parameters: the samples, the visit, and the loader settings that a page shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Values = Mapping[str, str]
 
 
 def whole(values: Values, name: str, default: int, least: int, most: int) -> int:
-    """Return an integer of an address. Raises ConfigError for other values."""
+    """Parse an integer URL parameter. Raises ConfigError for other values."""
     text = values.get(name, "").strip()
     if not text:
         return default
@@ -58,7 +58,7 @@ def _choice(values: Values, name: str, allowed: Any, default: str) -> Any:
 
 
 def row_query(values: Values) -> RowQuery:
-    """Return the selection of samples that an address names."""
+    """Return the selection of samples that a URL specifies."""
     return RowQuery(
         bucket=_text(values, "bucket"),
         split=_text(values, "split"),
@@ -76,7 +76,7 @@ class ViewQuery:
     settings: ViewSettings
 
     def to_query(self, **changes: object) -> dict[str, object]:
-        """Return the values of an address with this visit and these settings, without defaults."""
+        """Return the URL parameters for this visit and these settings, without defaults."""
         view, text = self.settings.view, self.settings.text
         scale = view.spatial_scale or (None, None)
         found: dict[str, object] = {
@@ -95,7 +95,7 @@ class ViewQuery:
 
 
 def view_query(values: Values) -> ViewQuery:
-    """Return the visit and settings that an address names. Raises ConfigError for values that a loader refuses."""
+    """Return the visit and settings that a URL specifies. Raises ConfigError for values that a loader refuses."""
     spatial = _choice(values, "spatial", Spatial, "resize_crop")
     scale = None
     if spatial == "rand_size_crop":
@@ -112,7 +112,7 @@ def view_query(values: Values) -> ViewQuery:
 
 
 def step_query(values: Values) -> StepQuery:
-    """Return the step that an address names."""
+    """Return the step that a URL specifies."""
     default = "carry" if values.get("split", "train") in ("", "train") else "uneven"
     query = StepQuery(
         epoch=whole(values, "epoch", 0, 0, 1 << 20),

@@ -47,7 +47,8 @@ class Figure(Protocol):
 class Motion:
     """Mean absolute change of luma within 1/8 second, in levels from 0 to 255, at 64 pixels on the longer side.
 
-    None for fewer than two samples. The first sample of a part is not compared with the sample before the part.
+    The value is None for fewer than two samples. The first sample of a part is not compared with the sample before the
+    part.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class Blur:
 
     Blurring changes a sharp picture more than one that is already blurred. The figure is the share of the differences
     between neighboring pixels that remains after a box filter of 9 pixels: the larger share of the two directions,
-    averaged over the samples. None if all samples are flat or too small.
+    averaged over the samples. It is None if all samples are flat or too small.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ def _rounded(total: int, count: int) -> float:
 
 
 def sample_steps(timestamps: Sequence[int], time_base: Fraction) -> dict[int, int]:
-    """Return the samples: frame number → number of the first multiple of 1/8 second at which the frame is shown.
+    """Return the samples as frame number → number of the first multiple of 1/8 second that shows the frame.
 
     Frames that are not shown at any multiple are omitted. The last frame is assumed to last as long as the one before
     it.

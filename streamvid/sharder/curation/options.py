@@ -42,9 +42,9 @@ class CurationOptions:
     black_bars: True to find borders that stay black in all frames, and to store their sizes as columns bar_left,
         bar_top, bar_right and bar_bottom, in pixels of the displayed frame. Native clips are cropped accordingly before
         a bucket is assigned; copies keep their bars.
-    dedup: "mark" stores the group of each near-duplicate in the column duplicate_group. "keep-largest" also rejects all
-        rows of a group except the one with the most pixels. If several have as many, the longest is kept, then the one
-        with the most bytes, then the first.
+    dedup: "mark" stores the group of each near-duplicate in the column duplicate_group. "keep-largest" also rejects
+        all rows of a group except the one with the most pixels. If several rows have equally many, the longest is
+        kept, then the one with the most bytes, then the first.
     """
 
     scores: tuple[str, ...] = option((), help="Scores to compute and store as columns: motion, blur.", metavar="LIST")

@@ -31,7 +31,7 @@ class CutDetector:
         self._num_pixels = 1
 
     def see(self, frame: FrameView) -> None:
-        """Measure the next frame. Frames come in ascending order; gaps contain no cuts."""
+        """Measure the next frame. Frames must be passed in ascending order; gaps contain no cuts."""
         planes = tuple(plane.astype(np.int64) for plane in frame.picture(_SIDE))
         self._num_pixels = planes[0].size
         if self._last is not None and self._last[0] == frame.number - 1:
@@ -41,7 +41,7 @@ class CutDetector:
     def cuts(self, start: int, stop: int) -> list[int]:
         """Return the numbers of the frames between `start` and `stop` that begin a new scene.
 
-        At least four frames lie between two cuts, and before the first and after the last cut.
+        There are at least four frames before the first cut, between any two cuts, and after the last cut.
         """
         found: list[int] = []
         last = start

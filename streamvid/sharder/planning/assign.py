@@ -87,7 +87,7 @@ class Assignment:
     """Samples and rejections that result from assigning buckets to all records.
 
     draw_sets: PlannedSample.draw_set → (bucket id, probability) pairs, for clips stored in several buckets.
-    duplicates: near-duplicates among the samples, if they were looked for.
+    duplicates: near-duplicates among the samples, if they were searched for.
     """
 
     samples: Rows[PlannedSample]
@@ -111,7 +111,7 @@ def assign(
 ) -> Assignment:
     """Assign a bucket to every probed record, or reject the record with a reason.
 
-    earlier: for a dataset that already has samples, the hash of a file name → number of its rows there.
+    earlier: for a dataset that already has samples, hash of a file name → number of its rows in the dataset.
     media: conditioning inputs of that dataset.
     """
     stills = still_media(records, probes, options.source.media_columns, media)
@@ -138,7 +138,8 @@ def samples_of(record: Record, probes: Probes, options: ShardOptions) -> Iterato
 class _Repeats:
     """Counter of samples with equal names, windows and buckets. Only names that several records share are counted.
 
-    Names that the dataset has already begin with the number of their rows there, so that no key is used twice.
+    For names that are already in the dataset, counting starts at the number of their rows in it, so that no key is
+    used twice.
     """
 
     def __init__(self, records: Rows[Record], earlier: Mapping[int, int]) -> None:
@@ -297,7 +298,7 @@ def _num_frames(probe: Probe, options: ShardOptions) -> int:
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """Return the smallest frame count above 1 at which a bucket accepts the source, but at most `most`."""
+    """Return the smallest frame count above 1 at which a bucket accepts the source, or `most` if that is less."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count + config.spare_frames for count in sorted(counts) if 1 < count < most)
@@ -311,7 +312,10 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
 
 
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the clip that stores a window of a file. If it must be made, return the facts that are known before."""
+    """Return the clip that stores a window of a file.
+
+    If the clip must be made, return the facts that are known in advance.
+    """
     is_native, seconds = options.clips.is_native, window.num_frames / probe.num_frames * probe.duration_seconds
     if not is_native and window.num_frames == probe.num_frames:
         return copy

@@ -1,4 +1,4 @@
-"""Dataset to which a build adds samples, and the input rows that it knows already.
+"""Dataset to which a build adds samples, and the input rows that it already knows.
 
 A row is identified before its file is opened: by the name of its file, its time range, its captions and the names of
 its conditioning inputs. A dataset knows the rows that became samples, and those that were rejected for a reason that
@@ -42,7 +42,7 @@ class Base:
     """Version of a dataset to which a build adds samples.
 
     writing: the right to publish the next version; None for a task or a dry run, which publish nothing.
-    num_known: number of input rows that the dataset knows already.
+    num_known: number of input rows that the dataset already knows.
     earlier: hash of a file name → number of its rows that the dataset knows, for files in the input that have samples.
     """
 
@@ -57,7 +57,7 @@ class Base:
 
     @cached_property
     def first_numbers(self) -> dict[str, int]:
-        """Bucket id → number that follows those of all its shards, including shards without remaining samples."""
+        """Bucket id → first unused shard number. Shards without remaining samples count too."""
         shards = read_shards(self.dataset.store, self.manifest.files.shards)
         names, codes = shards.bucket_id.names, shards.bucket_id.codes
         return {name: int(shards.number[codes == code].max()) + 1 for code, name in enumerate(names)}
@@ -74,14 +74,14 @@ class Base:
 
     @cached_property
     def _stored_schema(self) -> pa.Schema:
-        """Schema of the samples files, from the smallest one, because a file is verified before it is read."""
+        """Schema of the samples files, read from the smallest one because a file must be verified before it is read."""
         import pyarrow as pa
 
         smallest = min(self.manifest.files.samples, key=lambda file: file.num_bytes, default=None)
         return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the columns among `types` that samples files cannot hold: new ones, and those of a wider type."""
+        """Return the columns among `types` that samples files cannot store: new ones and ones with a wider type."""
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:
@@ -124,7 +124,7 @@ class Base:
         return tuple(one for one, recorded in zip(rejections, is_recorded, strict=True) if not recorded)
 
     def _joined_types(self, records: RecordSet) -> dict[str, str]:
-        """Return the types of the input's columns in the dataset. Raises ConfigError if one does not fit."""
+        """Return the types of the input's columns in the dataset. Raises ConfigError if a type does not match."""
         types = {}
         for name, kind in records.user_types.items():
             there = self.user_types.get(name, kind)
@@ -156,7 +156,7 @@ def _new(
     types: Mapping[str, str],
     rejections: list[Rejection],
 ) -> Iterator[Record]:
-    """Yield the records that are not in `found`, and add rows that must not be added to `rejections`.
+    """Yield the records that are not in `found`, and list inadmissible rows in `rejections`.
 
     A rejected row is known only with the size of its file, which may have been incomplete.
     """
@@ -193,7 +193,7 @@ def key_of(record: Record) -> str:
 def entries_of(records: Rows[Record], without: Collection[int] = (), rejected: Collection[int] = ()) -> InputRows:
     """Return the entries of records in the table of known rows.
 
-    without: numbers of rows to omit. rejected: numbers of rows that became no sample.
+    without: numbers of rows to omit. rejected: numbers of rows that did not become samples.
     """
 
     names = ("row", "source", "origin", "num_bytes", "time_range", "caption", "captions", "extra")

@@ -70,7 +70,7 @@ _NAMES = ("record.row", "record.source", "record.time_range")
 
 
 def _name(source: str, time_range: TimeRange | None) -> str:
-    """Return the name of a row. The name of its best row identifies a group."""
+    """Return the name of a row. A group is identified by the name of its best row."""
     return source if time_range is None else f"{source} ({time_range.text})"
 
 
@@ -90,7 +90,7 @@ class _SampleRows:
         return int(self._is_first.sum())
 
     def tuples(self, is_wanted: _Flags | None, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the number and the values of each wanted row. is_wanted=None selects all rows."""
+        """Yield the number and the values of each wanted row. is_wanted: None to select all rows."""
         wanted = self._is_first if is_wanted is None else self._is_first & is_wanted[self.numbers]
         numbers = self.numbers[wanted].tolist()
         found = compress(self._samples.tuples(*names), wanted.tolist())
@@ -146,10 +146,10 @@ class _Table:
         return leaders
 
     def splits(self, leaders: Numbers) -> _Flags:
-        """Return True for each row in split "val". All rows of a file or of a group are in the same split.
+        """Return a mask of the rows in split "val". All rows of a file or of a group are in the same split.
 
-        Rows that are connected by files and groups get the split of the first of them in the order of the input,
-        unless the split of one is fixed.
+        Rows that are connected through files and groups get the split of the first such row in the input, unless the
+        split of one of them is fixed.
         """
         _, files = np.unique(self.file, return_inverse=True)
         first, before = np.arange(len(leaders)), np.empty(0, np.int64)
@@ -163,7 +163,7 @@ class _Table:
 
 
 def _least(values: Numbers, groups: Numbers) -> Numbers:
-    """Return, for each value, the least value of its group."""
+    """Return, for each value, the smallest value of its group."""
     least = np.full(len(values), len(values))
     np.minimum.at(least, groups, values)
     return least[groups]

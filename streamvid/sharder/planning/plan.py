@@ -132,8 +132,8 @@ class _Facts:
     """Facts that determine the order and the shards of samples, with one entry per sample in the order of the input.
 
     codes: index of the sample's group in `groups`, or -1 for a sample that several buckets store.
-    places: hash that determines the sample's place in its group, so that the order of the input does not matter. Two
-        samples of a group share a hash with a probability of 2**-64.
+    places: hash that determines the sample's position in its group, so that the order of the input does not matter.
+        Two samples of a group share a hash with a probability of 2**-64.
     sizes: size of the sample in bytes.
     drawn: samples that several buckets store.
     """
@@ -239,7 +239,7 @@ class DrawnSample:
     number: index of the sample in the input.
     size: size in bytes.
     clip: identity of the clip.
-    place: hash that determines the clip's place among all clips.
+    place: hash that determines the clip's position among all clips.
     """
 
     number: int
@@ -304,7 +304,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Return integer weights by bucket id: probabilities times UNIT, rounded. Their sum is the rounded exact sum."""
+    """Return integer weights by bucket id: probabilities times UNIT, rounded. They add up to the rounded exact sum."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # A weight that would be rounded to 0 is set to 1. If the sum then exceeds UNIT, the largest weights are reduced.

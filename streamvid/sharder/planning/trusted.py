@@ -37,7 +37,7 @@ _STORED = tuple(map(attrgetter, ("bucket", "split", "window.start", "window.num_
 class StatedFacts:
     """Facts about clips from the metadata, used instead of the results of probing.
 
-    The fields are names of metadata columns. One of fps and seconds may be "" if there is no such column.
+    The fields are names of metadata columns. Either fps or seconds may be "" if there is no such column.
     """
 
     num_frames: str

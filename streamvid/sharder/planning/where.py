@@ -118,8 +118,9 @@ class Where:
 def parse_where(text: str, user_types: Mapping[str, str], figures: Collection[str] = ()) -> Where:
     """Parse a condition on the user's columns, FACTS, `text` and `source`.
 
-    user_types: index types by column. figures: names of the columns that curation adds. Raises ConfigError if the
-    condition is invalid; the message contains the text, the position of the error and a remedy.
+    user_types: index types by column. figures: names of the columns that curation adds.
+    Raises ConfigError if the condition is invalid; the message contains the text, the position of the error and a
+    remedy.
     """
     kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}
 
@@ -139,10 +140,10 @@ def apply_where(
 ) -> RecordSet:
     """Reject the rows that do not meet the `where` condition, if there is one.
 
-    The sharder calls this function before probing, without `probes`, after probing, and after curation. A condition is
-    evaluated as soon as all that it requires is known. If curation follows (`is_curated` is False), rows that cannot
-    meet a condition on its figures are rejected already, so that their files are not decoded. Raises ConfigError if a
-    condition that requires probes is applied to text rows, which are not probed.
+    The sharder calls this function before probing (without `probes`), after probing, and after curation. A condition
+    is evaluated as soon as everything that it requires is known. If curation follows (`is_curated` is False), rows
+    that cannot meet a condition on its figures are rejected before curation, so that their files are not decoded.
+    Raises ConfigError if a condition that requires probes is applied to text rows, which are not probed.
     """
     text = options.source.where
     if text is None:

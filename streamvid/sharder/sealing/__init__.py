@@ -1,1 +1,1 @@
-"""Parts of sealing: the names of index files, the facts that the manifest states, and the next version of a dataset."""
+"""Parts of sealing: names of index files, facts for the manifest, and the next version of a dataset."""

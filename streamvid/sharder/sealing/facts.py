@@ -1,4 +1,4 @@
-"""Facts about the samples of a build that the manifest states."""
+"""Facts about the samples of a build, for the manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version of a dataset that contains the samples of an append in addition."""
+"""Publication of the version of a dataset that an append creates."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _READS_AT_ONCE = 8
 def publish_next(
     base: Base, plan: ShardPlan, files: ManifestFiles, index: IndexFiles, media: Sequence[MediaColumn]
 ) -> None:
-    """Publish the version of the dataset that contains the planned samples in addition.
+    """Publish the next version of the dataset, which also contains the planned samples.
 
-    files: index files of the plan. index: to store further files.
+    files: index files of the plan. index: stores further files.
     """
     assert base.writing is not None
     store, draft = base.dataset.store, _draft(base.manifest, plan, files, media)
@@ -45,7 +45,7 @@ def publish_next(
 
 
 def _draft(old: Manifest, plan: ShardPlan, new: ManifestFiles, media: Sequence[MediaColumn]) -> Manifest:
-    """Return the manifest with the files and facts of the new samples, but without what `described` adds."""
+    """Return the manifest with the files and facts of the new samples, without the fields that `described` adds."""
     names = ("shards", "samples", "packets", "rejections", "records")
     files = replace(old.files, **{name: (*getattr(old.files, name), *getattr(new, name)) for name in names})
     known = {bucket.id for bucket in old.buckets}

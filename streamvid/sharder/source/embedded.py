@@ -29,7 +29,7 @@ class EmbeddedFiles:
     folder: folder to which the files are written.
     writes: True to write the files; False to compute only their names and checksums.
     wanted: names of the columns that the options use.
-    finds_video: True to detect the column that holds the clips among the other columns of embedded files.
+    finds_video: True to detect the column that contains the clips among the other columns of embedded files.
     video_column: name of the detected column, or None.
     """
 

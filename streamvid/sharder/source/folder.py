@@ -31,8 +31,8 @@ def is_media_name(name: str) -> bool:
 def file_paths(root: Path) -> list[str]:
     """Return the relative paths of all files below `root`, except hidden files, sorted by path components.
 
-    Links to folders are followed, but each real folder is visited only once, so link loops end. A folder with a media
-    extension is visited and also returned, so that the caller rejects it.
+    Links to folders are followed, but each real folder is visited only once, so link loops are harmless. A folder with
+    a media extension is visited and also returned, so that the caller rejects it.
 
     Raises SourceError if a folder cannot be read.
     """
@@ -122,7 +122,7 @@ def relative_source(path: str) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return True if a text is the URL of an object. Raises Rejected if the URL is invalid or contains credentials."""
+    """Return True if a string is an object's URL. Raises Rejected if the URL is invalid or contains credentials."""
     match = _URL.match(text)
     if match is None or match[1] not in OBJECT_SCHEMES:
         return False

@@ -1,4 +1,4 @@
-"""Source layouts. Each is recognized by its files, and provides a table of rows and a place that holds the files.
+"""Source layouts. Each is recognized by its files, and provides a table of rows and a place that contains the files.
 
 To add a layout, write a function that recognizes it and one that reads it, add a line to `_LAYOUTS`, and add
 its name to `SourceLayout` in source_options.py. Access files through `source.place`, so that object stores work. A

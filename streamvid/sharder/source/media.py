@@ -126,7 +126,7 @@ class Media:
 
     @property
     def place(self) -> tuple[Store, str]:
-        """Store that holds a remote file, and the file's key in that store."""
+        """Store that contains a remote file, and the file's key in that store."""
         bucket_url, key = split_url(self.file)
         return store_of(bucket_url, self.storage), key
 

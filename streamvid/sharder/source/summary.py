@@ -70,7 +70,7 @@ class Duplicates:
 class AudioSummary:
     """Audio of the videos that have a bucket.
 
-    num_videos, num_with_audio: number of videos, and of those with audio that can be read.
+    num_videos, num_with_audio: number of videos, and number of videos with readable audio.
     unreadable: videos whose audio cannot be read, with the reason.
     other_start: videos whose audio begins MAX_START_SECONDS or more before or after the first frame.
     other_length: videos whose audio is MAX_LENGTH_SECONDS or more longer or shorter than the pictures.

@@ -58,8 +58,8 @@ def read_tars(
 ) -> tuple[MemberFolder, MetadataTable, str, str | None]:
     """Read tars in order. Return (place of the members, table of samples, video column, caption column or None).
 
-    wanted: extensions that the options specify as columns of clips or conditioning inputs. Raises SourceError if a
-    tar cannot be read at all, and StorageError if a store fails.
+    wanted: extensions that the options specify as columns of clips or conditioning inputs.
+    Raises SourceError if a tar cannot be read at all, and StorageError if a store fails.
     """
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:

@@ -1,8 +1,8 @@
 """Time ranges in metadata: the parts of files to which rows refer.
 
-With `time_columns`, each range becomes a clip. Otherwise, the sharder raises SourceError if columns seem to hold time
-ranges or rows share a file, because a caption may describe only a part of the file. With `whole_files`, this check is
-skipped.
+With `time_columns`, each range becomes a clip. Otherwise, the sharder raises SourceError if columns seem to contain
+time ranges or rows share a file, because a caption may describe only a part of the file. With `whole_files`, this
+check is skipped.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TimeColumns:
         return list(zip(*(block.column(name).values() for name in self.names), strict=True))
 
     def ranges(self, cells: Sequence[object]) -> list[TimeRange]:
-        """Return the ranges of a row; see `parse_ranges`. A second column named like "duration" holds durations."""
+        """Return the ranges of a row; see `parse_ranges`. A second column named like "duration" contains durations."""
         if not self.names:
             return []
         return parse_ranges(cells, has_duration=len(self.names) == 2 and _is_duration(_plain(self.names[1])))
@@ -88,7 +88,7 @@ def parse_ranges(cells: Sequence[object], has_duration: bool = False) -> list[Ti
     cells: two cells with a start and an end, each a time or a list of times; or one cell with a range or a list of
         ranges. A range is a pair (start, end), a mapping such as {"start": 0, "end": 2.5}, or text such as
         "0:00-0:02.5". Lists and mappings may be given as JSON or Python text.
-    has_duration: True if the second cell holds durations instead of ends.
+    has_duration: True if the second cell contains durations instead of ends.
     Raises Rejected for any other values.
     """
     values = [_opened(cell) for cell in cells]
@@ -134,7 +134,7 @@ def parse_list(text: str) -> Any:
 
 
 def _is_range(value: object) -> bool:
-    """Return True if a value seems to hold a start and an end, in any supported form."""
+    """Return True if a value seems to contain a start and an end, in any supported form."""
     if isinstance(value, str):
         return _LIST.match(value) is not None or _TEXT_RANGE.fullmatch(value) is not None
     return isinstance(value, list | tuple | dict)
@@ -169,7 +169,7 @@ def _seconds(value: object) -> Fraction:
 
 
 def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
-    """Raise SourceError if columns seem to hold the time ranges of clips. used: columns to ignore."""
+    """Raise SourceError if columns seem to contain the time ranges of clips. used: columns to ignore."""
     names = {_plain(name): name for name in table.names if name not in used}
     for first, last, is_certain in _pairs_of(names):
         pair = (names[first], names[last])

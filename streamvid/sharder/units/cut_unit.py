@@ -24,7 +24,7 @@ class CutUnit:
 
     windows: (name of the clip in `clips`, window) pairs.
     verify: True to decode every frame of each clip.
-    has_audio: False to leave out the audio.
+    has_audio: False to omit the audio.
     """
 
     media: Media

@@ -33,7 +33,7 @@ class EncodeUnit:
     follows: for a conditioning video, the Timing of the sample's source as text; else "".
     bars: black bars to crop.
     max_bytes: size limit of the clip; None for no limit.
-    audio: codec of the audio; None to leave it out.
+    audio: codec of the audio; None to omit it.
     fps: output frame rate; None keeps all frames of the window.
     """
 

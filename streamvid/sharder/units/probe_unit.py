@@ -66,7 +66,7 @@ class Probe:
     extension: extension of the tar member if the file is copied.
     timing: a `Timing` as text; "" if it is not needed.
     has_audio: True if the file has audio that can be read; None if this is unknown.
-    audio_start_seconds: time at which the audio begins, minus that of the first frame.
+    audio_start_seconds: start time of the audio minus the time of the first frame.
     audio_seconds: duration of the audio.
     audio_problem: reason why the file's audio cannot be read, or "".
     """
@@ -142,7 +142,7 @@ def _probe(unit: ProbeUnit, source: Source) -> Finding:
 
 
 def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
-    """Return the facts about a video's audio. Only damaged audio rejects the video, and only if all is decoded."""
+    """Return the facts about a video's audio. Only damaged audio rejects a video, and only if all is decoded."""
     from streamvid.video.survey.audio_facts import read_audio_facts
     from streamvid.video.survey.audio_span import read_audio_span
 

@@ -22,7 +22,7 @@ _READ_BYTES = 2**24
 class SharedJournal(Journal):
     """Journal of one task that also contains the findings of the other tasks.
 
-    folder: staging folder on this machine. The task's journal is a file below it. If the destination is an object
+    folder: staging folder on this machine. The task's journal is a file inside it. If the destination is an object
     store, the journal is copied there at most once per minute and at the end of each `with` block.
     """
 
@@ -60,7 +60,7 @@ class SharedJournal(Journal):
                 self.include(lines_of(self._store, state))
 
     def _fetch_own(self) -> None:
-        """Fetch this task's journal if the task got further on another machine."""
+        """Fetch this task's journal if the task made more progress on another machine."""
         size = self._store.size(self._note)
         if size is not None and size > (self._local.stat().st_size if self._local.exists() else 0):
             LocalStore(self._local.parent).put(self._local.name, self._store.read(self._note))
@@ -72,7 +72,7 @@ class SharedJournal(Journal):
 
 
 def lines_of(store: Store, journal: FileState) -> Iterator[bytes]:
-    """Yield the lines of a journal that may grow at the same time. The last line may be incomplete."""
+    """Yield the lines of a journal that may grow while it is being read. The last line may be incomplete."""
     if isinstance(store, LocalStore):
         with store.path(journal.path).open("rb") as file:
             yield from file

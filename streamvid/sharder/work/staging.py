@@ -1,6 +1,6 @@
 """Staging folder of an unfinished dataset. It contains a lock, findings, shard markers and lists of file names.
 
-The folder is on this machine. `.staging/` in the store holds what other machines and later runs need: the leases of
+The folder is on this machine. `.staging/` in the store contains what other machines and later runs need: the leases of
 running processes, the build, the names of each plan's files, and the markers of finished shards. For a dataset in a
 folder, both are the same folder.
 """
@@ -58,7 +58,10 @@ _logger = logging.getLogger(__name__)
 
 
 def put_note(store: Store, file: Path, data: bytes) -> None:
-    """Write a note to the store if it is remote, then to the plan's folder. Every local note is thus in the store."""
+    """Write a note to the store if it is remote, then to the plan's folder.
+
+    Every local note is therefore also in the store.
+    """
     if not store.is_local:
         store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)
     LocalStore(file.parent).put(file.name, data)
@@ -97,7 +100,7 @@ class Staging:
         return self.folder / plan_sha256[:32]
 
     def check_verb(self, *, is_append: bool) -> None:
-        """Raise DatasetError if the unfinished work is that of the other verb: `shard` or `append`."""
+        """Raise DatasetError if the other verb (`shard` or `append`) left the unfinished work."""
         data = _read_if_there(self.store, _BUILD)
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             if data and (BASE in json.loads(data)) != is_append:
@@ -246,7 +249,7 @@ class Staging:
 
 @contextmanager
 def leased(dest: Destination, share: Share = WHOLE, *, admits_tasks: bool = False) -> Iterator[Lease]:
-    """Hold the lease of a run or task at `dest`, which excludes other machines too.
+    """Hold the lease of a run or task at `dest`, which also excludes other machines.
 
     A run without tasks excludes all other runs. A task excludes only other runs of the same task.
     admits_tasks: True for a run that first lets other machines do tasks.
@@ -274,7 +277,7 @@ def check_unused(dest: Destination) -> None:
 
 
 def end_tasks(dest: Destination, lease: Lease) -> None:
-    """Admit no more tasks, and wait for the leases of lost tasks. Raises DatasetError if a task is running."""
+    """Stop admitting tasks, and wait for the leases of lost tasks. Raises DatasetError if a task is running."""
     lease.close_to_tasks()
     wait_until_free(dest.store, LEASES, lambda other: other.name != RUN)
 
@@ -283,7 +286,8 @@ def end_tasks(dest: Destination, lease: Lease) -> None:
 def locked_staging(dest: Destination, lease: Lease, share: Share = WHOLE) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or start one. Raises DatasetError if another sharder holds its lock.
 
-    The workers of a sharder hold the lock too, so this function waits briefly for those of a sharder that was killed.
+    The workers of a sharder hold the lock too, so this function waits briefly for the workers of a killed sharder to
+    end.
     """
     try:
         with _writing_to(dest), contextlib.ExitStack() as held:

@@ -23,7 +23,10 @@ def task_folder(share: Share) -> str:
 
 
 def task_phases(options: ShardOptions) -> tuple[str, ...]:
-    """Return the phases of a build that its tasks share. Each of them begins when all tasks have finished the last."""
+    """Return the phases of a build that its tasks share.
+
+    Each of them begins when all tasks have finished the previous one.
+    """
     # Trusted metadata is confirmed in the phase "build": each task probes the files of its own shards.
     is_probed = not (options.clips.is_text or options.trust_metadata)
     is_used = {"probe": is_probed, "curate": options.curation.is_on, "encode": options.makes_clips, "build": True}

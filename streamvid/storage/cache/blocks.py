@@ -45,7 +45,7 @@ Fetch = Callable[[Ranges], None]
 class CacheStats:
     """Traffic of this process through the cache, and the size of the folder, which all processes share.
 
-    hits, bytes_from_cache: blocks read from the disk, and the bytes wanted from them.
+    hits, bytes_from_cache: blocks read from disk, and the number of wanted bytes in them.
     misses, bytes_fetched: blocks read from the store, and the bytes received.
     evicted: blocks that this process removed to make room.
     num_bytes: total size of the files in the cache, at most max_bytes.

@@ -198,7 +198,7 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """This response itself. Callers read the body from `raw`, as they do with responses of botocore.
+        """This response itself. Callers read the body from `raw`, as they do with botocore responses.
 
         This is a property, because an attribute would create a reference cycle.
         """

@@ -279,12 +279,12 @@ class S3Transport(Transport):
 
 
 def _place(options: StorageOptions) -> tuple[object, ...]:
-    """Return what decides at which server, and with whose keys, requests are made."""
+    """Return the settings that determine the server and the keys for requests."""
     return options.endpoint_url, options.region, options.profile, options.anon
 
 
 def _copied(source: Transport, key: str, version: str) -> dict[str, object]:
-    """Return the arguments that name the source of a copy."""
+    """Return the arguments that specify the source of a copy."""
     assert isinstance(source, S3Transport)
     condition = {"CopySourceIfMatch": f'"{version}"'} if version else {}
     return {"CopySource": {"Bucket": source._bucket, "Key": key}, **condition}

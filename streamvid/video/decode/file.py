@@ -130,8 +130,9 @@ def _decode_window(
 def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[[tuple[int, int]], _Result]) -> _Result:
     """Call `decode` with the (timestamp, ordinal) of the key packet at which to start, and return its result.
 
-    If `decode` raises, try the previous key packet, because the first may not be a true entry point. If that attempt
-    fails too, raise the first error. Raises DecodeError if `numbers` includes a frame beyond the end of the video.
+    If `decode` raises an error, try the previous key packet, because the first may not be a true entry point. If that
+    attempt fails too, raise the first error. Raises DecodeError if `numbers` includes a frame beyond the end of the
+    video.
     """
     if numbers[-1] >= len(table.timestamps):
         raise DecodeError(

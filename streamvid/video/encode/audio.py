@@ -1,8 +1,8 @@
 """Audio tracks of clips that are encoded or cut: the window's samples, encoded once and verified.
 
-A track holds the samples of the grid at its own sample rate from the clip's time zero to its end (see video/audio/).
-Sample 0 is the one nearest to the presentation time of the clip's first frame, so a track is at most half a sample from
-its place. Samples are decoded and encoded in blocks, so that memory does not grow with the clip.
+A track contains the samples of the grid at its own sample rate, from the clip's time zero to its end (see
+video/audio/). Sample 0 is the sample nearest to the presentation time of the clip's first frame, so the offset of a
+track is at most half a sample. Samples are decoded and encoded in blocks, so that memory does not grow with the clip.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FULL_SCALE = 1 << 15
 
 
 class AudioWindow:
-    """Samples of a source from `first_time` on, for the audio track of a clip.
+    """Samples of a source, starting at `first_time`, for the audio track of a clip.
 
     first_time: presentation time of the clip's first frame, in seconds.
     seconds: duration of the clip.
@@ -83,7 +83,7 @@ class AudioWindow:
         yield self._only
 
     def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
-        """Yield as many samples of another source, in blocks of the same sizes."""
+        """Yield the same number of samples of another source, in blocks of the same sizes."""
         try:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
@@ -96,10 +96,10 @@ def find_window(
 ) -> AudioWindow | None:
     """Return the audio of a part of a video, or None if it has none or `codec` is None. See AudioWindow.
 
-    Audio in a codec that is not allowed counts as none. Raises ProbeError if the audio does not decode.
+    Audio in a codec that is not allowed is ignored. Raises ProbeError if the audio does not decode.
 
     video: the opened source. Lossy tracks have at most two channels.
-    first_time: presentation time of the clip's first frame. timeline: of its frames.
+    first_time: presentation time of the clip's first frame. timeline: timeline of the clip's frames.
     """
     if codec is None:
         return None
@@ -117,7 +117,7 @@ def find_window(
 
 
 class AudioTrack:
-    """Track of an MP4 or QuickTime file that holds the samples of a window. Its bytes depend only on the samples."""
+    """Track of an MP4 or QuickTime file that contains the samples of a window. Its bytes depend only on the samples."""
 
     def __init__(self, container: OutputContainer, window: AudioWindow, codec: MadeAudioCodec | None = None) -> None:
         from av.codec.context import Flags
@@ -184,9 +184,10 @@ def as_integers(samples: Samples) -> NDArray[np.int16]:
 
 
 def check_track(data: bytes, window: AudioWindow) -> None:
-    """Raise DecodeError unless the audio of the file `data` is that of the window, and at the same place.
+    """Raise DecodeError unless the audio of the file `data` is that of the window, at the same position.
 
-    A lossless track must have equal samples. A lossy one must correlate with the window, and best without any shift.
+    A lossless track must have identical samples. A lossy track must correlate with the window, most strongly without
+    any shift.
     """
     second = 0
     for (wanted, _), (found, is_present) in zip(window.blocks(), window.blocks_of(data, 0), strict=True):

@@ -14,13 +14,13 @@ DEFAULT_AUDIO_CODEC: AudioCodec = "opus"
 
 @dataclass(frozen=True, slots=True)
 class AudioProfile:
-    """FFmpeg's names for a codec and its encoder, and what it encodes.
+    """FFmpeg's names for a codec and its encoder, and the audio that it can encode.
 
     sample_format: FFmpeg's name of the encoder's input.
     bits_per_second: bit rate per channel; None for a lossless codec.
     max_channels: maximum number of channels; sources with more are mixed down to it.
     sample_rates: allowed sample rates in descending order; () for all up to 192 kHz.
-    options: (name, value) of the encoder's options.
+    options: (name, value) pairs for the encoder.
     """
 
     codec: str

@@ -36,9 +36,9 @@ def read_blocks(
 ) -> Iterator[tuple[Float32s, AudioResult]]:
     """Yield consecutive windows of a file's audio: samples (channels, size) for each of `sizes`, and their facts.
 
-    first_sample: first sample of the first window, as for `decode_audio_file`. The position of an open file stays.
-    The samples depend only on the file and the arguments. Decoding starts near the first window if the container
-    stores exact times of packets without gaps, and otherwise at the start of the file.
+    first_sample: first sample of the first window, as for `decode_audio_file`. The position of an open file does not
+    change. The samples depend only on the file and the arguments. Decoding starts near the first window if the
+    container stores exact times of packets without gaps, and otherwise at the start of the file.
     Raises DecodeError if the audio does not decode or is not allowed.
     """
     try:
@@ -87,13 +87,13 @@ def _pieces(video: VideoFile, stream: AudioStream, seconds: Fraction) -> Iterato
 
 
 def _is_regular(stream: AudioStream) -> bool:
-    """Return True if all packets follow each other at the same distance, so that a timestamp is a position."""
+    """Return True if all packets are equally spaced in time, so that a timestamp determines a position."""
     times = [entry.timestamp for entry in stream.index_entries]
     return len({after - before for before, after in pairwise(times)}) == 1
 
 
 def _beside(source: Source) -> Source:
-    """Return a source with a position of its own, because a video may be read from an open file at the same time."""
+    """Return a source with its own position, because a video may be read from an open file at the same time."""
     return source if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) else _Beside(source)
 
 

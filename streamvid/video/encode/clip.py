@@ -73,8 +73,9 @@ def encode_clip(
     timeline: replaces `start`, `num_frames` and `fps` for a source that follows another source frame by frame.
     is_mask: keep the values of a mask (MaskReader), without loss and in one channel, regardless of `encoding`.
     bars: pixels to cut off the displayed frame first: (left, top, right, bottom).
-    audio: codec of the clip's audio; None leaves it out. The track holds the source's audio from the first frame to the
-        end of the last, in mono if the source is, otherwise in stereo. Without audio in this time, there is no track.
+    audio: codec of the clip's audio; None leaves it out. The track contains the source's audio from the first frame to
+        the end of the last, in mono if the source is, otherwise in stereo. If there is no audio in this time, there is
+        no track.
     max_bytes: maximum size of a video clip. A larger clip is encoded again with a higher crf, until it fits or the
         codec's highest crf is reached.
 
@@ -159,7 +160,7 @@ def _encode_from(
     limits: Limits,
     key: tuple[int, int],
 ) -> tuple[bytes, float]:
-    """Decode the source from a key packet on; return the encoded clip and its PSNR in decibels."""
+    """Decode the source, starting at a key packet; return the encoded clip and its PSNR in decibels."""
     numbers, written = timeline.numbers, 0
     made: list[tuple[Cover, ClipWriter]] = []
 
@@ -277,7 +278,7 @@ def _muxer_options(sound: AudioWindow | None) -> dict[str, str]:
     """Return FFmpeg's options. bitexact omits dates and versions.
 
     The pictures begin at 0 and are not reordered. Only the packets of an audio track may begin before time 0, because
-    lossy decoders need some to start; an edit list hides their samples, and ends exactly where the clip ends.
+    lossy decoders need some of them to start; an edit list hides their samples, and ends exactly where the clip ends.
     """
     if sound is None:
         return {"fflags": "+bitexact", "use_editlist": "0"}
@@ -293,7 +294,7 @@ def _encode_image(
 ) -> tuple[bytes, str, str, float]:
     """Encode a still image: a lossless PNG if the codec is ffv1, else a JPEG with quantizer 2 (BT.601, full range).
 
-    Returns (contents, file extension, FFmpeg's name of the codec, PSNR of luma in decibels).
+    Return (contents, file extension, FFmpeg's name of the codec, PSNR of luma in decibels).
     """
     import av
     from av.codec.context import Flags

@@ -3,8 +3,8 @@
 A file starts at the last key frame from which its window can be decoded, and ends with the last packet that the window
 needs. Its edit list hides all other frames, so that every reader that follows edit lists shows exactly the window.
 
-The audio of the window is stored without loss in a track of its own (encode/audio.py): audio packets rarely begin
-where a window begins, and not every codec fits in MP4.
+The audio of the window is stored without loss in a separate track (encode/audio.py): audio packets rarely begin where
+a window begins, and not every codec fits in MP4.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DURATIONS = (
 class Cutter:
     """Cutter of windows from an opened video, whose packet table is read only once.
 
-    source: the file that was opened. has_audio: False to leave out its audio.
+    source: the file that was opened. has_audio: False to omit its audio.
     Raises ProbeError if the video is not supported; see `probe`.
     """
 
@@ -146,7 +146,7 @@ class Cutter:
 def _schedule(times: Sequence[int], last_ticks: int) -> list[tuple[int, int, int]]:
     """Return (presentation time, decode time, duration) of packets in decode order.
 
-    Decode times are the sorted presentation times, moved so that no picture is shown before it is decoded.
+    Decode times are the sorted presentation times, shifted so that no picture is shown before it is decoded.
     """
     ordered = sorted(times)
     delay = max(decode - time for decode, time in zip(ordered, times, strict=True))

@@ -25,7 +25,7 @@ def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
 
 
 def strip(video: npt.NDArray[np.uint8], num_frames: int, width: int) -> tuple[bytes, int]:
-    """Return a JPEG of evenly spaced frames of a uint8 video (T, H, W, 3), side by side, and their number.
+    """Return a JPEG of evenly spaced frames of a uint8 video (T, H, W, 3), side by side, and the number of frames.
 
     width: width of each frame in pixels.
     """
@@ -35,12 +35,12 @@ def strip(video: npt.NDArray[np.uint8], num_frames: int, width: int) -> tuple[by
 
 
 def png(picture: npt.NDArray[np.uint8]) -> bytes:
-    """Return a lossless PNG of a uint8 picture (H, W, 3), RGB, or (H, W, 1), gray."""
+    """Return a lossless PNG of a uint8 picture: RGB (H, W, 3) or gray (H, W, 1)."""
     return _encoded(_frame(picture), "png", "rgb24" if picture.shape[2] == 3 else "gray")
 
 
 def jpeg(picture: npt.NDArray[np.uint8], max_width: int | None = None) -> bytes:
-    """Return a JPEG of a uint8 picture (H, W, 3), RGB, or (H, W, 1), gray.
+    """Return a JPEG of a uint8 picture: RGB (H, W, 3) or gray (H, W, 1).
 
     max_width: width to which wider pictures are scaled down, in pixels.
     """

@@ -1,1 +1,1 @@
-"""One pass over a file: its pictures are measured, and the time that its audio covers."""
+"""Measurements from one pass over a file: its pictures, and the time that its audio covers."""

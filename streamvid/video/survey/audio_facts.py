@@ -69,7 +69,7 @@ def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | No
 
 
 def index_with_facts(data: bytes, limits: Limits = LIMITS) -> tuple[AudioIndex | None, AudioFacts | None]:
-    """Index a clip's audio (see `index_audio`) and measure its facts, while it is decoded once.
+    """Index a clip's audio (see `index_audio`) and measure its facts, decoding it only once.
 
     Both are None for a clip without audio. Raises the same errors as `index_audio`.
     """
@@ -82,7 +82,7 @@ def index_with_facts(data: bytes, limits: Limits = LIMITS) -> tuple[AudioIndex |
 
 
 class FactsMeasure:
-    """Measurement of the facts of one stream from its pieces. codec: FFmpeg's name."""
+    """Measurement of the facts of one stream from its pieces. codec: FFmpeg's name of the codec."""
 
     def __init__(self, codec: str) -> None:
         self._codec = codec

@@ -30,7 +30,7 @@ class AudioSpan:
 def read_audio_span(source: Source, limits: Limits = LIMITS) -> AudioSpan | None:
     """Return the time that the audio of a file covers, or None if it has no audio.
 
-    Of a remote MP4, only the index is read. Raises ProbeError if the packets cannot be read or the codec is not
+    For a remote MP4, only the index is read. Raises ProbeError if the packets cannot be read or the codec is not
     allowed.
     """
     with open_video(source, limits) as video, video.bodies_left_out():

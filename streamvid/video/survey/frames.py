@@ -56,7 +56,7 @@ class Observer(Protocol):
     """Receiver of the frames of one decode pass."""
 
     def see(self, frame: FrameView) -> None:
-        """Process the next chosen frame. Frames come in ascending order."""
+        """Process the next chosen frame. Frames are passed in ascending order."""
 
 
 _Observer = TypeVar("_Observer", bound=Observer)

@@ -38,7 +38,7 @@ class LoudnessMeter:
         self._powers = array("d")
 
     def add(self, samples: Float32s) -> None:
-        """Measure further samples (channels, n)."""
+        """Measure the next samples (channels, n)."""
         self._waiting.append(samples)
         if sum(part.shape[1] for part in self._waiting) >= _BATCH:
             self._run()
@@ -68,7 +68,7 @@ class LoudnessMeter:
 
 
 def _default_layout(layout: str) -> str:
-    """Return FFmpeg's default layout for channels without names, such as "2 channels"; the same if it has none."""
+    """Return FFmpeg's default layout for channels without names, such as "2 channels"; other layouts stay unchanged."""
     from av.audio.layout import AudioLayout
 
     try:
@@ -86,7 +86,7 @@ def _power(loudness: float) -> float:
 
 
 def _weighting(rate: int) -> list[tuple[str, str]]:
-    """Return the filters of BS.1770, which gives them for 48 kHz, at another rate: a high shelf and a high pass."""
+    """Return the filters of BS.1770, which specifies them for 48 kHz, at another rate: a high shelf and a high pass."""
     k = math.tan(math.pi * 1681.974450955533 / rate)
     gain, q = 10 ** (3.999843853973347 / 20), 0.7071752369554196
     band, scale = gain**0.4996667741545416, 1 + k / q + k * k

@@ -1,4 +1,4 @@
-"""streamvid remove: remove samples from a dataset, for example to honour a takedown request."""
+"""streamvid remove: remove samples from a dataset, for example to honor a takedown request."""
 
 from __future__ import annotations
 
