@@ -186,9 +186,27 @@ def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> l
 
 
 def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) -> None:
-    base = model.lora.base_model
-    if base is None:
+    bases = model.lora.base_models
+    for base in bases:
+        _check_base(base, model, encoders)
+    if not bases:
         return
+    inside = [name for name in model.trainable or () if any(name.startswith(f"{base}.") for base in bases)]
+    kept = [parameter for name in inside for parameter in _parameters_of(module, name, encoders)]
+    targets = lora.inject(module, model.lora)
+    both = [target for target in targets if any(f"{target}.".startswith(f"{name}.") for name in inside)]
+    both += [name for name in inside if any(name.startswith(f"{target}.") for target in targets)]
+    if both:
+        raise ConfigError(
+            f"{some(both)} would be trained both directly and through adapters; change model.lora.target_modules or "
+            "model.trainable so that they do not overlap"
+        )
+    for parameter in kept:
+        parameter.requires_grad_(True)
+
+
+def _check_base(base: str, model: ModelConfig, encoders: tuple[str, ...]) -> None:
+    """Raise ConfigError if a model that gets adapters is an encoder, or trains directly."""
     if base.partition(".")[0] in encoders:
         raise ConfigError(
             f"model.lora.base_model is {base!r}, which belongs to an encoder and therefore runs without gradients; "
@@ -201,18 +219,6 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
             f"frozen weights; remove {covering[0]!r} from model.trainable, replace it with submodules that get no "
             "adapters, or set model.lora.base_model to null"
         )
-    inside = [name for name in model.trainable or () if name.startswith(f"{base}.")]
-    kept = [parameter for name in inside for parameter in _parameters_of(module, name, encoders)]
-    targets = lora.inject(module, model.lora)
-    both = [target for target in targets if any(f"{target}.".startswith(f"{name}.") for name in inside)]
-    both += [name for name in inside if any(name.startswith(f"{target}.") for target in targets)]
-    if both:
-        raise ConfigError(
-            f"{some(both)} would be trained both directly and through adapters; change model.lora.target_modules or "
-            "model.trainable so that they do not overlap"
-        )
-    for parameter in kept:
-        parameter.requires_grad_(True)
 
 
 def _set_dtypes(module: nn.Module, dtype_of_frozen: torch.dtype | None) -> None:

@@ -45,7 +45,9 @@ LoraFormat: TypeAlias = Literal["diffusers", "peft", "diffsynth", "kohya", "comf
 class LoraConfig(Options):
     """Low-rank adapters (LoRA), implemented by peft."""
 
-    base_model: str | None = option(None, help="Child module that gets adapters; may be a dotted name.")
+    base_model: str | None = option(
+        None, help="Child module that gets adapters; may be a dotted name, or several, separated by commas."
+    )
     target_modules: str | tuple[str, ...] = option(
         "",
         help="Suffixes of layer names, or 'regex:EXPRESSION' to match full names.",
@@ -73,8 +75,13 @@ class LoraConfig(Options):
             f"{self.preset_path} and preset_model is {self.preset_model}",
             "values for both, or for neither",
         )
-        has_model = self.checkpoint is None or self.base_model is not None
-        require(has_model, "checkpoint", self.checkpoint, "null, unless base_model names the child that gets adapters")
+        has_model = self.checkpoint is None or len(self.base_models) == 1
+        require(has_model, "checkpoint", self.checkpoint, "null, unless base_model names one child that gets adapters")
+
+    @property
+    def base_models(self) -> tuple[str, ...]:
+        """Names of the children that get adapters."""
+        return tuple(name.strip() for name in (self.base_model or "").split(",") if name.strip())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -45,10 +45,10 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
     return found.num_layers
 
 
-def write_pipeline_folder(weights: Path, model: Path, output: Path) -> tuple[str, ...]:
+def write_pipeline_folder(weights: Path | Sequence[Path], model: Path, output: Path) -> tuple[str, ...]:
     """Write the folder `output`: a copy of the base model's folder that contains the tensors of `weights`.
 
-    weights: file of a run, whose names begin with that of a component (or belong to `transformer`).
+    weights: file of a run, or several, whose names begin with that of a component (or belong to `transformer`).
     model: diffusers folder of the base model. Its unchanged files are hard-linked if possible, otherwise copied.
     The trained tensors get the dtypes of the tensors that they replace. Return the names of the changed components.
     Raises ConfigError if the folder exists, is not a model, or has tensors that do not match the file.
@@ -59,11 +59,12 @@ def write_pipeline_folder(weights: Path, model: Path, output: Path) -> tuple[str
         raise ConfigError(
             f"--model {model} is not a diffusers folder: it has no model_index.json; pass the folder of the base model"
         )
-    parts = _by_component(read_state([weights]), model)
+    files = [weights] if isinstance(weights, Path) else list(weights)
+    parts = _by_component(read_state(files), model)
     temporary = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     for component, tensors in parts.items():
-        _write_component(tensors, model / component, temporary / component, weights)
+        _write_component(tensors, model / component, temporary / component, files[0])
     for file in sorted(path for path in model.rglob("*") if path.is_file()):
         name = file.relative_to(model)
         is_replaced = name.parts[0] in parts and (file.suffix == SAFETENSORS or file.name.endswith(".index.json"))

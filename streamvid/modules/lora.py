@@ -29,13 +29,17 @@ LARGE = 512
 
 
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
-    """Add adapters to layers of the child `config.base_model`; return the layers' dotted names in `module`.
+    """Add adapters to layers of the children in `config.base_model`; return the layers' dotted names in `module`.
 
-    All other parameters of that child are frozen. Adapters are float32. They start without effect, or from
-    `config.checkpoint`. Raises ConfigError if the child or a layer does not exist, if a layer does not support
-    adapters, or if the checkpoint has different layers, rank or alpha.
+    All other parameters of these children are frozen. Adapters are float32. They start without effect, or from
+    `config.checkpoint`. Raises ConfigError if a child or a layer does not exist, if a layer does not support adapters,
+    or if the checkpoint has different layers, rank or alpha.
     """
-    base = _child(module, "base_model", config.base_model)
+    return tuple(layer for name in config.base_models for layer in _inject(module, name, config))
+
+
+def _inject(module: nn.Module, name: str, config: LoraConfig) -> tuple[str, ...]:
+    base = _child(module, "base_model", name)
     targets = choose_targets(base, config.target_modules)
     try:
         from peft import LoraConfig as PeftConfig
@@ -58,18 +62,18 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     if config.checkpoint is not None:
-        _load_checkpoint(base, config)
+        _load_checkpoint(base, name, config)
     _log.info(
         "adapters of rank %d on %d layers of %s (%s): %s",
         config.rank,
         len(targets),
-        config.base_model,
+        name,
         "chosen automatically, because target_modules is empty"
         if config.target_modules in ("", ())
         else "target_modules",
-        ", ".join(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in targets)),
+        ", ".join(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", layer) for layer in targets)),
     )
-    return tuple(f"{config.base_model}.{name}" for name in targets)
+    return tuple(f"{name}.{layer}" for layer in targets)
 
 
 def require_files(config: LoraConfig) -> None:
@@ -146,35 +150,36 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     return len(pairs)
 
 
-def adapter_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the adapters among `tensors` under their names in files; empty if `module` has no adapters."""
-    base = base_of(module)
-    if base is None:
-        return {}
+def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
+    """Return the adapters of a model among `tensors` under their names in files. base: dotted name of the model."""
     prefix = f"{base}." if base else ""
     return {
-        plain_name(name).removeprefix(prefix): tensor.detach() for name, tensor in tensors.items() if is_adapter(name)
+        plain_name(name).removeprefix(prefix): tensor.detach()
+        for name, tensor in tensors.items()
+        if is_adapter(name) and name.startswith(prefix)
     }
 
 
-def base_of(module: nn.Module) -> str | None:
-    """Return the dotted name of the model that has adapters, or None if no model has any."""
-    return next((name for name, part in module.named_modules() if _peft_config(part) is not None), None)
+def bases_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the dotted names of the models that have adapters."""
+    return tuple(name for name, part in module.named_modules() if _peft_config(part) is not None)
 
 
-def adapter_file(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> EncodedAdapters | None:
-    """Return the file with the adapters among `tensors`, or None if there are no adapters.
+def adapter_files(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> dict[str, EncodedAdapters]:
+    """Return the files with the adapters among `tensors`, by the dotted name of the model that has the adapters.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """
-    state, base = adapter_state(module, tensors), base_of(module)
-    if not state or base is None:
-        return None
-    config = _peft_config(module.get_submodule(base))
-    scale = config.lora_alpha / config.r
-    layers = dict.fromkeys(name.rpartition(".lora_")[0] for name in state)
-    adapters = paired(state, dict.fromkeys(layers, scale), "the module")
-    return encode_adapters(adapters, format, base=base, dropout=config.lora_dropout)
+    found = {}
+    for base in bases_of(module):
+        state = adapter_state(tensors, base)
+        if not state:
+            continue
+        config = _peft_config(module.get_submodule(base))
+        layers = dict.fromkeys(name.rpartition(".lora_")[0] for name in state)
+        adapters = paired(state, dict.fromkeys(layers, config.lora_alpha / config.r), "the module")
+        found[base] = encode_adapters(adapters, format, base=base, dropout=config.lora_dropout)
+    return found
 
 
 def _peft_config(part: nn.Module) -> Any:
@@ -182,10 +187,10 @@ def _peft_config(part: nn.Module) -> Any:
     return configs.get("default") if isinstance(configs, dict) else None
 
 
-def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
+def _load_checkpoint(base: nn.Module, name_of_base: str, config: LoraConfig) -> None:
     path = config.checkpoint
     assert path is not None
-    found = read_adapters(path, "model.lora.checkpoint", [name for name, _ in base.named_modules()], config.base_model)
+    found = read_adapters(path, "model.lora.checkpoint", [name for name, _ in base.named_modules()], name_of_base)
     state = found.tensors
     here = {plain_name(name): value for name, value in base.named_parameters() if is_adapter(name)}
     missing, unexpected = [n for n in here if n not in state], [n for n in state if n not in here]
@@ -207,7 +212,7 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
     with torch.no_grad():
         for name, parameter in here.items():
             parameter.copy_(state[name])
-    _log.info("adapters of %s start from %s", config.base_model, path)
+    _log.info("adapters of %s start from %s", name_of_base, path)
 
 
 def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float]) -> NoReturn:

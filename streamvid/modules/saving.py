@@ -25,7 +25,7 @@ PEFT_WEIGHTS_FILE = f"adapter_model{SAFETENSORS}"
 class WeightFile:
     """Content of one saved file.
 
-    name: name of the child, or "lora" for adapters; "" if there is only one file.
+    name: name of the child, or "lora" for adapters of one model; "" if there is only one file.
     metadata: header metadata.
     peft_config: configuration of adapters in peft's format, which are saved as a folder; empty for everything else.
     """
@@ -39,11 +39,11 @@ class WeightFile:
 def files(
     module: nn.Module, tensors: Mapping[str, Tensor], lora_format: LoraFormat = "diffusers"
 ) -> tuple[WeightFile, ...]:
-    """Split the changed tensors into one file per trainable child and one file for adapters.
+    """Split the changed tensors into one file per trainable child and one per model with adapters.
 
     tensors: result of `changing`, gathered from all ranks, or moving averages of these tensors.
-    Buffers are included for children whose parameters are all trainable. The adapter file is named "lora" if other
-    weights are trainable too; `lora_format` determines its keys and metadata.
+    Buffers are included for children whose parameters are all trainable. The adapter file of a single model is named
+    "lora" if other weights are trainable too; `lora_format` determines its keys and metadata.
     """
     trains = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     whole = _whole_children(module)
@@ -53,9 +53,11 @@ def files(
             children.setdefault(name.partition(".")[0] if "." in name else "", {})[name] = tensor.detach()
     is_only_one = len(children) == 1
     parts = [WeightFile("" if is_only_one else child, own, {}) for child, own in children.items()]
-    encoded = lora.adapter_file(module, tensors, lora_format)
-    if encoded is not None:
-        parts.append(WeightFile("lora" if parts else "", encoded.tensors, encoded.facts, encoded.peft_config))
+    adapters = lora.adapter_files(module, tensors, lora_format)
+    of_one = "lora" if parts else ""
+    for base, one in adapters.items():
+        name = base if len(adapters) > 1 else of_one
+        parts.append(WeightFile(name, one.tensors, one.facts, one.peft_config))
     return tuple(parts)
 
 

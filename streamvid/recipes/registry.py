@@ -26,7 +26,8 @@ class Recipe:
     presets: bucket presets of the model, the first one by default.
     lora_targets: layers that get adapters, as `model.lora.target_modules`.
     base_model: child that trains.
-    base_models: child that trains by the value of the option `expert`, for models with two experts.
+    base_models: child that trains, or several separated by commas, by the value of the option `expert`, for models with
+        two experts.
     example: id of such a model on the Hugging Face Hub.
     args: arguments of the factory that differ from its defaults.
     """
@@ -70,7 +71,9 @@ _ALL = (
         presets=("wan2.2-a14b-480p", "wan2.2-a14b-720p"),
         lora_targets=_WAN_TARGETS,
         example="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-        base_models=MappingProxyType({"high": "transformer", "low": "transformer_2"}),
+        base_models=MappingProxyType(
+            {"high": "transformer", "low": "transformer_2", "both": "transformer,transformer_2"}
+        ),
     ),
     Recipe(
         name="wan2.2-5b",
@@ -126,8 +129,8 @@ _ALL = (
         name="hunyuanvideo",
         title="HunyuanVideo",
         factory=f"{_FAMILIES}.hunyuanvideo:build",
-        pipelines=("HunyuanVideoPipeline",),
-        kinds=("T2V",),
+        pipelines=("HunyuanVideoPipeline", "HunyuanVideoImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
         presets=("hunyuanvideo-540p", "hunyuanvideo-720p"),
         lora_targets=_JOINT_ATTENTION,
         example="hunyuanvideo-community/HunyuanVideo",
@@ -135,9 +138,9 @@ _ALL = (
     Recipe(
         name="hunyuanvideo1.5",
         title="HunyuanVideo 1.5",
-        factory=f"{_FAMILIES}.hunyuanvideo:build",
-        pipelines=("HunyuanVideo15Pipeline",),
-        kinds=("T2V",),
+        factory=f"{_FAMILIES}.hunyuanvideo15:build",
+        pipelines=("HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline"),
+        kinds=("T2V", "I2V"),
         presets=("hunyuanvideo1.5-480p",),
         lora_targets=_JOINT_ATTENTION,
         example="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",

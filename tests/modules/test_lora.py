@@ -144,7 +144,7 @@ def test_a_saved_folder_loads_in_peft(tmp_path: Path, targets: str) -> None:
 def test_a_checkpoint_is_taken_in_all_forms_of_its_keys(tmp_path: Path, prefix: str, middle: str) -> None:
     """Row 31."""
     module = adapted(target_modules="q,v")
-    state = lora.adapter_state(module, saving.changing(module))
+    state = lora.adapter_state(saving.changing(module), lora.bases_of(module)[0])
     renamed = {prefix + name.replace(".weight", f"{middle}weight"): tensor for name, tensor in state.items()}
     save_file(renamed, tmp_path / "lora.safetensors")
     again = adapted(trained=False, target_modules="q,v", checkpoint=tmp_path / "lora.safetensors")
@@ -229,7 +229,7 @@ def test_alpha_of_a_peft_folder_and_of_single_layers_is_read(tmp_path: Path) -> 
     import peft
 
     module = adapted(alpha=6.0, target_modules="q,v")
-    state = lora.adapter_state(module, saving.changing(module))
+    state = lora.adapter_state(saving.changing(module), lora.bases_of(module)[0])
     prefixed = {f"base_model.model.{name}": tensor for name, tensor in state.items()}
     save_file(prefixed, tmp_path / "adapter_model.safetensors")
     peft.LoraConfig(r=4, lora_alpha=6.0, target_modules=["q", "v"]).save_pretrained(str(tmp_path))
@@ -300,7 +300,7 @@ def test_alpha_of_the_header_of_kohya_is_read(tmp_path: Path, stated: str, alpha
     module = adapted(alpha=alpha, target_modules="q,v")
     state = {
         f"diffusion_model.{name}".replace("lora_A", "lora_down").replace("lora_B", "lora_up"): tensor
-        for name, tensor in lora.adapter_state(module, saving.changing(module)).items()
+        for name, tensor in lora.adapter_state(saving.changing(module), lora.bases_of(module)[0]).items()
     }
     path = tmp_path / "kohya.safetensors"
     save_file(state, path, metadata={"ss_network_alpha": stated, "ss_network_dim": "4"})
@@ -318,7 +318,7 @@ def test_underscores_of_kohya_are_the_dots_of_the_model(tmp_path: Path, prefix: 
     """The form of kohya's trainers and musubi-tuner: lora_unet_blocks_0_ffn_2.lora_down.weight and .alpha."""
     module = adapted(alpha=2.0)
     state = {}
-    for name, tensor in lora.adapter_state(module, saving.changing(module)).items():
+    for name, tensor in lora.adapter_state(saving.changing(module), lora.bases_of(module)[0]).items():
         layer, part = name.removesuffix(".weight").rsplit(".", 1)
         theirs = prefix + layer.replace(".", "_")
         state[f"{theirs}.{'lora_down' if part == 'lora_A' else 'lora_up'}.weight"] = tensor

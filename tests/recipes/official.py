@@ -11,7 +11,8 @@ Each function maps (the transformers, a Case) to the loss of one sample. What is
 - CogVideoX: THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07 (1.5 and text to video differ by the
   configuration alone); rotary positions as diffusers 0.42.1 computes them, pipelines/cogvideo/pipeline_cogvideox.py.
 - HunyuanVideo: finetrainers, finetrainers/models/hunyuan_video/base_specification.py at 03230b8.
-- HunyuanVideo 1.5: Tencent-Hunyuan/HunyuanVideo-1.5, train.py at 995afc6.
+  Image to video: Tencent-Hunyuan/HunyuanVideo-I2V, hyvideo/diffusion/flow/transport.py at 1481c1d.
+- HunyuanVideo 1.5: Tencent-Hunyuan/HunyuanVideo-1.5, train.py at 995afc6; image to video as at 60783e7.
 - Mochi: finetrainers, finetrainers/models/mochi/lora.py at 452546c, and flow_match_target of its trainer.
 
 finetrainers and the diffusers scripts truncate timesteps to integers; here they are what the sigma says, as in DiffSynth.
@@ -63,7 +64,7 @@ def wan(case: Case) -> float:
         t, h, w = x.shape[2:]
         mask = torch.cat([torch.ones(1, 1, 4, h, w), torch.zeros(1, 1, 4 * (t - 1), h, w)], dim=2)
         x = torch.cat([x, mask.view(1, t, 4, h, w).transpose(1, 2), case.fields["condition"]], dim=1)
-        others["encoder_hidden_states_image"] = case.fields["image_embeds"]
+        others["encoder_hidden_states_image"] = case.fields.get("image_embeds")
     if case.module.folder.index.get("expand_timesteps"):
         mask = torch.ones(x.shape[2:])
         if case.first_frame:
@@ -155,29 +156,47 @@ def cogvideox(case: Case) -> float:
     return float((weight.view(-1, 1, 1, 1, 1) * (predicted - latent) ** 2).mean())
 
 
-def hunyuanvideo(case: Case) -> float:
+def hunyuanvideo(case: Case, x: Tensor | None = None, guidance: float = 1.0, skipped: int = 0) -> float:
+    """x: input of the transformer; skipped: number of latent frames that are left out of the loss."""
+    has_guidance = case.module.transformer.config.guidance_embeds
     out = case.module.transformer(
-        hidden_states=case.mixed,
-        guidance=case.latents.new_full((1,), 1.0) * 1000.0,
+        hidden_states=case.mixed if x is None else x,
+        guidance=case.latents.new_full((1,), guidance) * 1000.0 if has_guidance else None,
         encoder_hidden_states=case.fields["prompt_embeds"],
         encoder_attention_mask=case.fields["prompt_attention_mask"],
         pooled_projections=case.fields["pooled_prompt_embeds"],
         timestep=case.timestep,
         return_dict=False,
     )[0]
-    return mse(out, case.noise - case.latents)
+    return mse(out[:, :, skipped:], (case.noise - case.latents)[:, :, skipped:])
+
+
+def hunyuanvideo_i2v(case: Case) -> float:
+    condition, xt = case.fields["condition"], case.mixed
+    if case.module.transformer.config.image_condition_type == "token_replace":
+        return hunyuanvideo(case, torch.cat([condition, xt[:, :, 1:]], dim=2), guidance=6.0, skipped=1)
+    repeated = condition.repeat(1, 1, xt.shape[2], 1, 1)
+    repeated[:, :, 1:] = 0.0
+    mask = torch.ones(1, 1, *xt.shape[2:])
+    mask[:, :, 1:] = 0.0
+    return hunyuanvideo(case, torch.cat([xt, repeated, mask], dim=1))
 
 
 def hunyuanvideo15(case: Case) -> float:
     b, c, f, h, w = case.latents.shape
+    condition, vision = torch.zeros(b, c + 1, f, h, w), torch.zeros(b, 729, 8)
+    if "condition" in case.fields and f > 1:  # an image is always trained as text to video
+        condition[:, :-1, :1] = case.fields["condition"]
+        condition[:, -1, 0] = 1
+        vision = case.fields["image_embeds"]
     out = case.module.transformer(
-        hidden_states=torch.cat([case.mixed, torch.zeros(b, c + 1, f, h, w)], dim=1),
+        hidden_states=torch.cat([case.mixed, condition], dim=1),
         timestep=case.timestep,
         encoder_hidden_states=case.fields["prompt_embeds"],
         encoder_attention_mask=case.fields["prompt_embeds_mask"],
         encoder_hidden_states_2=case.fields["prompt_embeds_2"],
         encoder_attention_mask_2=case.fields["prompt_embeds_mask_2"],
-        image_embeds=torch.zeros(b, 729, 8),
+        image_embeds=vision,
         return_dict=False,
     )[0]
     return mse(out, case.noise - case.latents)
@@ -198,6 +217,7 @@ STEPS: Mapping[str, Callable[[Case], float]] = {
     "wan2.1": wan,
     "wan2.1-i2v": wan,
     "wan2.2": wan,
+    "wan2.2-i2v": wan,
     "wan2.2-5b": wan,
     "ltx-video": ltx,
     "ltx-2": ltx2,
@@ -207,6 +227,9 @@ STEPS: Mapping[str, Callable[[Case], float]] = {
     "cogvideox1.5": cogvideox,
     "cogvideox1.5-i2v": cogvideox,
     "hunyuanvideo": hunyuanvideo,
+    "hunyuanvideo-i2v": hunyuanvideo_i2v,
+    "hunyuanvideo-replace-i2v": hunyuanvideo_i2v,
     "hunyuanvideo1.5": hunyuanvideo15,
+    "hunyuanvideo1.5-i2v": hunyuanvideo15,
     "mochi": mochi,
 }

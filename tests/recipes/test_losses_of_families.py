@@ -18,8 +18,15 @@ from tests.recipes.tiny import MODELS, make_model
 
 # Latents (t, h, w) of three buckets, one of them an image. CogVideoX 1.5 merges pairs of frames.
 SHAPES = [(3, 4, 6), (1, 6, 4), (2, 8, 8)]
+# These models are given the first frame of a video, so there are no images to train on.
+SHAPES_OF = {"hunyuanvideo-replace-i2v": [(3, 4, 6), (4, 6, 4), (2, 8, 8)]}
 TIMES = [0.93, 0.41, 0.07]
-FIRST_FRAMES = {"wan2.2-5b": {"first_frame": 0.5}, "wan2.2": {"expert": "both"}}
+# Settings that make one batch go through both ways of a model.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "wan2.2": {"expert": "both"},
+    "wan2.2-i2v": {"expert": "both"},
+    "wan2.2-5b": {"first_frame": 0.5},
+}
 
 pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast")
 
@@ -41,21 +48,33 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 def text_fields(name: str, count: int) -> dict[str, Tensor]:
     """Made-up encoded texts of unequal lengths."""
+    recipe = recipe_of(name)
     lengths = {"ltx-video": 128, "mochi": 256, "hunyuanvideo": 24, "hunyuanvideo1.5": 24}
-    if name == "ltx-2":
+    if recipe == "ltx-2":
         texts = {"video_text": normal(count, 9, 16, seed=3), "audio_text": normal(count, 9, 16, seed=4)}
         return {**texts, "text_attention": (torch.arange(9)[None] < torch.arange(3, 3 + count)[:, None]).long()}
-    length = lengths.get(name, 16 if name.startswith("cogvideox") else 7)
+    length = lengths.get(recipe, 16 if recipe.startswith("cogvideox") else 7)
     mask = (torch.arange(length)[None] < torch.arange(3, 3 + count)[:, None]).long()
     fields = {"prompt_embeds": normal(count, length, 16, seed=3)}
-    if name in lengths and name != "hunyuanvideo1.5":
-        fields["prompt_attention_mask"] = mask.bool() if name == "mochi" else mask
-    if name == "hunyuanvideo":
+    if recipe in lengths and recipe != "hunyuanvideo1.5":
+        fields["prompt_attention_mask"] = mask.bool() if recipe == "mochi" else mask
+    if recipe == "hunyuanvideo":
         fields["pooled_prompt_embeds"] = normal(count, 8, seed=4)
-    if name == "hunyuanvideo1.5":
+    if recipe == "hunyuanvideo1.5":
         fields |= {"prompt_embeds_mask": mask, "prompt_embeds_2": normal(count, 8, 16, seed=5)}
         fields["prompt_embeds_mask_2"] = (torch.arange(8)[None] < torch.arange(count)[:, None]).long()
     return fields
+
+
+def conditions(name: str, count: int, shape: tuple[int, int, int], num_channels: int) -> dict[str, Tensor]:
+    """Made-up latents and states of first frames, for models of images."""
+    if not name.endswith("i2v"):
+        return {}
+    # Wan's latents are those of a whole clip, the others' of a still picture.
+    frames = shape[0] if name.startswith("wan") else 1
+    fields = {"condition": normal(count, num_channels, frames, *shape[1:], seed=6)}
+    width = {"wan2.1-i2v": 16, "hunyuanvideo1.5-i2v": 8}.get(name)
+    return fields if width is None else {**fields, "image_embeds": normal(count, 5, width, seed=7)}
 
 
 def channels(module: Any) -> int:
@@ -64,20 +83,15 @@ def channels(module: Any) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_loss_equals_that_of_the_official_training_step(name: str, tmp_path: Path) -> None:
-    module = built(name, tmp_path, "sft:train", **FIRST_FRAMES.get(name, {}))
+    module = built(name, tmp_path, "sft:train", **SETTINGS.get(name, {}))
     count = len(TIMES)
     given = torch.tensor([module.takes_first_frame(), False, False])
-    for shape in SHAPES:
+    for shape in SHAPES_OF.get(name, SHAPES):
         latents = normal(count, channels(module), *shape, seed=1)
-        fields: dict[str, Any] = text_fields(name, count)
-        if name.endswith("i2v"):
-            frames = 1 if name.startswith("cogvideox") else shape[0]
-            fields["condition"] = normal(count, channels(module), frames, *shape[1:], seed=6)
-        if name == "wan2.1-i2v":
-            fields["image_embeds"] = normal(count, 5, 16, seed=7)
+        fields = {**text_fields(name, count), **conditions(name, count, shape, channels(module))}
         batch = make_batch(text=("",) * count).with_fields({"latents": latents, **fields})
         noise = normal(*module.latents_of(batch).shape, seed=2)
-        now = given & (shape[0] > 1)
+        now = torch.ones_like(given) if name in SHAPES_OF else given & (shape[0] > 1)
         drawn = NoiseDraw(noise, torch.tensor(TIMES), torch.zeros(count), now)
         with torch.no_grad():
             ours = module.losses(batch, drawn)

@@ -125,21 +125,31 @@ def wan_2_2_5b(folder: Path) -> Any:
     )
 
 
+def wan_2_2_i2v(folder: Path) -> Any:
+    """Two experts that are given the first frame, as I2V A14B, whose inputs are no states of CLIP."""
+    from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
+
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    experts = {name: shake(wan_transformer(in_channels=36)) for name in ("transformer", "transformer_2")}
+    return WanImageToVideoPipeline(
+        vae=wan_vae(), scheduler=scheduler, boundary_ratio=0.9, **experts, **wan_text(folder)
+    )
+
+
 def wan_i2v(folder: Path) -> Any:
     from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
-    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+    from transformers import CLIPVisionConfig, CLIPVisionModel
 
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
     vision = CLIPVisionConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
     )
-    size = {"height": 16, "width": 16}
     return WanImageToVideoPipeline(
         vae=wan_vae(),
         scheduler=scheduler,
         transformer=shake(wan_transformer(in_channels=36, image_dim=16, added_kv_proj_dim=24)),
         image_encoder=CLIPVisionModel(vision),
-        image_processor=CLIPImageProcessor(size=size, crop_size=size),
+        image_processor=clip_processor(16),
         **wan_text(folder),
     )
 
@@ -380,7 +390,10 @@ def cog_1_5_i2v(folder: Path) -> Any:
     return cog(folder, "CogVideoXImageToVideoPipeline", vae, **changes)
 
 
-def hunyuan(folder: Path) -> Any:
+def hunyuan(
+    folder: Path, kind: str = "HunyuanVideoPipeline", more: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    """more: components of the pipeline, in place of its own."""
     import diffusers
     from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel
 
@@ -393,16 +406,19 @@ def hunyuan(folder: Path) -> Any:
         up_block_types=("HunyuanVideoUpBlock3D",) * 4,
     )
     transformer = diffusers.HunyuanVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=10,
-        num_layers=1,
-        num_single_layers=1,
-        num_refiner_layers=1,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(2, 4, 4),
+        **{
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_attention_heads": 2,
+            "attention_head_dim": 10,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "num_refiner_layers": 1,
+            "text_embed_dim": 16,
+            "pooled_projection_dim": 8,
+            "rope_axes_dim": (2, 4, 4),
+            **changes,
+        }
     )
     llama = LlamaConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2, vocab_size=64, pad_token_id=0
@@ -417,18 +433,70 @@ def hunyuan(folder: Path) -> Any:
         eos_token_id=1,
         bos_token_id=2,
     )
-    return diffusers.HunyuanVideoPipeline(
-        text_encoder=LlamaModel(llama),
-        tokenizer=make_tokenizer(folder / "own_tokenizer"),
-        transformer=shake(transformer),
-        vae=vae,
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
-        text_encoder_2=CLIPTextModel(clip),
-        tokenizer_2=make_tokenizer(folder / "own_tokenizer_2", 77),
+    parts = {
+        "text_encoder": LlamaModel(llama),
+        "tokenizer": make_tokenizer(folder / "own_tokenizer"),
+        "transformer": shake(transformer),
+        "vae": vae,
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        "text_encoder_2": CLIPTextModel(clip),
+        "tokenizer_2": make_tokenizer(folder / "own_tokenizer_2", 77),
+    }
+    return getattr(diffusers, kind)(**{**parts, **(more or {})})
+
+
+def clip_processor(size: int) -> Any:
+    from transformers import CLIPImageProcessor
+
+    sides = {"height": size, "width": size}
+    return CLIPImageProcessor(size=sides, crop_size=sides)
+
+
+def llava(folder: Path) -> dict[str, Any]:
+    """A text encoder that sees 24 x 24 patches, and a tokenizer in whose words the template has as many tokens as in
+    the real one: 103 before the text, and the image as the sixth."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        PreTrainedTokenizerFast,
     )
 
+    special = ["<pad>", "<unk>", "<image>", "<|end_header_id|>", "<|start_header_id|>", "<|eot_id|>"]
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *WORDS])}, unk_token="<unk>"))
+    pieces = Regex(r"<\|\w+\|>|<image>|\n|\w+|[^\w\s]")
+    words.pre_tokenizer = pre_tokenizers.Split(pieces, behavior="removed", invert=True)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", unk_token="<unk>")
+    tokenizer.save_pretrained(folder / "own_tokenizer")
+    vision = CLIPVisionConfig(
+        hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=1, image_size=48, patch_size=2
+    )
+    text = LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2, vocab_size=64, pad_token_id=0
+    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=2, pad_token_id=0)
+    return {
+        "text_encoder": LlavaForConditionalGeneration(config),
+        "tokenizer": tokenizer,
+        "image_processor": clip_processor(48),
+    }
 
-def hunyuan_1_5(folder: Path) -> Any:
+
+def hunyuan_i2v(folder: Path) -> Any:
+    """The first frame beside the noisy latents."""
+    changes = {"in_channels": 9, "image_condition_type": "latent_concat", "guidance_embeds": False}
+    return hunyuan(folder, "HunyuanVideoImageToVideoPipeline", llava(folder), **changes)
+
+
+def hunyuan_i2v_replace(folder: Path) -> Any:
+    """The first frame in place of the first noisy latents."""
+    return hunyuan(folder, "HunyuanVideoImageToVideoPipeline", llava(folder), image_condition_type="token_replace")
+
+
+def hunyuan_1_5(folder: Path, kind: str = "HunyuanVideo15Pipeline", **more: Any) -> Any:
+    """more: further components of the pipeline."""
     import diffusers
     from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
 
@@ -448,7 +516,7 @@ def hunyuan_1_5(folder: Path) -> Any:
         text_embed_2_dim=16,
         image_embed_dim=8,
         rope_axes_dim=(2, 4, 4),
-        task_type="t2v",
+        task_type="i2v" if more else "t2v",
     )
     text = Qwen2_5_VLTextConfig(
         hidden_size=16,
@@ -461,7 +529,7 @@ def hunyuan_1_5(folder: Path) -> Any:
     )
     tokenizer = make_tokenizer(folder / "own_tokenizer", 2000)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-    return diffusers.HunyuanVideo15Pipeline(
+    return getattr(diffusers, kind)(
         text_encoder=Qwen2_5_VLTextModel(text),
         tokenizer=tokenizer,
         transformer=shake(transformer),
@@ -470,6 +538,21 @@ def hunyuan_1_5(folder: Path) -> Any:
         text_encoder_2=T5EncoderModel(T5Config(**t5_config())),
         tokenizer_2=make_tokenizer(folder / "own_tokenizer_2"),
         guider=diffusers.ClassifierFreeGuidance(),
+        **more,
+    )
+
+
+def hunyuan_1_5_i2v(folder: Path) -> Any:
+    from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
+
+    vision = SiglipVisionConfig(
+        hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, image_size=16, patch_size=8
+    )
+    return hunyuan_1_5(
+        folder,
+        "HunyuanVideo15ImageToVideoPipeline",
+        image_encoder=SiglipVisionModel(vision),
+        feature_extractor=SiglipImageProcessor(size={"height": 16, "width": 16}),
     )
 
 
@@ -477,6 +560,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "wan2.1": wan,
     "wan2.1-i2v": wan_i2v,
     "wan2.2": wan_2_2,
+    "wan2.2-i2v": wan_2_2_i2v,
     "wan2.2-5b": wan_2_2_5b,
     "ltx-video": ltx,
     "ltx-2": ltx_2,
@@ -487,7 +571,10 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "cogvideox1.5": cog_1_5,
     "cogvideox1.5-i2v": cog_1_5_i2v,
     "hunyuanvideo": hunyuan,
+    "hunyuanvideo-i2v": hunyuan_i2v,
+    "hunyuanvideo-replace-i2v": hunyuan_i2v_replace,
     "hunyuanvideo1.5": hunyuan_1_5,
+    "hunyuanvideo1.5-i2v": hunyuan_1_5_i2v,
 }
 
 

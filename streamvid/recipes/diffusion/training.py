@@ -121,28 +121,32 @@ class DiffusionTraining(nn.Module):
         video = channels_first(batch, batch.normalized(torch.float32))
         self.check_size((video.shape[2], video.shape[3], video.shape[4]), batch.bucket.id)
         found = latent_space.encode_clips(self.vae, video, self.config.posterior, batch.sample_seeds)
-        return {"latents": found, **self.conditions(batch, video), **self.encode_text(batch.text)}
+        conditions = self.conditions(batch, video)
+        return {"latents": found, **conditions, **self.encode_text(batch.text, conditions.get("first_frame"))}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
         """Return tensors that the transformer needs besides latents and texts. video: floats (B, 3, T, H, W)."""
         return {}
 
-    def encode_text(self, texts: list[str]) -> dict[str, Tensor | list[Tensor]]:
-        """Return the outputs of the pipeline's `encode_prompt`, (B, …) by name."""
+    def encode_text(self, texts: list[str], images: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
+        """Return the outputs of the pipeline's `encode_prompt`, (B, …) by name.
+
+        images: uint8 (B, 3, H, W), for text encoders that see the first frame.
+        """
         # One text at a time, because the last bits depend on the batch.
-        rows = [self._encode_one(text) for text in texts]
+        rows = [self._encode_one(text, None if images is None else images[row]) for row, text in enumerate(texts)]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
-    def _encode_one(self, text: str) -> dict[str, Tensor]:
-        settings: dict[str, Any] = {"device": self.device, **self.prompt_settings()}
+    def _encode_one(self, text: str, image: Tensor | None) -> dict[str, Tensor]:
+        settings: dict[str, Any] = {"device": self.device, **self.prompt_settings(text, image)}
         if self.MAX_TEXT is not None and self.config.max_text_tokens is not None:
             settings[self.MAX_TEXT] = self.config.max_text_tokens
         found = self.pipeline(self.TEXT_PIPELINE).encode_prompt(prompt=text, **settings)
         named = zip(self.TEXT_OUTPUTS, found, strict=False)
         return {name: tensor for name, tensor in named if name is not None}
 
-    def prompt_settings(self) -> dict[str, Any]:
-        """Return further arguments of the pipeline's `encode_prompt`."""
+    def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
+        """Return further arguments of the pipeline's `encode_prompt`. image: uint8 (3, H, W), if the recipe has one."""
         return {"do_classifier_free_guidance": False}
 
     @torch.no_grad()
@@ -202,11 +206,16 @@ class DiffusionTraining(nn.Module):
         latents = self.latents_of(batch)
         noisy = losses.mix(latents, drawn.noise, drawn.times)
         if bool(drawn.given.any()):
-            first = torch.where(drawn.given.view(-1, 1, 1, 1, 1), latents[:, :, :1], noisy[:, :, :1])
+            given = self.given_frames(latents, batch)
+            first = torch.where(drawn.given.view(-1, 1, 1, 1, 1), given, noisy[:, :, :1])
             noisy = torch.cat([first, noisy[:, :, 1:]], dim=2)
         predicted = self.predict(noisy, drawn, batch)
         errors = losses.squared_error(predicted, drawn.noise - latents, drawn.given)
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
+
+    def given_frames(self, latents: Tensor, batch: Batch) -> Tensor:
+        """Return latents (B, C, 1, h, w) of the first frames, for samples whose first frame is given."""
+        return latents[:, :, :1]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the transformer's prediction for noisy latents, in their shape."""
@@ -247,7 +256,7 @@ class DiffusionTraining(nn.Module):
 
     def _tokenizer(self, name: str) -> Any:
         if name not in self.__dict__:
-            is_processor = name.endswith("processor")
+            is_processor = "ImageProcessor" in str(self.folder.class_of(name))
             self.__dict__[name] = self.folder.processor(name) if is_processor else self.folder.tokenizer(name)
         return self.__dict__[name]
 
@@ -276,16 +285,18 @@ class DiffusionTraining(nn.Module):
             name: one.to(self.vae.dtype) if one.is_floating_point() else one
             for name, one in {**self.text_arguments(batch, row), **negative}.items()
         }
-        video = pipe(
-            **texts,
+        settings = {
+            "height": size.height,
+            "width": size.width,
+            "num_frames": size.num_frames,
+            "num_inference_steps": self.config.sample_steps,
+            "output_type": "pt",
             **self.sample_arguments(batch, row),
-            height=size.height,
-            width=size.width,
-            num_frames=size.num_frames,
-            num_inference_steps=self.config.sample_steps,
-            generator=torch.Generator().manual_seed(batch.sample_seeds[row]),
-            output_type="pt",
-        ).frames
+        }
+        # Some pipelines take the size from their image or control video.
+        taken = inspect.signature(type(pipe).__call__).parameters
+        settings = {name: value for name, value in settings.items() if name in taken}
+        video = pipe(**texts, **settings, generator=torch.Generator().manual_seed(batch.sample_seeds[row])).frames
         pixels: Tensor = video.float().transpose(1, 2) * 255
         return pixels.round().clamp(0, 255).to(torch.uint8)
 

@@ -63,9 +63,12 @@ class CogVideoXTraining(DiffusionTraining):
         """Return True for image to video."""
         return self.folder.pipeline == IMAGE_TO_VIDEO
 
-    def prompt_settings(self) -> dict[str, Any]:
+    def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
         """Return the text length of the transformer's config."""
-        return {**super().prompt_settings(), "max_sequence_length": self.transformer.config.max_text_seq_length}
+        return {
+            **super().prompt_settings(text, image),
+            "max_sequence_length": self.transformer.config.max_text_seq_length,
+        }
 
     def size_factors(self) -> tuple[int, int]:
         """Return the number of frames per latent frame, and the number of pixels per side of a token."""

@@ -1,19 +1,24 @@
-"""HunyuanVideo and HunyuanVideo 1.5, text to video: flow matching with a multimodal text encoder and a second one.
+"""HunyuanVideo: flow matching with a multimodal text encoder and a second one; text to video and image to video.
 
-Numbers and where they come from (diffusers 0.42.1, pipelines/hunyuan_video/pipeline_hunyuan_video.py and
-pipelines/hunyuan_video1_5/pipeline_hunyuan_video1_5.py):
+Numbers and where they come from (diffusers 0.42.1, pipelines/hunyuan_video/, unless stated):
 
-- HunyuanVideo: 256 tokens of Llama after the template, with a mask, and the pooled state of CLIP. Its guidance input is
-  1000 · 1, as finetrainers trains it (finetrainers/models/hunyuan_video/base_specification.py at 03230b8).
-- HunyuanVideo 1.5: 1000 tokens of Qwen2.5-VL after the template and 256 of ByT5 for quoted text, with masks; zeros in
-  place of the image's states, latents and mask (`vision_num_semantic_tokens`, `prepare_cond_latents_and_mask`).
-- timestep: 1000 · time; time shift: `shift` of the scheduler's config. The official training of 1.5 uses logit-normal
-  times with shift 3 (Tencent-Hunyuan/HunyuanVideo-1.5, train.py at 995afc6).
-- latents: `scaling_factor` of the VAE's config.
+- 256 tokens of Llama after the template, with a mask, and the pooled state of CLIP (pipeline_hunyuan_video.py). The
+  guidance input is 1000 · 1, as finetrainers trains it (finetrainers/models/hunyuan_video/base_specification.py at
+  03230b8).
+- image to video (pipeline_hunyuan_video_image2video.py): Llava sees the first frame, whose states precede those of the
+  text: every second one or, if the transformer's `image_condition_type` is `token_replace`, every fourth. An empty text
+  comes with a black image, as the pipeline's negative prompt does.
+- `latent_concat`: latents of the first frame, followed by zeros, and a mask channel are added to the input. Its samples
+  have four frames fewer than were asked for, so four more are asked for.
+- `token_replace`: latents of the first frame take the place of the first noisy ones, and are left out of the loss; the
+  guidance input is 1000 · 6 (`training_losses`, hyvideo/diffusion/flow/transport.py, and
+  scripts/run_train_image2video_lora.sh of Tencent-Hunyuan/HunyuanVideo-I2V at 1481c1d).
+- timestep: 1000 · time; time shift: `shift` of the scheduler's config; latents: `scaling_factor` of the VAE's config.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -23,108 +28,129 @@ from streamvid.config import options_of
 from streamvid.errors import ConfigError
 from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import open_folder
+from streamvid.recipes.diffusion.latents import encode_clips
 from streamvid.recipes.diffusion.times import NoiseDraw
-from streamvid.recipes.diffusion.training import CLASSES, DiffusionTraining
+from streamvid.recipes.diffusion.training import CLASSES, DiffusionTraining, as_image, as_pixels
 
 if TYPE_CHECKING:
     from streamvid.loader.batch.batch import Batch
 
-FIRST = "HunyuanVideoPipeline"
-TRAINING_GUIDANCE = 1.0
-NUM_IMAGE_TOKENS = 729
+DEFAULTS = {"max_text_tokens": 256, "guidance": 6.0}
+IMAGE_TO_VIDEO = "HunyuanVideoImageToVideoPipeline"
+TRAINING_GUIDANCE, IMAGE_TRAINING_GUIDANCE = 1.0, 6.0
+LOST_FRAMES = 4
 
 
-def build(*, task: str = "sft", **settings: Any) -> DiffusionTraining:
-    """Build the training module of the HunyuanVideo model in `model`, of either version. Draws no random numbers.
+def build(*, task: str = "sft", **settings: Any) -> HunyuanVideoTraining:
+    """Build the training module of the HunyuanVideo model in `model`. Draws no random numbers.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
     Raises ConfigError for invalid settings, and for a folder that is not of this family.
     """
-    config = options_of(DiffusionConfig, settings, "model.args")
+    config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     folder = open_folder(config.model, config.download)
-    is_first = folder.pipeline == FIRST
-    defaults = {"max_text_tokens": 256, "guidance": 6.0} if is_first else {"time_shift": 3.0, "guidance": 6.0}
-    config = options_of(DiffusionConfig, defaults | settings, "model.args")
-    kind = HunyuanVideoTraining if is_first else HunyuanVideo15Training
+    kind = HunyuanVideoImageTraining if folder.pipeline == IMAGE_TO_VIDEO else HunyuanVideoTraining
     return kind(folder, config, with_encoders=task != "sft:train")
 
 
 class HunyuanVideoTraining(DiffusionTraining):
-    """Training module of HunyuanVideo."""
+    """Training module of HunyuanVideo, text to video."""
 
-    PIPELINES = (FIRST,)
+    PIPELINES: ClassVar[tuple[str, ...]] = ("HunyuanVideoPipeline",)
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("HunyuanVideoTransformer3DModel",)}
     ENCODERS: ClassVar[CLASSES] = {
         "vae": ("AutoencoderKLHunyuanVideo",),
         "text_encoder": ("LlamaModel",),
         "text_encoder_2": ("CLIPTextModel",),
     }
-    TOKENIZERS = ("tokenizer", "tokenizer_2")
+    TOKENIZERS: ClassVar[tuple[str, ...]] = ("tokenizer", "tokenizer_2")
     TEXT_OUTPUTS: ClassVar[tuple[str | None, ...]] = ("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask")
+    GUIDANCE = TRAINING_GUIDANCE
 
     def size_factors(self) -> tuple[int, int]:
         """Return the number of frames per latent frame, and the number of pixels per side of a token."""
         vae = self.vae
         return vae.temporal_compression_ratio, vae.spatial_compression_ratio * self.transformer.config.patch_size
 
-    def prompt_settings(self) -> dict[str, Any]:
+    def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
         """Return no further arguments."""
         return {}
+
+    def model_input(self, noisy: Tensor, batch: Batch) -> Tensor:
+        """Return the input of the transformer for noisy latents."""
+        return noisy
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity."""
         model = self.transformer
         has_guidance = model.config.guidance_embeds
         found: Tensor = model(
-            hidden_states=noisy.to(model.dtype),
+            hidden_states=self.model_input(noisy, batch).to(model.dtype),
             timestep=drawn.times * self.NUM_STEPS,
             encoder_hidden_states=batch.prompt_embeds.to(model.dtype),
             encoder_attention_mask=batch.prompt_attention_mask,
             pooled_projections=batch.pooled_prompt_embeds.to(model.dtype),
-            guidance=torch.full_like(drawn.times, 1000 * TRAINING_GUIDANCE) if has_guidance else None,
+            guidance=torch.full_like(drawn.times, 1000 * self.GUIDANCE) if has_guidance else None,
             return_dict=False,
         )[0]
         return found
 
 
-class HunyuanVideo15Training(HunyuanVideoTraining):
-    """Training module of HunyuanVideo 1.5."""
+class HunyuanVideoImageTraining(HunyuanVideoTraining):
+    """Training module of HunyuanVideo, image to video."""
 
-    PIPELINES = ("HunyuanVideo15Pipeline",)
-    DENOISERS: ClassVar[CLASSES] = {"transformer": ("HunyuanVideo15Transformer3DModel",)}
+    PIPELINES = (IMAGE_TO_VIDEO,)
     ENCODERS: ClassVar[CLASSES] = {
-        "vae": ("AutoencoderKLHunyuanVideo15",),
-        "text_encoder": ("Qwen2_5_VLTextModel",),
-        "text_encoder_2": ("T5EncoderModel",),
+        **HunyuanVideoTraining.ENCODERS,
+        "text_encoder": ("LlavaForConditionalGeneration",),
     }
-    TEXT_OUTPUTS = ("prompt_embeds", "prompt_embeds_mask", "prompt_embeds_2", "prompt_embeds_mask_2")
-    MAX_TEXT = None
+    TOKENIZERS = ("tokenizer", "tokenizer_2", "image_processor")
+    GUIDANCE = IMAGE_TRAINING_GUIDANCE
 
-    def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity."""
-        model = self.transformer
-        if model.config.use_meanflow:
-            raise ConfigError(f"{self.folder.root} is a step-distilled model; train the model that it was made from")
-        no_image = torch.zeros_like(noisy[:, :1]).expand(-1, noisy.shape[1] + 1, -1, -1, -1)
-        found: Tensor = model(
-            hidden_states=torch.cat([noisy, no_image], dim=1).to(model.dtype),
-            timestep=drawn.times * self.NUM_STEPS,
-            encoder_hidden_states=batch.prompt_embeds.to(model.dtype),
-            encoder_attention_mask=batch.prompt_embeds_mask,
-            encoder_hidden_states_2=batch.prompt_embeds_2.to(model.dtype),
-            encoder_attention_mask_2=batch.prompt_embeds_mask_2,
-            image_embeds=noisy.new_zeros(len(noisy), NUM_IMAGE_TOKENS, model.config.image_embed_dim).to(model.dtype),
-            return_dict=False,
-        )[0]
-        return found
+    def replaces(self) -> bool:
+        """Return True if latents of the first frame take the place of noisy ones."""
+        return bool(self.transformer.config.image_condition_type == "token_replace")
 
-    def pipeline_settings(self) -> dict[str, Any]:
-        """Return the pipeline's guider, with the guidance scale of samples."""
-        from diffusers import ClassifierFreeGuidance
+    def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
+        """Return the image that belongs to a text, and which of its states are used."""
+        pixels = torch.zeros(3, 64, 64, dtype=torch.uint8) if image is None or not text else image
+        return {"image": as_image(pixels), "image_embed_interleave": 4 if self.replaces() else 2}
 
-        return {"guider": ClassifierFreeGuidance(guidance_scale=self.config.guidance)}
+    def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
+        """Return the pixels of the first frame, and its latents (B, C, 1, h, w)."""
+        first = self.first_frames(batch, video)
+        return {"first_frame": as_pixels(first), "condition": encode_clips(self.vae, first, "mean", batch.sample_seeds)}
+
+    def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
+        """Also refuse images, of which nothing is left to predict."""
+        if self.replaces() and size[0] == 1:
+            raise ConfigError(
+                f"bucket {bucket} holds images, but this model is given the first frame and predicts the others; "
+                'select videos: data.loader: {where: "num_frames > 1"}'
+            )
+        super().check_size(size, bucket)
+
+    def draw(self, batch: Batch) -> NoiseDraw:
+        """Draw noise and times; the first frame of every sample is given with `token_replace`."""
+        drawn = super().draw(batch)
+        return replace(drawn, given=torch.full_like(drawn.given, self.replaces()))
+
+    def given_frames(self, latents: Tensor, batch: Batch) -> Tensor:
+        """Return the latents of the images, which need not be those of the videos' first frames."""
+        found: Tensor = batch.condition
+        return found.to(latents)
+
+    def model_input(self, noisy: Tensor, batch: Batch) -> Tensor:
+        """Return noisy latents and, with `latent_concat`, those of the first frame and a mask."""
+        if self.replaces():
+            return noisy
+        image, mask = torch.zeros_like(noisy), torch.zeros_like(noisy[:, :1])
+        image[:, :, :1], mask[:, :, 0] = batch.condition.to(noisy), 1
+        return torch.cat([noisy, image, mask], dim=1)
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return no further arguments: the guider has the guidance scale."""
-        return {}
+        """Return the guidance scale, the image, and the number of frames to ask for."""
+        lost = 0 if self.replaces() else LOST_FRAMES
+        image = as_image(batch.first_frame[row])
+        return {**super().sample_arguments(batch, row), "image": image, "num_frames": batch.bucket.num_frames + lost}

@@ -61,7 +61,7 @@ class Ltx2Training(LtxTraining):
     }
     TEXT_PIPELINE = "LTX2Pipeline"
 
-    def _encode_one(self, text: str) -> dict[str, Tensor]:
+    def _encode_one(self, text: str, image: Tensor | None) -> dict[str, Tensor]:
         found = self._text_states(text)
         side = self.__dict__["tokenizer"].padding_side
         connectors: Any = self.connectors
@@ -69,7 +69,7 @@ class Ltx2Training(LtxTraining):
         return dict(zip(("video_text", "audio_text", "text_attention"), connected, strict=True))
 
     def _text_states(self, text: str) -> dict[str, Tensor]:
-        return super()._encode_one(text)
+        return super()._encode_one(text, None)
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity of the video."""

@@ -81,9 +81,9 @@ class WanTraining(DiffusionTraining):
         config = self.vae.config
         return config.scale_factor_temporal, config.scale_factor_spatial * self.denoiser.config.patch_size[1]
 
-    def encode_text(self, texts: list[str]) -> dict[str, Tensor | list[Tensor]]:
+    def encode_text(self, texts: list[str], images: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
         """Return text states, B tensors (L_i, D), without the zeros behind the last token."""
-        states = super().encode_text(texts)["prompt_embeds"]
+        states = super().encode_text(texts, images)["prompt_embeds"]
         lengths = [int(row.any(dim=-1).nonzero().max()) + 1 for row in states]
         return {"prompt_embeds": [row[:length] for row, length in zip(states, lengths, strict=True)]}
 
