@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from streamvid.buckets.batch_size import batch_sizes
@@ -14,10 +15,13 @@ from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, SampleError
 from streamvid.loader.batch.batch import Batch
+from streamvid.loader.delivery.audio import with_audio_plan
 from streamvid.loader.loader import VideoLoader
-from streamvid.loader.mix import DatasetConfig
-from streamvid.loader.options import LimitOptions
+from streamvid.loader.mix import DataArguments, DatasetConfig, open_mix
+from streamvid.loader.options import LimitOptions, OutputOptions
+from streamvid.loader.stores import Stores
 from streamvid.loader.view.model_rule import common_rule, rule_of
+from streamvid.loader.view.view import ViewOptions
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import World
 
@@ -32,11 +36,14 @@ class ByShard:
     options: VideoLoader's arguments, except for batch sizes and for arguments that only select, order or distribute
         samples, such as `where`.
     batch_sizes: bucket id → batch size, which is fixed so that every reader gets the same batches of a shard.
+    audio_fps: (split, bucket id) → frame rate from which the number of audio samples follows, so that a shard has as
+        many as the whole split; empty without audio.
     """
 
     source: DatasetConfig
     options: Mapping[str, Any]
     batch_sizes: Mapping[str, int]
+    audio_fps: Mapping[tuple[str, str], Fraction]
 
     @staticmethod
     def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
@@ -59,7 +66,8 @@ class ByShard:
         sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)
         workers = kept.get("num_workers")
         kept["num_workers"] = default_num_workers() if workers is None else workers
-        return ByShard(replace(source, url=dataset, captions=replace(source.captions, dropout=0.0)), kept, sizes)
+        source = replace(source, url=dataset, captions=replace(source.captions, dropout=0.0))
+        return ByShard(source, kept, sizes, _audio_fps(source, dataset, kept))
 
     @property
     def dataset(self) -> Dataset:
@@ -97,10 +105,14 @@ class ByShard:
             yield keys[first:], [None] * num_visits
 
     def _loader(self, shard: ShardInfo, visit: int, num_visits: int) -> VideoLoader:
+        output = options_of(OutputOptions, self.options.get("output"), "output")
+        if output.audio is not None:
+            fps = self.audio_fps[shard.split, shard.bucket_id]
+            output = replace(output, audio=replace(output.audio, fps=fps))
         workers = self.options["num_workers"] // num_visits
         loader = VideoLoader(
             replace(self.source, url=self.dataset.only(shard)),
-            **{**self.options, "num_workers": workers},
+            **{**self.options, "num_workers": workers, "output": output},
             batch_size=self.batch_sizes[shard.bucket_id],
             split=shard.split,
             shuffle="none",
@@ -109,6 +121,18 @@ class ByShard:
         )
         loader.set_epoch(visit)
         return loader
+
+
+def _audio_fps(source: DatasetConfig, dataset: Dataset, options: Mapping[str, Any]) -> dict[tuple[str, str], Fraction]:
+    output = options_of(OutputOptions, options.get("output"), "output")
+    view = options_of(ViewOptions, options.get("view"), "view")
+    found: dict[tuple[str, str], Fraction] = {}
+    for split in dataset.shards.splits if output.audio is not None else ():
+        mix = open_mix(DataArguments(source, split, view=view), Stores.of(options.get("storage")))
+        plan = with_audio_plan(mix, output.audio, view, is_decoded=output.decode).audio
+        assert plan is not None
+        found |= {(split, bucket_id): shape.fps for bucket_id, shape in plan.shapes.items()}
+    return found
 
 
 def _until_all_are_bad(loader: VideoLoader) -> Iterator[Batch]:

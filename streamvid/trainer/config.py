@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from streamvid.config import Options, option, require
 from streamvid.errors import ConfigError, refuse_credentials
+from streamvid.loader.view.audio import AudioOptions
 from streamvid.modules.config import ModelConfig
 from streamvid.modules.optimizer import OptimizerConfig
 from streamvid.storage import StorageOptions, redact
@@ -48,6 +49,7 @@ class DataConfig(Options):
     storage: StorageOptions = option(default_factory=StorageOptions, help="Object store access and cache.")
     features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
     extra_inputs: tuple[str, ...] = option((), help="Columns and conditioning inputs that the module needs.")
+    audio: AudioOptions | None = option(None, help="Audio of the clips, as `batch.audio`.")
     loader: dict[str, Any] = option(default_factory=dict, help="Additional arguments for streamvid.VideoLoader.")
 
     def __post_init__(self) -> None:

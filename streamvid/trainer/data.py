@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 
 from streamvid.config import options_of
-from streamvid.dataset.features.sidecar import Sidecar
+from streamvid.dataset.features.sidecar import REMEDY, Sidecar, differences
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.forecast.costs import read_costs
@@ -108,6 +108,7 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
         "num_workers": data.num_workers,
         **data.loader,
         **({"schedule": schedule_of(config)} if "schedule" in data.loader else {}),
+        "output": _output_of(config),
     }
     for name in data.extra_inputs:
         for dataset in map(_opened, sources):
@@ -129,6 +130,27 @@ def schedule_of(config: TrainConfig) -> ScheduleOptions:
     if isinstance(given, Mapping) and isinstance(given.get("costs"), str | Path):
         given = {**given, "costs": read_costs(given["costs"], "data.loader.schedule.costs")}
     return options_of(ScheduleOptions, given, "data.loader.schedule")
+
+
+def _output_of(config: TrainConfig) -> OutputOptions:
+    output = options_of(OutputOptions, config.data.loader.get("output"), "data.loader.output")
+    if output.audio is not None:
+        raise ConfigError("data.loader.output.audio cannot be set; set data.audio to the same options instead")
+    return replace(output, audio=config.data.audio)
+
+
+def audio_facts(config: TrainConfig) -> Mapping[str, Any] | None:
+    """Return the options that determine the audio that `encode` sees, as JSON values, or None without audio."""
+    audio = config.data.audio
+    if audio is None:
+        return None
+    form, fps = audio.form, audio.fps
+    return {
+        "sample_rate": form.sample_rate,
+        "num_channels": form.num_channels,
+        "rule": str(form.rule),
+        "fps": None if fps is None else str(fps),
+    }
 
 
 def without_ledger(options: Mapping[str, Any]) -> OutputOptions:
@@ -158,9 +180,11 @@ def open_loaders(
     if config.task == "sft:train":
         features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
         build = functools.partial(build_module, config.model, task=ENCODE_ONLY, seed=config.seed)
+        _check_audio(features, config)
         check_fresh(features, config.model, module, build if is_main else None)
-        options.pop("media", None)  # the features contain what `encode` computed from them
-        options["features"] = features
+        # The features contain what `encode` computed from conditioning inputs and audio.
+        options.pop("media", None)
+        options |= {"features": features, "output": replace(options["output"], audio=None)}
     # By their URLs, so that a run can resume in the version of its state, or follow newer ones.
     datasets = config.data.dataset if "features" not in options else sources
     # Padded, so that even a held-out split of a few samples fills a step on every rank. Batches are read once,
@@ -180,6 +204,12 @@ def open_loaders(
             return
         with VideoLoader(with_split, **held_out) as evaluation:
             yield loader, evaluation
+
+
+def _check_audio(features: Sidecar, config: TrainConfig) -> None:
+    """Raise ConfigError if the features were made with other audio than that of the run."""
+    if problems := differences(features.manifest.made_with.get("audio"), audio_facts(config), "data.audio"):
+        raise ConfigError(f"features {features.url} are stale: {'; '.join(problems)}; {REMEDY}")
 
 
 def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[DatasetConfig]:

@@ -25,7 +25,7 @@ from streamvid.modules.encoding import Encoder, facts
 from streamvid.plan.position import World
 from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
-from streamvid.trainer.data import loader_options, without_ledger
+from streamvid.trainer.data import audio_facts, loader_options, without_ledger
 from streamvid.trainer.launch import accelerating, stop_requests
 
 
@@ -42,7 +42,7 @@ def encode(
     and the writer.
     """
     source = source_of(config)
-    features = config.data.features
+    features, audio = config.data.features, audio_facts(config)
     with stop_requests() as stop, accelerating(config) as here:
         module = build_module(config.model, task="sft:data_process", seed=config.seed)
         made_with = {
@@ -50,6 +50,7 @@ def encode(
             "view": source.view_facts(),
             "batch_sizes": dict(source.batch_sizes),
             "encode_dtype": features.dtype,
+            **({} if audio is None else {"audio": audio}),
         }
         dtype = None if features.dtype is None else getattr(torch, features.dtype)
         encoder = Encoder(module.eval().to(here.device), here.device, dtype, config.seed)

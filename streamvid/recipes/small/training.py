@@ -1,6 +1,7 @@
-"""Small training module: a text-to-video transformer with rectified flow.
+"""Small training module: a text-to-video transformer with rectified flow, optionally conditioned on audio.
 
     encode   video ─► codec ─► latents (B, C, t, h, w)        text ─► text encoder ─► one state per token
+             audio ─► audio encoder ─► one state per window, with `audio_window`
     forward  latents + noise at a random time, states ─► transformer ─► velocity loss per sample
     sample   noise ─► along the velocity ─► latents ─► codec ─► video
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from streamvid.config import Options, option, options_of, require
 from streamvid.errors import ConfigError
+from streamvid.recipes.small.audio_encoder import SpectrumEncoder
 from streamvid.recipes.small.autoencoder import Autoencoder, load_autoencoder
 from streamvid.recipes.small.codec import PatchCodec, Size
 from streamvid.recipes.small.flow import Velocity, draw_noise_and_times, guided, rectified_flow_loss, sample_by_euler
@@ -44,6 +46,9 @@ class SmallConfig(Options):
     )
     autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
     text: TextConfig = option(default_factory=TextConfig, help="Text encoder: its kind, or its options.")
+    audio_window: int | None = option(
+        None, minimum=2, help="Even number of samples per audio state; null: video is not conditioned on audio."
+    )
     time_shift: float = option(1.0, help="Time shift; values above 1 move the sampled times toward the noise.")
     sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")
     guidance: float = option(1.0, minimum=0, help="Classifier-free guidance scale of samples; 1: no guidance.")
@@ -66,6 +71,8 @@ class SmallConfig(Options):
         require(is_divided, "dim", self.dim, f"an even number of at least 6 that is divisible by heads={self.heads}")
         patch = self.token_size
         require(len(patch) == 3 and min(patch) >= 1, "patch", patch, "three sizes (T, H, W) of at least 1")
+        even = self.audio_window is None or self.audio_window % 2 == 0
+        require(even, "audio_window", self.audio_window, "an even number of at least 2, or null")
         require(0 < self.time_shift < float("inf"), "time_shift", self.time_shift, "a finite number above 0")
         require(self.guidance < float("inf"), "guidance", self.guidance, "a finite number")
 
@@ -96,12 +103,20 @@ def build(*, task: str = "sft", **settings: Any) -> SmallTraining:
 class SmallTraining(nn.Module):
     """Small training module with a trainable child `transformer` and frozen `encoders`."""
 
-    encoders = ("autoencoder", "text_encoder")
-    encoder_args = ("autoencoder", "codec", "patch", "text")  # features do not depend on the transformer
+    encoders: tuple[str, ...] = ("autoencoder", "text_encoder")
+    encoder_args = (
+        "audio_window",
+        "autoencoder",
+        "codec",
+        "patch",
+        "text",
+    )  # features do not depend on the transformer
 
     def __init__(self, config: SmallConfig, with_encoders: bool = True) -> None:
         super().__init__()
         self.config = config
+        if config.audio_window is not None:
+            self.encoders = (*self.encoders, "audio_encoder")
         codec = config.build_codec()
         self.transformer = VideoTransformer(
             dim=config.dim,
@@ -110,11 +125,14 @@ class SmallTraining(nn.Module):
             channels=codec.latent_shape((1, 1, 1))[0],
             patch=(1, 1, 1) if config.codec == "patch" else config.token_size,
             text_width=config.text.states_width,
+            audio_width=0 if config.audio_window is None else config.audio_window // 2 + 1,
         )
         if with_encoders:
             self.autoencoder = codec
             with torch.device("cpu"):
                 self.text_encoder = build_text_encoder(config.text)
+                if config.audio_window is not None:
+                    self.audio_encoder = SpectrumEncoder(config.audio_window)
 
     def train(self, mode: bool = True) -> SmallTraining:
         """Set the mode of all parts except the encoders, which stay in eval mode."""
@@ -126,12 +144,24 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> dict[str, Tensor | list[Tensor]]:
-        """Return `latents`, float32 (B, C, t, h, w), and `text_states`, a list of B tensors (L_i, D)."""
+        """Return `latents`, float32 (B, C, t, h, w), and `text_states`, a list of B tensors (L_i, D).
+
+        With `audio_window`, also return `audio_states`, float32 (B, M, A).
+        """
         video = batch.normalized(torch.float32)
         video = video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
         # One clip at a time, because the last bits depend on the batch size.
         latents = torch.cat([self.autoencoder.encode(clip[None]) for clip in video])
-        return {"latents": latents, "text_states": self.text_encoder(batch.text)}
+        found: dict[str, Tensor | list[Tensor]] = {"latents": latents, "text_states": self.text_encoder(batch.text)}
+        return found if self.config.audio_window is None else found | {"audio_states": self._encode_audio(batch)}
+
+    def _encode_audio(self, batch: Batch) -> Tensor:
+        if "audio" not in batch:
+            raise ConfigError(
+                f"model.args.audio_window is {self.config.audio_window}, but the batches have no audio; set data.audio "
+                "(such as data.audio.sample_rate=16000), or set model.args.audio_window to null"
+            )
+        return torch.cat([self.audio_encoder(one[None]) for one in batch.audio])
 
     def encode_null(self) -> dict[str, Tensor]:
         """Return `text_states` (1, D) for an empty text."""
@@ -143,8 +173,19 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` and, with the same noise, `loss_without_text` (B,), to measure the benefit of the texts."""
-        return self(batch) | {"loss_without_text": self._losses(batch, self._velocity(batch, with_text=False))}  # type: ignore[no-any-return]
+        """Return `loss` and, with the same noise, the losses (B,) that measure the benefit of texts and audio.
+
+        They are `loss_without_text` and, in batches of several samples, `loss_with_other_audio`, where each sample has
+        the audio of another one.
+        """
+        found = {
+            "loss": self._losses(batch, self._velocity(batch)),
+            "loss_without_text": self._losses(batch, self._velocity(batch, with_text=False)),
+        }
+        if self.config.audio_window is not None and len(batch.text) > 1:
+            other = batch.with_fields({"audio_states": self._audio_states(batch).roll(1, dims=0)})
+            found["loss_with_other_audio"] = self._losses(other, self._velocity(other))
+        return found
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
@@ -178,4 +219,9 @@ class SmallTraining(nn.Module):
             states, mask = batch.text_states, batch.text_states_mask
         else:
             states, mask = pad_states(self.text_encoder(batch.text))
-        return lambda x, times: self.transformer(x, times, states, mask)
+        audio = None if self.config.audio_window is None else self._audio_states(batch)
+        return lambda x, times: self.transformer(x, times, states, mask, audio)
+
+    def _audio_states(self, batch: Batch) -> Tensor:
+        states: Tensor = batch.audio_states if "audio_states" in batch else self._encode_audio(batch)
+        return states

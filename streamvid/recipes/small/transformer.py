@@ -5,6 +5,7 @@
     time (B,) ─ sin/cos ─ MLP ─┐                                    ▲   ▲
                   ┌─ mean ─────┴─► condition (B,dim) ── adaLN-zero ─┘   │
     text (B,L,D) ─┴─ MLP ─► with one learned state in front ──── cross-attention
+    audio (B,M,A) ─ MLP ─ mean over the time of each token ─► added to the tokens
 
 Every block starts as the identity, and the velocity starts as zero, so the first loss is the loss of a zero prediction.
 """
@@ -93,14 +94,17 @@ class TransformerBlock(nn.Module):
 
 
 class VideoTransformer(nn.Module):
-    """Model of the flow's velocity at given latents and times, conditioned on text states."""
+    """Model of the flow's velocity at given latents and times, conditioned on text states and, optionally, audio."""
 
-    def __init__(self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int) -> None:
+    def __init__(
+        self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int, audio_width: int = 0
+    ) -> None:
         """Build the model.
 
         channels: number of latent channels.
         patch: number of latents (t, h, w) per token.
         text_width: width of a text state.
+        audio_width: width of an audio state; 0 builds a model without audio.
         """
         super().__init__()
         self.dim = dim
@@ -120,19 +124,29 @@ class VideoTransformer(nn.Module):
         # Noise fills every direction of a patch, which may have more values than `dim`. It bypasses the blocks with a
         # gain that depends on the time, so that the head only has to remove the picture.
         self.bypass = _zero(nn.Linear(dim, patch_values))
+        # Last, so that all other parts have the same initial weights as without audio.
+        self.audio = None if not audio_width else _audio_mlp(audio_width, dim)
 
-    def forward(self, latents: Tensor, times: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, latents: Tensor, times: Tensor, text: Tensor, mask: Tensor, audio: Tensor | None = None
+    ) -> Tensor:
         """Return the velocity, which has the shape of the latents.
 
         latents: float (B, C, t, h, w).
         times: float (B,) in 0..1.
         text: text states (B, L, D).
         mask: bool (B, L), False for padding.
+        audio: audio states (B, M, A), evenly spaced over the duration of the latents; required by a model with audio.
         """
         size, dtype = (latents.shape[2], latents.shape[3], latents.shape[4]), self.always.dtype
         patches = patchify(latents, self.patch).to(dtype)
         tokens = self.embed(patches)
-        tokens = tokens + grid_embedding(grid_size(size, self.patch), self.dim, latents.device).to(tokens.dtype)
+        grid = grid_size(size, self.patch)
+        tokens = tokens + grid_embedding(grid, self.dim, latents.device).to(tokens.dtype)
+        if self.audio is not None:
+            assert audio is not None
+            of_frames = mean_over_time(self.audio(audio.to(dtype)), grid[0])
+            tokens = tokens + of_frames.repeat_interleave(grid[1] * grid[2], dim=1)
         states = self.text(text.to(dtype))
         # Times are in 0..1, but the waves are designed for integer steps, usually a thousand.
         time = self.time(wave_features(1000 * times, TIME_FREQUENCIES).to(dtype))
@@ -150,6 +164,15 @@ def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
     """Average the states (B, L, dim) that are not padding. Return (B, dim), or zeros if all are padding."""
     counted = mask.unsqueeze(-1).to(states.dtype)
     return (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+
+
+def mean_over_time(states: Tensor, length: int) -> Tensor:
+    """Average states (B, M, dim) over `length` equal parts of their time. Return (B, length, dim)."""
+    return functional.adaptive_avg_pool1d(states.transpose(1, 2), length).transpose(1, 2)
+
+
+def _audio_mlp(width: int, dim: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, dim), nn.GELU(approximate="tanh"), _zero(nn.Linear(dim, dim)))
 
 
 def _zero(linear: nn.Linear) -> nn.Linear:
