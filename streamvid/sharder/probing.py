@@ -32,8 +32,12 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 The phases are "records", "probe", "curate", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 9
+PROBE_VERSION = 10
 MAX_REASON_CHARS = 500
+ONLY_AUDIO = (
+    "the file has only audio, and a clip needs pictures; combine it with a picture or a video "
+    "(ffmpeg -i AUDIO -i VIDEO OUT.mp4), or use it as a conditioning input of another clip (--media audio:NAME=COLUMN)"
+)
 
 Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]
 """Function that returns the result of probing a file: its facts, or the reason for rejecting it."""
@@ -161,7 +165,13 @@ class Probed:
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
         finding = self.findings[file_state(file)]
         facts = {name: value for name, value in finding.items() if name != "bytes_read"}
-        return rejection_of(finding, file.path, file.source) or Probe(**facts)
+        rejection = rejection_of(finding, file.path, file.source)
+        if rejection is not None:
+            return rejection
+        probe = Probe(**facts)
+        if probe.is_audio and isinstance(file, Record):
+            return Rejected(ONLY_AUDIO, kind="not-media")
+        return probe
 
     @property
     def bytes_read(self) -> int | None:

@@ -23,7 +23,7 @@ from streamvid.video.audio.convergence import short_preroll
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import AudioStreamInfo, audio_stream, info_of
 from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
-from streamvid.video.container import open_video
+from streamvid.video.container import open_audio
 from streamvid.video.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
     see: function that is called with each decoded piece (such as `FactsMeasure.add`), even if the result is None.
     Raises ProbeError if the audio does not decode or is not allowed.
     """
-    with open_video(data, limits) as video:
+    with open_audio(data, limits) as video:
         stream = audio_stream(video)
         if stream is None:
             return None
