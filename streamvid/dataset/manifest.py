@@ -374,11 +374,9 @@ class Manifest:
     native: encoding of native clips, or None for other clips.
     frame_rate: frame rate at which clips are read.
     model: requirements of the model for which the buckets were chosen, or None.
-    media: conditioning inputs by name.
-    draws: sets of clips that are stored in several buckets.
+    media: conditioning inputs by name. draws: sets of clips that are stored in several buckets.
     columns: groups of columns added later; the last group that contains a column takes precedence.
-    version: number of the version, from 1.
-    parent: the manifest of the version before it, or None for the first version.
+    version: number of the version, from 1. parent: the manifest of the version before it, or None for the first.
     change: what made this version.
     tags: names of versions, and their numbers. views: names of conditions on samples.
     merged: content fingerprints of the datasets that were merged into this one.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from streamvid.errors import DecodeError, IntegrityError, StorageError
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     import numpy as np
     import numpy.typing as npt
 
@@ -62,6 +64,8 @@ class ClipPart:
     - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
       is decoded through its container.
     - audio: audio to deliver; None if the clip has none, or if audio is not delivered.
+    - start_seconds: time of the first delivered frame minus that of the clip's first; None if only the container holds
+      the timestamps, or if no audio is delivered.
     """
 
     pick: Pick
@@ -72,6 +76,7 @@ class ClipPart:
     window: PacketWindow | None = None
     stream: StreamInfo | None = None
     audio: AudioPart | None = None
+    start_seconds: Fraction | None = None
 
     @property
     def video_table_bytes(self) -> int:

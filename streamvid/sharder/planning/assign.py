@@ -196,8 +196,7 @@ class _Assigner:
             clip = _stored(probe.copy_of(record), probe, window, bucket, options)
             media = []
             for medium in extra:
-                shown = Window(0, 1, 1) if medium.is_still else window
-                media.append(replace(medium, clip=_stored(medium.clip, medium.probe, shown, bucket, options)))
+                media.append(replace(medium, clip=_stored_medium(medium, window, bucket, options)))
             yield PlannedSample(key, own, record, probe, bucket, split, window, clip, tuple(media), draw_set)
 
 
@@ -319,6 +318,14 @@ def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: S
     if not is_native:
         return cut
     return replace(cut, codec="", num_frames=window.num_clip_frames, width=bucket.width, height=bucket.height)
+
+
+def _stored_medium(medium: PlannedMedium, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
+    """Return the file that stores a conditioning input for a window of its clip; see `_stored`."""
+    if not medium.column.is_audio:
+        shown = Window(0, 1, 1) if medium.is_still else window
+        return _stored(medium.clip, medium.probe, shown, bucket, options)
+    return replace(medium.clip, path="", num_bytes=0, extension="", codec="") if options.clips.is_native else medium.clip
 
 
 def sample_key(
