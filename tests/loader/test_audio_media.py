@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from streamvid.errors import ConfigError
 from streamvid.sharder.sharder import shard
 from tests.files import write_rows
 from tests.loader.conftest import open_loader, state_after
-from tests.loader.sounds import FPS, HEIGHT, RATE, WIDTH, Sound, folder_of, numbers_of
+from tests.loader.sounds import FPS, HEIGHT, RATE, WIDTH, Sound, folder_of, numbers_of, times_of
 from tests.shard_options import shard_options
 from tests.sounding import chirps
 from tests.video.clips import run_ffmpeg
@@ -79,23 +79,23 @@ def dataset_of(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return of
 
 
-def window_of(number: int, first_frame: int, num_samples: int) -> NDArray[np.float32]:
-    """The samples of clip `number`'s file that belong to its frames from `first_frame` on."""
+def window_of(times: Sequence[Fraction], number: int, first_frame: int, num_samples: int) -> NDArray[np.float32]:
+    """The samples of clip `number`'s file that belong to its frames from `first_frame` on. times: of its frames."""
     share = list(SPEECH.values())[number][0]
     whole = np.zeros((2, round(2 * SECONDS * RATE)), np.float32)
     if share:
         samples = speech_of(number, share * SECONDS)
         whole[:, : samples.shape[1]] = samples / 32768
-    first = round(Fraction(first_frame, FPS) * RATE)
+    first = round((times[first_frame] - times[0]) * RATE)
     return whole[:, first : first + num_samples]
 
 
 @pytest.mark.parametrize(("kind", "num_workers"), [("copy", 0), ("copy", 2), ("native", 0)])
 def test_each_window_has_the_audio_of_its_frames(
-    dataset_of: Callable[[str], Path], kind: str, num_workers: int
+    table: Path, dataset_of: Callable[[str], Path], kind: str, num_workers: int
 ) -> None:
     """Bit for bit, in any container of the clip and of the audio; silence after its end, and for clips without any."""
-    seen = set()
+    times, seen = [times_of(table.parent / clip.name) for clip in CLIPS], set()
     with open_loader(
         dataset_of(kind),
         batch_size=2,
@@ -112,7 +112,8 @@ def test_each_window_has_the_audio_of_its_frames(
             assert not batch.audio.any() and not batch.audio_present.any()
             for index, source in enumerate(batch["source"]):
                 number, first = int(source[5]), numbers_of(batch.video[index].numpy())[0]
-                assert np.array_equal(speech[index].numpy(), window_of(number, first, speech.shape[2])), source
+                wanted = window_of(times[number], number, first, speech.shape[2])
+                assert np.array_equal(speech[index].numpy(), wanted), (source, first)
                 assert bool(present[index]) is (number != 3)
                 seen.add((number, first))
     assert {number for number, _ in seen} == {0, 1, 2, 3} and len(seen) > 12
