@@ -66,7 +66,7 @@ def _described(columns: pa.Schema) -> str:
 def encode_packets(clips: Sequence[ClipIndex | None], audios: Sequence[AudioIndex | None] = ()) -> bytes:
     """Return the encoded packet table of a shard. Each clip is one row; None becomes a row of nulls.
 
-    audios: index of each clip's audio; empty if no clip has one. The audio of a clip without an index is left out.
+    audios: index of each clip's audio; empty if no clip has one.
     Times are stored as differences from the previous packet, and offsets as gaps after the end of the previous packet.
     """
     import pyarrow as pa
@@ -74,7 +74,7 @@ def encode_packets(clips: Sequence[ClipIndex | None], audios: Sequence[AudioInde
     rows: list[dict[str, Any]] = []
     for clip, audio in zip(clips, audios or [None] * len(clips), strict=True):
         row = {} if clip is None else _video_row(clip)
-        rows.append(row if clip is None or audio is None else row | _audio_row(audio))
+        rows.append(row if audio is None else row | _audio_row(audio))
     schema = _schema()
     columns = {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
     sink = io.BytesIO()

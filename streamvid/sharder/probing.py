@@ -157,10 +157,11 @@ class ProbedFile:
 
 @dataclass(frozen=True)
 class Probed:
-    """Results of probing files."""
+    """Results of probing files. needs_pictures: True to reject records whose files have only audio."""
 
     findings: Mapping[Key, Finding]
     files: Rows[ProbedFile]
+    needs_pictures: bool = True
 
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
         finding = self.findings[file_state(file)]
@@ -169,7 +170,7 @@ class Probed:
         if rejection is not None:
             return rejection
         probe = Probe(**facts)
-        if probe.is_audio and isinstance(file, Record):
+        if self.needs_pictures and probe.is_audio and isinstance(file, Record):
             return Rejected(ONLY_AUDIO, kind="not-media")
         return probe
 
@@ -208,7 +209,7 @@ def probe_all(
 
     limit = _time_limit(options)
     run_missing("probe", "probing", probe_file, files, unit, options, limit, journal, share, held_fd, progress)
-    return Probed(journal.findings, files)
+    return Probed(journal.findings, files, not options.clips.is_audio)
 
 
 def _files(records: Rows[Record]) -> Iterator[ProbedFile]:

@@ -91,6 +91,10 @@ class AudioIndex:
         """Ordinals of the first packet of each segment, and the number of packets."""
         return _segment_edges(self.offsets, self.sizes)
 
+    def from_first_sample(self) -> AudioIndex:
+        """Return the index of the same packets, with positions from the first sample on (see `own_zero`)."""
+        return replace(self, positions=self.positions - self.positions[int(np.argmax(self.counts > 0))])
+
     @property
     def num_bytes(self) -> int:
         """End offset of the last packet."""
