@@ -210,6 +210,8 @@ def _delivered(pending: PendingBatch) -> DeliveredSample:
     if room is None:
         return DeliveredSample(delivery, None, {})
     picture, first = room.picture, pending.block.offset
+    if picture is None:
+        return DeliveredSample(delivery, None, {})
 
     def copied(offset: int, num_pictures: int, channels: int) -> Frames:
         shape = (num_pictures, picture.height, picture.width, channels)

@@ -42,7 +42,7 @@ class Batch(Mapping[str, Any]):
       first dimension varies between samples are padded with zeros to (B, L, …), with `<name>_mask`, bool (B, L), False
       for padding. Samples with an empty `text` have the tensors that the features store for an empty text.
     - `clips`, with decode=False, in place of `video` and `layout`: B StoredClips. A batch of texts has neither `video`
-      nor `clips`, and its bucket is TEXT_BUCKET.
+      nor `clips`, and its bucket is TEXT_BUCKET. A batch of audio files has only `audio` and what goes with it.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `media`, with media=(...): conditioning inputs by name, uint8, in the video's layout and on its device, cropped
       and scaled like the video. A control video has the shape of `video`, with matching frames. A still image has
@@ -118,6 +118,8 @@ class Batch(Mapping[str, Any]):
             why = "; precomputed features replace it"
             if fields["bucket"].is_text:
                 why = "; its samples contain only text"
+            elif fields["bucket"].is_audio:
+                why = "; its samples contain only audio"
             elif "clips" in fields:
                 why = "; output.decode=False delivers clips as they are stored"
         raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}{why}")

@@ -159,6 +159,8 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> Mappi
         return {}
     if room is None:
         return {"clips": [_clip(pending.clips[index], memory, bucket.num_frames) for index in range(num_samples)]}
+    if room.picture is None:
+        return _audio(pending, room, memory)
     colors = [pending.colors[index, *VIDEO] for index in range(num_samples)]
     video = _pictures(memory[: room.start(0)], bucket.num_frames, room.picture, colors, layout)
     media = _further_media(pending, room, memory, layout) if room.media else {}

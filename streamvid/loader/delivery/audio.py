@@ -46,6 +46,12 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
 
 def _check_inputs(mix: Mix) -> None:
     """Raise ConfigError if conditioning audio is requested without a form to deliver it in."""
+    for part in mix.parts:
+        if part.dataset.manifest.clips == "audio" and part.sidecar is None:
+            raise ConfigError(
+                f"output.audio is not set, but {part.dataset.url} contains only audio; set it, such as "
+                "output={'audio': {'sample_rate': 16000, 'num_channels': 1}}"
+            )
     names = [medium.name for medium in mix.parts[0].media if medium.is_audio]
     if names:
         raise ConfigError(

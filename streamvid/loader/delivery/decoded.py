@@ -20,7 +20,7 @@ from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, VIDEO, PendingBatch, Slot
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
-from streamvid.loader.view.audio import AudioShape, with_audio
+from streamvid.loader.view.audio import AudioShape, audio_only, with_audio
 from streamvid.loader.view.clip_part import AudioPart, ClipPart, clip_part
 from streamvid.loader.view.index_row import IndexRow
 from streamvid.loader.view.media import MediaPart, Medium, PictureRoom
@@ -63,6 +63,10 @@ class DecodedDelivery:
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
         plan = sample.part.audio
+        if sample.part.dataset.manifest.clips == "audio":
+            assert plan is not None
+            index = None if is_whole else self._rows.audio_packets(sample, row)
+            return audio_only(row.clip, index, pick, plan.of(sample.bucket_id), _MAX_PIECES)
         packets = None if is_whole and plan is None else self._rows.packets(sample, row)
         part = clip_part(row.clip, None if is_whole else packets, pick, max_pieces=_MAX_PIECES)
         if plan is None:
@@ -73,15 +77,15 @@ class DecodedDelivery:
         if not row.has_audio:
             return replace(part, start_seconds=start_seconds)
         audio = None if packets is None or is_whole else self._rows.audio_packets(sample, row)
-        index = None if packets is None or audio is None else (packets, audio)
-        return replace(with_audio(part, row.clip, index, shape, _MAX_PIECES), start_seconds=start_seconds)
+        both = None if packets is None or audio is None else (packets, audio)
+        return replace(with_audio(part, row.clip, both, shape, _MAX_PIECES), start_seconds=start_seconds)
 
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
         return self.room(request).num_bytes
 
     def room(self, request: BatchRequest) -> PictureRoom:
         bucket = request.bucket
-        picture = _format(bucket.height, bucket.width, self._pixels)
+        picture = _format(bucket.height, bucket.width, self._pixels) if bucket.has_pictures else None
         plan = request.samples[0].part.audio
         shape = None if plan is None else plan.of(bucket.id)
         return PictureRoom(picture, bucket, len(request.samples), self._media, shape)
@@ -89,7 +93,7 @@ class DecodedDelivery:
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
         flight, slots = self._flight, list[Slot]()
         for index, delivery in enumerate(batch.deliveries):
-            if flight.reject_known(run, batch, index, is_whole=delivery.part.window is None):
+            if flight.reject_known(run, batch, index, is_whole=delivery.part.is_whole):
                 continue
             clip = flight.clips.allocate(delivery.block_bytes, 0.0)
             if clip is None:  # submit the collected clips: they release memory when they are done
@@ -201,7 +205,9 @@ class DecodedDelivery:
         block = ClipBlock(first, part.table_bytes, part.num_bytes, part.checks, medium.file.num_frames)
         return DecodeTask(slot.number, slot.run, block, part.pick, None, None, 0, audio=task)
 
-    def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat:
+    def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat | None:
+        if not bucket.has_pictures:
+            return None
         is_scaled = slot.sample.part.dataset.manifest.clips == "copy"
         pixels = "mask" if is_mask else self._pixels
         return _format(bucket.height, bucket.width, pixels, self._accuracy or ("exact" if is_scaled else "fast"))

@@ -154,10 +154,11 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
 class PictureRoom:
     """Layout of a batch's pictures and audio in its memory. Offsets are in bytes from the start of that memory.
 
+    picture: format of the video's pictures; None for a bucket without pictures.
     audio: audio per sample, of the clip and of each audio input; None for none.
     """
 
-    picture: PictureFormat
+    picture: PictureFormat | None
     bucket: Bucket
     num_samples: int
     media: tuple[Medium, ...] = ()
@@ -186,14 +187,19 @@ class PictureRoom:
     def start(self, number: int) -> int:
         """Return the byte offset of conditioning input `number`; for `len(media)`, the end of the last one."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
-        return self.num_samples * (self.bucket.num_frames * self.picture.num_bytes + before)
+        return self.num_samples * (self._video_bytes + before)
 
     def video_place(self, index: int) -> int:
         """Return the byte offset of a sample's video."""
-        return index * self.bucket.num_frames * self.picture.num_bytes
+        return index * self._video_bytes
+
+    @property
+    def _video_bytes(self) -> int:
+        return 0 if self.picture is None else self.bucket.num_frames * self.picture.num_bytes
 
     def picture_of(self, medium: Medium) -> PictureFormat:
         """Return the format of an input's pictures: that of the video, except for masks."""
+        assert self.picture is not None
         return replace(self.picture, pixels="mask") if medium.is_mask else self.picture
 
     def place(self, medium: Medium, index: int, item: int) -> int:

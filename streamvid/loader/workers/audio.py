@@ -39,7 +39,7 @@ def decode_audio(
     if not task.stream:
         zero = own_zero(data, STORED_LIMITS)
         found = decode_audio_file(data, task.first_sample, out, audio, STORED_LIMITS, zero)
-        return found.is_present, 0.0
+        return found.is_present, task.offset_seconds
     packets = np.ndarray(task.table, np.int64, table)
     info = AudioStreamInfo.from_json(task.stream)
     found = decode_audio_packets(info, packets, data, task.first_sample, out, audio)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from streamvid.dataset.captions import Captions
 from streamvid.dataset.tabular.columns import (
+    AUDIO_COLUMNS,
     FACT_COLUMNS,
     VIDEO_COLUMNS,
     ColumnType,
@@ -350,7 +351,8 @@ def _whole_files(records: Rows[Record]) -> Iterator[tuple[int, str]]:
 def _video_column(found: SourceInput, table: MetadataTable, options: ShardOptions) -> str:
     asked = options.source.video_column or found.video_column
     try:
-        return find_column(table.names, asked, VIDEO_COLUMNS, "source.video_column")
+        usual = AUDIO_COLUMNS if options.clips.is_audio else VIDEO_COLUMNS
+        return find_column(table.names, asked, usual, "source.video_column")
     except SourceError as error:
         raise SourceError(
             f"{error}; for a dataset of captions without videos, use clips='text' (--clips text)"
