@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from functools import cached_property
 
 from streamvid.buckets.geometry import (
@@ -24,9 +25,16 @@ from streamvid.errors import ConfigError
 MAX_NUM_FRAMES = 65536
 """Maximum frame count of a bucket."""
 
+TICKS_PER_SECOND = 25
+"""Number of ticks per second of audio without pictures. They take the place of frames."""
+
+_TICK_MILLISECONDS = 1000 // TICKS_PER_SECOND
+
 _SIZE_AT_FRAMES = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})@([1-9][0-9]{0,5})")
 _EXPLICIT_ID = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})-([1-9][0-9]{0,5})f")
 _TRIPLE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
+_SECONDS = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?)s")
+_AUDIO_ID = re.compile(r"audio-([1-9][0-9]{0,7})ms")
 _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 
 
@@ -34,8 +42,8 @@ _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 class Bucket:
     """Bucket of clips with the same shape.
 
-    `resolution` and `aspect_ratio` (``"w:h"``) are either both set, or both None for an explicit size. TEXT_BUCKET, of
-    shape (0, 0, 0), contains samples without pictures.
+    `resolution` and `aspect_ratio` (``"w:h"``) are either both set, or both None for an explicit size. Two kinds of
+    buckets contain samples without pictures: TEXT_BUCKET, of shape (0, 0, 0), and audio of T ticks, of shape (T, 0, 0).
     """
 
     num_frames: int
@@ -48,6 +56,8 @@ class Bucket:
         if self.is_text and self.resolution is None and self.aspect_ratio is None:
             return
         require_integer("bucket num_frames", self.num_frames, 1, MAX_NUM_FRAMES)
+        if self.is_audio and self.resolution is None and self.aspect_ratio is None:
+            return
         require_integer("bucket height", self.height, 1, MAX_SIDE)
         require_integer("bucket width", self.width, 1, MAX_SIDE)
         if (self.resolution is None) != (self.aspect_ratio is None):
@@ -64,9 +74,14 @@ class Bucket:
 
     @cached_property
     def id(self) -> str:
-        """Stable name, safe in paths and keys: ``256px-16f-16x9``, or ``832x480-81f`` (W x H) for an explicit size."""
+        """Stable name, safe in paths and keys: ``256px-16f-16x9``, or ``832x480-81f`` (W x H) for an explicit size.
+
+        Audio has names such as ``audio-2000ms``.
+        """
         if self.is_text:
             return "text"
+        if self.is_audio:
+            return f"audio-{self.num_frames * _TICK_MILLISECONDS}ms"
         if self.resolution is None or self.aspect_ratio is None:
             return f"{self.width}x{self.height}-{self.num_frames}f"
         return f"{self.resolution}-{self.num_frames}f-{self.aspect_ratio.replace(':', 'x')}"
@@ -74,7 +89,7 @@ class Bucket:
     @property
     def size_at_frames(self) -> str:
         """Size and frame count in the form WxH@F, which the command line accepts."""
-        return f"{self.width}x{self.height}@{self.num_frames}"
+        return self.id if self.is_audio else f"{self.width}x{self.height}@{self.num_frames}"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -83,8 +98,18 @@ class Bucket:
 
     @property
     def is_image(self) -> bool:
-        """True if the bucket contains still images, that is, clips of one frame."""
-        return self.num_frames == 1
+        """True if the bucket has one frame and therefore contains still images."""
+        return self.num_frames == 1 and not self.is_audio
+
+    @property
+    def is_audio(self) -> bool:
+        """True if the bucket's samples have audio, but no pictures. `num_frames` then counts ticks of 1/25 s."""
+        return self.num_frames > 0 and self.height == 0 == self.width
+
+    @property
+    def has_pictures(self) -> bool:
+        """True unless the bucket's samples contain only texts or only audio."""
+        return not (self.is_text or self.is_audio)
 
     @cached_property
     def is_text(self) -> bool:
@@ -101,8 +126,10 @@ class Bucket:
         """Number of transformer tokens per sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
 
         This is exact for the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo; for other models it is a measure of
-        relative cost. A text sample, which has no such tokens, counts as 1.
+        relative cost. A text sample, which has no such tokens, counts as 1, and audio as its number of ticks.
         """
+        if self.is_audio:
+            return self.num_frames
         return max(1, -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16))
 
     def to_json(self) -> dict[str, object]:
@@ -126,11 +153,14 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
+    ``2s`` and ``audio-2000ms`` are audio without pictures.
     multiple: every side must be a multiple of this number of pixels. The sizes of a named resolution depend on it.
     Raises ConfigError if the name is invalid.
     """
     text = text.strip()
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)
+    if (audio := _audio_bucket(text)) is not None:
+        return audio
     match = _SIZE_AT_FRAMES.fullmatch(text) or _EXPLICIT_ID.fullmatch(text)
     if match is not None:
         width, height, num_frames = (int(group) for group in match.groups())
@@ -151,6 +181,22 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
             f"available: {', '.join(table)}"
         )
     return Bucket(num_frames, *table[aspect_ratio], resolution, aspect_ratio)
+
+
+def _audio_bucket(text: str) -> Bucket | None:
+    """Return the bucket for a duration such as ``2s`` or ``audio-2000ms``, or None for other text."""
+    if match := _SECONDS.fullmatch(text):
+        ticks = Fraction(match[1]) * TICKS_PER_SECOND
+    elif match := _AUDIO_ID.fullmatch(text):
+        ticks = Fraction(int(match[1]), _TICK_MILLISECONDS)
+    else:
+        return None
+    if ticks.denominator > 1 or not 1 <= ticks <= MAX_NUM_FRAMES:
+        raise ConfigError(
+            f"bucket {text!r}: the duration of audio must be a multiple of {_TICK_MILLISECONDS} ms, from "
+            f"{_TICK_MILLISECONDS} ms to {MAX_NUM_FRAMES // TICKS_PER_SECOND} s, such as '2s' or '0.4s'"
+        )
+    return Bucket(int(ticks), 0, 0)
 
 
 def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:

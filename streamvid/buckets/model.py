@@ -53,7 +53,7 @@ class ModelRule:
 
     def check(self, bucket: Bucket) -> None:
         """Raise ConfigError unless the model accepts the bucket. The message states the allowed values."""
-        if bucket.is_text:
+        if not bucket.has_pictures:
             return
         where = f"bucket {bucket.id} for {self.name}"
         self.check_num_frames(bucket.num_frames, where)
@@ -94,7 +94,7 @@ class ModelRule:
         buckets = tuple(buckets)
         for bucket in buckets:
             self.check(bucket)
-        if not all(bucket.is_image or bucket.is_text for bucket in buckets):
+        if not all(bucket.is_image or not bucket.has_pictures for bucket in buckets):
             self.check_rate(rate)
 
     def tokens(self, bucket: Bucket) -> int:
@@ -102,7 +102,7 @@ class ModelRule:
 
         There are ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space latents.
         """
-        if bucket.is_text:
+        if not bucket.has_pictures:
             return bucket.tokens
         latent_frames = -(-(bucket.num_frames - 1) // self.vae_time) + 1
         side = self.vae_space * self.patch_space

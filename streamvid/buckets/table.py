@@ -44,7 +44,7 @@ class BucketTable:
     @cached_property
     def classes(self) -> tuple[SizeClass, ...]:
         """Classes of sizes that compete for a clip, from the largest area down."""
-        return classes_of([bucket for bucket in self.candidates if not bucket.is_text])
+        return classes_of([bucket for bucket in self.candidates if bucket.has_pictures])
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

@@ -152,10 +152,9 @@ class ColumnGroup:
 class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
-    column: metadata column that listed the files.
-    is_still: True if the input is one image per clip, not a video.
+    column: metadata column that listed the files. is_optional: True if samples may lack the input.
+    is_still: True if the input is one image per clip, not a video. is_audio: True if it is audio.
     is_mask: True if the input has one channel.
-    is_optional: True if samples may lack the input.
     is_list: True if a sample may have several images, at most `max_items`.
     """
 
@@ -165,12 +164,16 @@ class MediaInfo:
     is_optional: bool
     is_list: bool
     max_items: int
+    is_audio: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "is_audio" or value}
 
     @staticmethod
     def from_json(name: str, value: Mapping[str, Any]) -> MediaInfo:
         """Parse a conditioning input in a manifest. Raises IntegrityError for invalid values."""
         info = MediaInfo(**value)
-        flags = (info.is_still, info.is_mask, info.is_optional, info.is_list)
+        flags = (info.is_still, info.is_mask, info.is_optional, info.is_list, info.is_audio)
         is_known = all(isinstance(flag, bool) for flag in flags) and isinstance(info.column, str)
         if not is_known or type(info.max_items) is not int or not 1 <= info.max_items <= _MAX_MEDIA_ITEMS:
             raise IntegrityError(
@@ -302,7 +305,7 @@ def base_digest(
     """
     file_lines = (content_line(file.path, file.sha256) for file in index_files)
     rate_line = _field_line("frame_rate", {} if frame_rate.rule == "native" else frame_rate.to_json())
-    media_line = _field_line("media", {name: asdict(info) for name, info in (media or {}).items()})
+    media_line = _field_line("media", {name: info.to_json() for name, info in (media or {}).items()})
     return _digest(chain(shard_lines, file_lines, rate_line, media_line))
 
 
@@ -372,8 +375,7 @@ class Manifest:
     native: encoding of native clips, or None for other clips.
     frame_rate: frame rate at which clips are read.
     model: requirements of the model for which the buckets were chosen, or None.
-    media: conditioning inputs by name.
-    draws: sets of clips that are stored in several buckets.
+    media: conditioning inputs by name. draws: sets of clips that are stored in several buckets.
     columns: groups of columns added later; the last group that contains a column takes precedence.
     version: number of the version, from 1.
     parent: the manifest of the previous version, or None for the first version.
@@ -440,7 +442,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
             "native": None if native is None else asdict(native),
             "frame_rate": manifest.frame_rate.to_json(),
             "model": None if manifest.model is None else manifest.model.to_json(),
-            "media": {name: asdict(info) for name, info in manifest.media.items()},
+            "media": {name: info.to_json() for name, info in manifest.media.items()},
             "draws": list(map(asdict, manifest.draws)),
             "columns": [group.to_json() for group in manifest.columns],
             "version": manifest.version,

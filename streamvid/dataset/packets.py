@@ -74,7 +74,7 @@ def encode_packets(clips: Sequence[ClipIndex | None], audios: Sequence[AudioInde
     rows: list[dict[str, Any]] = []
     for clip, audio in zip(clips, audios or [None] * len(clips), strict=True):
         row = {} if clip is None else _video_row(clip)
-        rows.append(row if clip is None or audio is None else row | _audio_row(audio))
+        rows.append(row if audio is None else row | _audio_row(audio))
     schema = _schema()
     columns = {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
     sink = io.BytesIO()

@@ -150,7 +150,7 @@ class Setup:
         axes = [RING_LAYOUT.index(name) for name in self.output.layout]
         found = []
         for bucket in self.buckets:
-            if not bucket.is_text:
+            if bucket.has_pictures:
                 size = (self.selection.batch_sizes[bucket.id], *bucket.shape, 3)
                 found.append((bucket.id, tuple(size[axis] for axis in axes)))
         return sorted(found, key=lambda named: -math.prod(named[1]))
@@ -373,7 +373,7 @@ def _pipeline(
 
 def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]) -> Pixels:
     """Return the pixel format of the ring. Raises ConfigError if a bucket's size does not allow it."""
-    pictured = [bucket for bucket in buckets if not bucket.is_text]
+    pictured = [bucket for bucket in buckets if bucket.has_pictures]
     is_odd = any(bucket.height % 2 or bucket.width % 2 for bucket in pictured)
     on_cuda = stage.device is not None and stage.device.type == "cuda"
     pixels: Pixels = output.pixels or ("yuv420p" if on_cuda and not is_odd else "rgb24")
@@ -426,4 +426,5 @@ def _sample_bytes(
     if pixels is None:
         return max_clip_bytes + TABLE_BYTES
     shape = None if audio is None else audio.of(bucket.id)
-    return PictureRoom(PictureFormat(bucket.height, bucket.width, pixels), bucket, 1, tuple(media), shape).num_bytes
+    picture = PictureFormat(bucket.height, bucket.width, pixels) if bucket.has_pictures else None
+    return PictureRoom(picture, bucket, 1, tuple(media), shape).num_bytes

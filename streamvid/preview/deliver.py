@@ -159,7 +159,8 @@ class _OpenPipeline:
     """Pipeline for the samples of one split, with any settings."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
-        data = DataArguments(dataset, split=split, media=tuple(dataset.manifest.media))
+        pictured = tuple(name for name, info in dataset.manifest.media.items() if not info.is_audio)
+        data = DataArguments(dataset, split=split, media=pictured)
         plan = PlanArguments(batch_size=1, world=World(), shuffle="none", tail="uneven")
         output = DeliveryArguments(OutputOptions(pixels="rgb24"), num_workers=min(1, default_num_workers()))
         setup = set_up(data, plan, output)
@@ -216,6 +217,8 @@ def _delivered(pending: PendingBatch) -> DeliveredSample:
     if room is None:
         return DeliveredSample(delivery, None, {})
     picture, first = room.picture, pending.block.offset
+    if picture is None:
+        return DeliveredSample(delivery, None, {})
 
     def copied(offset: int, num_pictures: int, channels: int) -> Frames:
         shape = (num_pictures, picture.height, picture.width, channels)

@@ -254,7 +254,8 @@ def build_shard(unit: ShardUnit) -> None:
         temporary_offsets.write_bytes(offsets)
         store.put(offsets_path(shard.path), temporary_offsets)
         store.put(shard.path, temporary)
-        packets = encode_packets(clips.indexes, clips.audio_indexes) if any(clips.indexes) else b""
+        has_packets = any(clips.indexes) or any(clips.audio_indexes)
+        packets = encode_packets(clips.indexes, clips.audio_indexes) if has_packets else b""
         put_note(store, packets_path(folder, shard.path), packets)
         place = {member.name: member.offset for member in members}
         member_offsets = [[place[f"{s.key}.{extension}"] for extension, _, _ in s.members] for s in shard.samples]
@@ -298,11 +299,12 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
         text, is_text = (sample.record.caption or "").encode(), sample.bucket.is_text
         members = {extension: text if is_text else _read(clip, file, unit) for extension, file, clip in sample.members}
         clips.sha256.append([hashlib.sha256(data).hexdigest() for data in members.values()])
-        clips.indexes.append(None if is_text else index_clip(members[sample.clip.extension], STORED_LIMITS))
-        has_audio = unit.has_audio and not is_text
-        entry, packets = _audio_of(sample, members[sample.clip.extension]) if has_audio else (None, None)
+        data, bucket = members[sample.clip.extension], sample.bucket
+        clips.indexes.append(index_clip(data, STORED_LIMITS) if bucket.has_pictures else None)
+        entry, packets = _audio_of(sample, data) if unit.has_audio and not is_text else (None, None)
         clips.audio.append(None if entry is None else asdict(entry))
-        clips.audio_indexes.append(packets)
+        # The windows of a video without an index are decoded through its container, and so is their audio.
+        clips.audio_indexes.append(packets if bucket.is_audio or clips.indexes[-1] is not None else None)
         yield sample.key, {**members, "txt": text, "json": sample_json(sample).encode()}
 
 
@@ -328,6 +330,8 @@ def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, Au
     digits = {"start_seconds": 6, "gap_seconds": 6, "silence_share": 4, "clipping_share": 6, "loudness_lufs": 1}
     values = {name: getattr(facts, name) for name in digits}
     # Decoders of lossy codecs compute with floating-point numbers, whose last digits differ between processors.
+    if index is not None and sample.bucket.is_audio:
+        index = index.from_first_sample()
     rounded = {name: None if value is None else round(value, digits[name]) for name, value in values.items()}
     return copied(AudioEntry, facts, **rounded), index
 

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from itertools import repeat
 
 from streamvid.buckets.bucket import Bucket
@@ -38,6 +39,7 @@ from streamvid.sharder.windows import Clip, Window
 from streamvid.sharder.work.staging import ENCODES, Staging
 from streamvid.sharder.work.tasks import Remaining, TasksUnfinished
 from streamvid.video.cropping import NO_MARGINS, Margins
+from streamvid.video.encode.audio_profiles import DEFAULT_AUDIO_CODEC, MadeAudioCodec
 
 ENCODE_VERSION = 6
 CUT_VERSION = 2
@@ -125,7 +127,8 @@ class Job:
     """Job that encodes a file or cuts a clip from it. The file is a sample's source or one of its conditioning inputs.
 
     clip: facts that are known before the clip is made.
-    follows: for a conditioning video, the Timing of the sample's source as text; otherwise "".
+    follows: for a conditioning video or audio, the Timing of the sample's source as text; otherwise "".
+    audio_seconds: for conditioning audio, the duration of its file; None for other files.
     source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
         for other files.
     bars: black bars to crop; see Record.
@@ -141,6 +144,7 @@ class Job:
     label: str = ""
     source_bytes: float = 0.0
     is_cut: bool = False
+    audio_seconds: float | None = None
     bars: Margins = NO_MARGINS
 
     @property
@@ -152,7 +156,8 @@ class Job:
         own = (*file_state(self.file), window.start, window.num_frames, bucket.height, bucket.width)
         if not self.label:
             return (*own, "bars", *self.bars) if any(self.bars) else own
-        return (*own, "mask" if self.is_mask else "medium", hashlib.sha256(self.follows.encode()).hexdigest()[:16])
+        kind = "mask" if self.is_mask else "medium" if self.audio_seconds is None else "audio"
+        return (*own, kind, hashlib.sha256(self.follows.encode()).hexdigest()[:16])
 
 
 def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
@@ -171,7 +176,9 @@ def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
         window = Window(0, 1, 1) if medium.is_still else sample.window
         follows = "" if medium.is_still else sample.probe.timing
         facts = (medium.is_still, medium.column.is_mask, f"{medium.file.label}: ")
-        jobs.append(Job(medium.file, medium.clip, window, sample.bucket, follows, *facts))
+        seconds = (medium.probe.audio_seconds or 0.0) if medium.column.is_audio else None
+        job = Job(medium.file, medium.clip, window, sample.bucket, follows, *facts, audio_seconds=seconds)
+        jobs.append(job)
     return jobs
 
 
@@ -197,7 +204,8 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
             max_bytes=_max_bytes(job, options),
             clips=clips,
             encoding=options.clips.encoding,
-            audio=None if job.label else options.clips.made_audio,
+            audio=_audio_codec(job, options),
+            seconds=None if job.audio_seconds is None else Fraction(job.audio_seconds),
             fps=options.rate,
             limits=options.limits,
         )
@@ -208,6 +216,13 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
         for job, finding in zip(units[number], answer.get("clips", repeat(answer)), strict=False):
             limits = {"worker_limits": _worker_limits(options)} if "rejected" in finding else {}
             yield job.key, {**finding, **limits}
+
+
+def _audio_codec(job: Job, options: ShardOptions) -> MadeAudioCodec | None:
+    """Return the codec of a job's audio, or None to leave it out. Conditioning audio is stored in any case."""
+    if job.audio_seconds is not None:
+        return options.clips.made_audio or DEFAULT_AUDIO_CODEC
+    return None if job.label else options.clips.made_audio
 
 
 def _units(jobs: Iterable[Job]) -> list[list[Job]]:
@@ -250,7 +265,7 @@ def _clip(finding: Finding, job: Job, options: ShardOptions) -> Clip:
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": _name(job.key)})
-    if clip.num_frames < job.bucket.num_frames and not (job.is_still or job.is_cut):
+    if clip.num_frames < job.bucket.num_frames and not (job.is_still or job.is_cut or job.audio_seconds is not None):
         reason = f"its clip has {clip.num_frames} frames, but bucket {job.bucket.id} requires {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")
     if options.clips.audio == "require" and not (clip.has_audio or job.label):

@@ -1,4 +1,4 @@
-"""Metadata columns that contain the file paths of conditioning inputs (control videos, reference images, masks)."""
+"""Metadata columns that contain the file paths of conditioning inputs (videos, images, masks, audio)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from streamvid.errors import ConfigError
 
 MAX_MEDIA = 16
-KINDS = ("video", "image", "mask")
+KINDS = ("video", "image", "mask", "audio")
 _TAKEN = ("txt", "json")
 _SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
 
@@ -19,7 +19,7 @@ class MediaColumn:
     """Conditioning input, and the metadata column that contains its file paths.
 
     kind: "video" for files with as many frames as the clip, at the same times; "image" for one still image per
-        clip; None to select "image" if all files are images, and "video" otherwise.
+        clip; "audio" for the audio of a file; None to select "image" if all files are images, and "video" otherwise.
     is_mask: True for masks, which are never interpolated and which native datasets store losslessly in one channel.
     is_optional: True if rows without the input are accepted.
     """
@@ -29,6 +29,10 @@ class MediaColumn:
     kind: str | None = None
     is_mask: bool = False
     is_optional: bool = False
+
+    @property
+    def is_audio(self) -> bool:
+        return self.kind == "audio"
 
     @property
     def stem(self) -> str:
@@ -44,16 +48,11 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
     """Parse conditioning inputs such as ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte"}``.
 
     A name is a lowercase letter followed by up to 31 lowercase letters, digits or underscores. "?" after a name makes
-    the input optional; "video:", "image:" or "mask:" before a name sets its kind. Raises ConfigError for anything else.
+    the input optional; "video:", "image:", "mask:" or "audio:" before a name sets its kind. Raises ConfigError for anything else.
     """
     found: list[MediaColumn] = []
     for key, column in given.items():
         match = _SPELLING.fullmatch(key) if isinstance(key, str) else None
-        if match is not None and match[1] == "audio":
-            raise ConfigError(
-                f"media {key!r}={column!r}: audio as a conditioning input is not supported; the audio of the clip "
-                "itself is stored with it, so add the audio to the video (ffmpeg -i VIDEO -i AUDIO OUT.mp4)"
-            )
         if match is None or match[1] not in (None, *KINDS) or not isinstance(column, str) or not column:
             raise ConfigError(
                 f"media {key!r}={column!r}: must be [KIND:]NAME[?]=COLUMN, such as control=control_video or "

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from streamvid.buckets.bucket import TEXT_BUCKET
+from streamvid.buckets.bucket import TEXT_BUCKET, TICKS_PER_SECOND, Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import DEFAULT_BUCKETS, bucket_config_of, stored_buckets
 from streamvid.buckets.frames import FrameRate
@@ -33,7 +33,14 @@ from streamvid.video.encode.audio_profiles import DEFAULT_AUDIO_CODEC, AudioCode
 from streamvid.video.encode.profiles import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
 
+DEFAULT_DURATIONS = tuple(Bucket(seconds * TICKS_PER_SECOND, 0, 0) for seconds in (2, 5, 10))
+"""Buckets of audio files, if none are given."""
+
 _NATIVE_SIDES = range(16, 8193, 2)
+
+
+def _names(config: BucketConfig) -> str:
+    return ", ".join(bucket.id for bucket in config.buckets) or "buckets of this form"
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class ClipOptions:
 
     kind: "copy" stores each source file, or the packets of a part of it, unchanged; "native" encodes each clip at its
         bucket's size for fast decoding; "text" uses metadata without files, and turns each row with a caption into a
-        sample.
+        sample; "audio" stores audio files without pictures, in buckets of duration.
     fps, fps_rule: frame rate at which clips are read, and the rule that selects the frames: "resample" (nearest in
         time), "cap" (every n-th frame, at a rate of at most fps) or "fix_frame_rate" (by frame number, as DiffSynth
         does). With fps=None, every frame is read unless the buckets set a rate. Copies keep all frames, and readers
@@ -53,9 +60,9 @@ class ClipOptions:
     codec, crf, gop, audio_codec, min_psnr, max_growth: options for native clips only.
     """
 
-    kind: Literal["copy", "native", "text"] = option(
+    kind: Literal["copy", "native", "text", "audio"] = option(
         "copy",
-        help="Copy files or parts of them, encode them for fast reading, or store only captions.",
+        help="Copy files or parts of them, encode them for fast reading, or store only captions or audio files.",
         group="",
         flag="--clips",
     )
@@ -119,7 +126,7 @@ class ClipOptions:
         for name in ("codec", "crf", "gop", "audio_codec", "min_psnr", "max_growth", "max_clip_seconds"):
             value = getattr(self, name)
             if value is not None and not (self.kind == "copy" and name == "max_clip_seconds"):
-                stores = "encodes nothing" if self.kind == "copy" else "has no files"
+                stores = "has no files" if self.is_text else "encodes nothing"
                 raise ConfigError(
                     f"{name}={value!r}: cannot be combined with clips.kind={self.kind!r}, which {stores}; set "
                     f"clips.kind='native' (--clips native), or omit clips.{name}"
@@ -129,6 +136,11 @@ class ClipOptions:
         if self.is_text and self.audio != "keep":
             raise ConfigError(
                 f"audio={self.audio!r}: cannot be combined with clips.kind='text', which has no files; omit clips.audio"
+            )
+        if self.is_audio and self.audio != "keep":
+            raise ConfigError(
+                f"audio={self.audio!r}: cannot be combined with clips.kind='audio', whose samples are audio; omit "
+                "clips.audio"
             )
         if self.audio == "drop" and self.audio_codec is not None:
             raise ConfigError(
@@ -151,6 +163,11 @@ class ClipOptions:
     def is_text(self) -> bool:
         """True if samples consist of captions only."""
         return self.kind == "text"
+
+    @property
+    def is_audio(self) -> bool:
+        """True if samples are audio files without pictures."""
+        return self.kind == "audio"
 
     @cached_property
     def encoding(self) -> Encoding:
@@ -211,6 +228,13 @@ class ShardOptions:
         self._check_curation()
         if self.clips.is_text:
             self._check_text()
+        if self.clips.is_audio:
+            self._check_audio()
+        elif any(bucket.is_audio for bucket in self.config.buckets):
+            raise ConfigError(
+                f"buckets: {_names(self.config)} contain audio without pictures; set clips.kind='audio' (--clips "
+                "audio), or use buckets with a size, such as 832x480@81"
+            )
         if self.clips.is_native:
             self._check_native()
         elif self.cuts_copies and self.source.media:
@@ -230,6 +254,8 @@ class ShardOptions:
                 name = "clips.fps" if self.buckets is None else "buckets"
                 raise ConfigError(f"{name} cannot be combined with clips.kind='text', which has no files; omit {name}")
             return BucketConfig(buckets=(TEXT_BUCKET,))
+        if self.clips.is_audio and self.buckets is None:
+            return BucketConfig(buckets=DEFAULT_DURATIONS)
         config = bucket_config_of(DEFAULT_BUCKETS if self.buckets is None else self.buckets)
         if self.clips.frame_rate is None or self.clips.is_native:  # the rate of native clips is part of their encoding
             return config
@@ -261,6 +287,30 @@ class ShardOptions:
             raise ConfigError(
                 "curation.black_bars=True: cannot be combined with source.media and clips.kind='native', because the "
                 "bars would be cropped from the clips, but not from the conditioning inputs; omit one of the three"
+            )
+
+    def _check_audio(self) -> None:
+        given = {
+            "clips.fps": self.clips.fps,
+            "source.time_columns": self.source.time_columns,
+            "source.media": self.source.media,
+            "source.min_fps": self.source.min_fps,
+            "trust_metadata": self.trust_metadata,
+            "curation.scores": self.curation.scores,
+            "curation.scene_cuts": self.curation.scene_cuts,
+            "curation.black_bars": self.curation.black_bars,
+            "curation.dedup": self.curation.dedup,
+        }
+        for name, value in given.items():
+            if value:
+                raise ConfigError(
+                    f"{name}={value!r}: cannot be combined with clips.kind='audio', whose files have no pictures and "
+                    f"are stored whole; omit {name}, or choose another clips.kind (--clips)"
+                )
+        if not self.config.buckets or not all(bucket.is_audio for bucket in self.config.buckets):
+            raise ConfigError(
+                f"buckets: {_names(self.config)} cannot be combined with clips.kind='audio', which has buckets of "
+                "duration; set buckets to durations, such as '2s,5s,10s' (--buckets 2s,5s,10s)"
             )
 
     def _check_text(self) -> None:

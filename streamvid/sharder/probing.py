@@ -32,8 +32,12 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 The phases are "records", "probe", "curate", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 9
+PROBE_VERSION = 10
 MAX_REASON_CHARS = 500
+ONLY_AUDIO = (
+    "the file has only audio, and a clip needs pictures; combine it with a picture or a video "
+    "(ffmpeg -i AUDIO -i VIDEO OUT.mp4), or use it as a conditioning input of another clip (--media audio:NAME=COLUMN)"
+)
 
 Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]
 """Function that returns the result of probing a file: its facts, or the reason for rejecting it."""
@@ -154,15 +158,22 @@ class ProbedFile:
 
 @dataclass(frozen=True)
 class Probed:
-    """Results of probing files."""
+    """Results of probing files. needs_pictures: True to reject records whose files have only audio."""
 
     findings: Mapping[Key, Finding]
     files: Rows[ProbedFile]
+    needs_pictures: bool = True
 
     def __call__(self, file: Record | MediaFile) -> Probe | Rejected:
         finding = self.findings[file_state(file)]
         facts = {name: value for name, value in finding.items() if name != "bytes_read"}
-        return rejection_of(finding, file.path, file.source) or Probe(**facts)
+        rejection = rejection_of(finding, file.path, file.source)
+        if rejection is not None:
+            return rejection
+        probe = Probe(**facts)
+        if self.needs_pictures and probe.is_audio and isinstance(file, Record):
+            return Rejected(ONLY_AUDIO, kind="not-media")
+        return probe
 
     @property
     def bytes_read(self) -> int | None:
@@ -199,7 +210,7 @@ def probe_all(
 
     limit = _time_limit(options)
     run_missing("probe", "probing", probe_file, files, unit, options, limit, journal, share, held_fd, progress)
-    return Probed(journal.findings, files)
+    return Probed(journal.findings, files, not options.clips.is_audio)
 
 
 def _files(records: Rows[Record]) -> Iterator[ProbedFile]:

@@ -173,7 +173,7 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
     others = ("probe.height", "probe.width", "clip.path", "clip.encode_seconds")
     for row in plan.samples.tuples(*names, *others):
         bucket, num_bytes, seconds, psnr_y, source, source_bytes, height, width, path, encode_seconds = row
-        crop = 0.0 if bucket.is_text else _crop(height, width, bucket.height, bucket.width)
+        crop = _crop(height, width, bucket.height, bucket.width) if bucket.has_pictures else 0.0
         num_bytes = num_bytes if is_sized else 0
         totals.setdefault(bucket, _Totals()).add(num_bytes, seconds, psnr_y, source, source_bytes, crop)
         if encode_seconds:
@@ -225,8 +225,12 @@ def summarize(records: RecordSet, options: ShardOptions, assignment: Assignment 
         num_dropped=sum(fps > drops_above for fps in rates),
         num_without_bucket=sum(rejection.kind in NO_BUCKET for rejection in assignment.rejections),
         near_duplicates=assignment.duplicates,
-        audio=None if options.trust_metadata or options.clips.is_text else _audio_summary(assignment.samples),
+        audio=_audio_summary(assignment.samples) if _has_videos(options) else None,
     )
+
+
+def _has_videos(options: ShardOptions) -> bool:
+    return not (options.trust_metadata or options.clips.is_text or options.clips.is_audio)
 
 
 def _video_rates(samples: Rows[PlannedSample]) -> Iterator[tuple[str, float]]:

@@ -26,7 +26,7 @@ from streamvid.sharder.build import build_all, remaining_shards
 from streamvid.sharder.curating import curate, declare_columns, figures_header
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.planning.assign import Assignment, assign, assign_texts
+from streamvid.sharder.planning.assign import Assignment, assign, assign_audio, assign_texts
 from streamvid.sharder.planning.base import Base, known_rows
 from streamvid.sharder.planning.duplicates import group_duplicates
 from streamvid.sharder.planning.plan import Build, ShardPlan, make_plan
@@ -386,7 +386,10 @@ def _assigned(
         records = apply_where(records, options, probes, is_curated=False)
         records = curate(records, probes, options, journal, held_fd, progress, folder)
     records = apply_where(records, options, probes)
-    assignment = group_duplicates(assign(records.records, probes, options, earlier, media), options)
+    if options.clips.is_audio:
+        assignment = assign_audio(records.records, probes, options, earlier)
+    else:
+        assignment = group_duplicates(assign(records.records, probes, options, earlier, media), options)
     summary = summarize(records, options, assignment)
     return _Assigned(records, assignment, probes.bytes_read, summary)
 

@@ -71,8 +71,8 @@ class SourceOptions:
     """Options for the sharder's input and the selection of rows.
 
     media: conditioning inputs by name, each with the metadata column that contains its file paths, such as
-        {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:" or "mask:" before a
-        name sets its kind.
+        {"control": "control_video"}. "?" after a name makes the input optional; "image:", "video:", "mask:" or
+        "audio:" before a name sets its kind.
     where: condition in the syntax of the loader's `where=`. The condition can use metadata columns, text (the caption),
         source (the file name), and the width, height, num_frames, fps, duration_seconds, aspect_ratio, has_audio and
         audio_start_seconds of the file.

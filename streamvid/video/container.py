@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -19,7 +19,14 @@ from streamvid.errors import ProbeError
 from streamvid.host.range_file import RangeFile
 from streamvid.video.bitstream.entries import is_hidden
 from streamvid.video.cropping import NO_MARGINS, Margins, container_margins
-from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, SEQUENCE_BRANDS, STILL_BRANDS, Limits
+from streamvid.video.limits import (
+    AUDIO_CONTAINERS,
+    EXACT_CONTAINERS,
+    IMAGE_CONTAINERS,
+    SEQUENCE_BRANDS,
+    STILL_BRANDS,
+    Limits,
+)
 from streamvid.video.stream_info import set_up_decoder
 
 if TYPE_CHECKING:
@@ -60,6 +67,13 @@ _ADD_PICTURE = (
 )
 
 
+class OnlyAudioError(ProbeError):
+    """Error of `open_video` for a file that has audio, but no pictures."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(_ADD_PICTURE.format(kind=kind), kind="not-media")
+
+
 class _Nameless:
     """Wrapper that hides the name of an open binary file, because FFmpeg would guess the format from the name."""
 
@@ -70,9 +84,10 @@ class _Nameless:
 class VideoFile:
     """Opened file with its video stream and the properties that are known before packets are read.
 
-    Created by `open_video`.
+    Created by `open_video`, and by `open_audio`, whose files may lack pictures.
 
     - container, stream: PyAV objects.
+    - pictures: the same as `stream`; None for a file that has only audio, which has no `stream`.
     - container_name, codec_name: FFmpeg's names.
     - is_image: True for a still image.
     - has_audio: True if the file has an audio stream.
@@ -82,10 +97,10 @@ class VideoFile:
     """
 
     container: InputContainer
-    stream: VideoStream
+    pictures: VideoStream | None
 
-    def __init__(self, reader: _Nameless, limits: Limits, far: FarFile | None) -> None:
-        self.reader, self.limits, self._far = reader, limits, far
+    def __init__(self, reader: _Nameless, limits: Limits, far: FarFile | None, *, needs_pictures: bool = True) -> None:
+        self.reader, self.limits, self._far, self._needs_pictures = reader, limits, far, needs_pictures
         self._is_still = False
         self.num_bytes = reader.seek(0, os.SEEK_END)
         if not self.num_bytes:
@@ -109,20 +124,26 @@ class VideoFile:
         self.reader.seek(0)
         self.head = self.reader.read(_HEAD_BYTES)
         self.reader.seek(0)
-        _refuse_by_name(self.head)
+        _refuse_by_name(self.head, self._needs_pictures)
         is_far_mp4 = self._far is not None and self.head[4:8] == b"ftyp"
-        self.container = _open_container(self.reader, self.limits, is_far_mp4)
+        containers = (*self.limits.containers, *(() if self._needs_pictures else AUDIO_CONTAINERS))
+        self.container = _open_container(self.reader, self.limits, containers, is_far_mp4)
         try:
             self.container_name = _canonical(self.container.format.name)
             self.is_image = self.container_name in IMAGE_CONTAINERS or self._is_still
-            self.stream = _choose_stream(self.container, self.limits)
+            self.pictures = _choose_stream(self.container, self.limits, self._needs_pictures)
             self.has_audio = bool(self.container.streams.audio)
-            self.codec_name = self.stream.codec_context.codec.canonical_name
+            self.codec_name = "" if self.pictures is None else self.pictures.codec_context.codec.canonical_name
             self.is_exact = self.container_name in EXACT_CONTAINERS and not self._is_avi_in_matroska()
-            _prepare(self.container, self.stream, self.limits)
+            _prepare(self.container, self.pictures, self.limits)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def stream(self) -> VideoStream:
+        assert self.pictures is not None
+        return self.pictures
 
     @property
     def margins(self) -> Margins:
@@ -151,7 +172,8 @@ class VideoFile:
     def _is_avi_in_matroska(self) -> bool:
         """Return whether the file is Matroska with an AVI-style codec header and therefore stores only decode times."""
         try:
-            return self.container_name == "matroska" and self.stream.codec_context.codec_tag != "\0\0\0\0"
+            is_video = self.container_name == "matroska" and self.pictures is not None
+            return is_video and self.stream.codec_context.codec_tag != "\0\0\0\0"
         except UnicodeDecodeError:  # a tag that is not even text
             return True
 
@@ -190,12 +212,21 @@ class VideoFile:
             self.container.close()
 
 
-@contextmanager
-def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
+def open_video(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
     """Open a video or an image. Raises ProbeError if it cannot be opened, is not allowed or exceeds a limit.
 
     A binary file object must be seekable; it is read from its first byte and left open.
     """
+    return _opened(source, limits, needs_pictures=True)
+
+
+def open_audio(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
+    """Open a file for its audio, as `open_video` does. It may lack pictures, and have a container for audio only."""
+    return _opened(source, limits, needs_pictures=False)
+
+
+@contextmanager
+def _opened(source: Source, limits: Limits, *, needs_pictures: bool) -> Iterator[VideoFile]:
     with ExitStack() as opened:
         if isinstance(source, bytes | bytearray | memoryview):
             source = _MemoryFile(opened.enter_context(memoryview(source).cast("B")))
@@ -208,7 +239,8 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
                 raise ProbeError(
                     f"the file cannot be opened: {reason}; check its path and permissions", kind="unreadable-file"
                 ) from None
-        video = VideoFile(_Nameless(source), limits, source if isinstance(source, FarFile) else None)
+        far = source if isinstance(source, FarFile) else None
+        video = VideoFile(_Nameless(source), limits, far, needs_pictures=needs_pictures)
         opened.callback(video.close)
         yield video
 
@@ -250,12 +282,13 @@ def read_stream(container: InputContainer, stream: StreamT) -> Generator[Packet[
             ) from None
 
 
-def _refuse_by_name(head: bytes) -> None:
+def _refuse_by_name(head: bytes, needs_pictures: bool) -> None:
     """Raise ProbeError, naming the format, for a file that the whitelist would reject without an explanation."""
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     sounds = [name for magic, name in _SOUND_ONLY.items() if head.startswith(magic)]
-    if sounds or (head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"):
-        raise ProbeError(_ADD_PICTURE.format(kind=f" ({(*sounds, 'WAV')[0]})"), kind="not-media")
+    is_wave = head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
+    if needs_pictures and (sounds or is_wave):
+        raise OnlyAudioError(f" ({(*sounds, 'WAV')[0]})")
     names = [name for magic, name in _REFUSED.items() if text.startswith(magic)]
     if head[8:16] == b"WEBPVP8X" and head[20] & 0b10:
         names.append("an animated WebP")
@@ -273,11 +306,13 @@ def _is_heif_still(head: bytes) -> bool:
     return head[8:12] in STILL_BRANDS and not brands & SEQUENCE_BRANDS
 
 
-def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputContainer:
+def _open_container(
+    reader: _Nameless, limits: Limits, containers: Sequence[str], is_far: bool
+) -> InputContainer:
     import av
 
     options = {
-        "format_whitelist": ",".join(limits.containers),
+        "format_whitelist": ",".join(containers),
         "protocol_whitelist": "",
         "max_pixels": str(limits.max_pixels),
         # One above the limit, so that the check below can fail: Matroska drops additional streams silently.
@@ -302,7 +337,7 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
         problem = f"the file is not a video or image that FFmpeg can read ({error.strerror})"
         if error.errno == errno.EINVAL:  # FFmpeg's answer to a format that it recognized, but that is not listed
             problem = "the file's format is not allowed; remux or re-encode it, for example to MP4"
-        allowed = ", ".join(limits.containers)
+        allowed = ", ".join(containers)
         raise ProbeError(f"{problem}; allowed containers: {allowed}", kind="not-media") from error
 
 
@@ -318,8 +353,8 @@ def _canonical(format_name: str) -> str:
     return "mov" if "mov" in names else names[0]
 
 
-def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
-    """Return the first video stream that is neither cover art nor a tile of a larger picture."""
+def _choose_stream(container: InputContainer, limits: Limits, needs_pictures: bool) -> VideoStream | None:
+    """Return the first video stream that is neither cover art nor a tile of a larger picture, or None if allowed."""
     from av.stream import Disposition
 
     if len(container.streams) > limits.max_streams:
@@ -343,16 +378,20 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
             )
         return stream
     if container.streams.audio:
-        raise ProbeError(_ADD_PICTURE.format(kind=" and cover art" if pictures else ""), kind="not-media")
+        if needs_pictures:
+            raise OnlyAudioError(" and cover art" if pictures else "")
+        return None
     reason = ", only cover art or tiles of a larger picture" if pictures else ""
     raise ProbeError(f"the file has no video stream{reason}", kind="not-media")
 
 
-def _prepare(container: InputContainer, stream: VideoStream, limits: Limits) -> None:
+def _prepare(container: InputContainer, stream: VideoStream | None, limits: Limits) -> None:
     from av.stream import Discard
 
     for other in container.streams:
-        if other.index != stream.index:
+        if stream is None or other.index != stream.index:
             other.discard = Discard.all
+    if stream is None:
+        return
     decoder = stream.codec_context
     set_up_decoder(decoder, decoder.codec.canonical_name, limits)

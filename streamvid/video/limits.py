@@ -21,6 +21,9 @@ IMAGE_CONTAINERS = frozenset({"jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", 
 STILL_BRANDS = frozenset({b"avif", b"heic", b"heix", b"heim", b"heis", b"mif1"})
 SEQUENCE_BRANDS = frozenset({b"avis", b"hevc", b"hevx", b"hevm", b"hevs", b"msf1"})
 
+#: Containers that hold only audio. They are allowed where audio is read, in addition to those of `Limits`.
+AUDIO_CONTAINERS = ("wav", "flac", "mp3")
+
 CONTAINERS = (
     *("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm"),
     *("avi", "mpegts", "mpeg", "mpegvideo", "flv", "asf", "ogg", "ivf", "gif"),

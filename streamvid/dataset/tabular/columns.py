@@ -24,6 +24,7 @@ VIDEO_COLUMNS = (
     *("path", "video", "video_path", "file_name", "filename", "file", "file_path", "filepath", "media", "media_path"),
     *("clip", "clip_path", "video_file", "image", "image_path", "image_file"),
 )
+AUDIO_COLUMNS = ("audio", "audio_path", "audio_file", *VIDEO_COLUMNS)
 FACT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "num_frames": ("num_frames", "n_frames", "nb_frames", "frame_count", "frames"),
     "height": ("height", "video_height", "h"),

@@ -42,11 +42,12 @@ class Batch(Mapping[str, Any]):
       first dimension varies between samples are padded with zeros to (B, L, …), with `<name>_mask`, bool (B, L), False
       for padding. Samples with an empty `text` have the tensors that the features store for an empty text.
     - `clips`, with decode=False, in place of `video` and `layout`: B StoredClips. A batch of texts has neither `video`
-      nor `clips`, and its bucket is TEXT_BUCKET.
+      nor `clips`, and its bucket is TEXT_BUCKET. A batch of audio files has only `audio` and what goes with it.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `media`, with media=(...): conditioning inputs by name, uint8, in the video's layout and on its device, cropped
       and scaled like the video. A control video has the shape of `video`, with matching frames. A still image has
-      T = 1, a mask has C = 1, and a list is (B, N, …), where N is the largest item count. Missing inputs are zeros.
+      T = 1, a mask has C = 1, and a list is (B, N, …), where N is the largest item count. Audio is float32 like
+      `audio`, and its zero belongs to the clip's first frame. Missing inputs are zeros.
     - `media_present`, with `media`: bool (B,) by name, or (B, N) for a list; True for inputs that the sample has.
     - `audio`, with output.audio: float32 (B, channels, num_samples), on the device of the video. It begins with the
       sample nearest to the presentation time of the first frame, and lasts as long as the frames, rounded by the rule
@@ -117,6 +118,8 @@ class Batch(Mapping[str, Any]):
             why = "; precomputed features replace it"
             if fields["bucket"].is_text:
                 why = "; its samples contain only text"
+            elif fields["bucket"].is_audio:
+                why = "; its samples contain only audio"
             elif "clips" in fields:
                 why = "; output.decode=False delivers clips as they are stored"
         raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}{why}")
@@ -149,7 +152,7 @@ class Batch(Mapping[str, Any]):
         """Return `video` or `media[medium]` as a contiguous tensor of `dtype`, with 0..255 mapped linearly to `range`.
 
         Values are computed in float64 and rounded once, so that every device gives the same numbers; on Apple's MPS,
-        they are computed in float32. Raises ConfigError for a dtype that is not a floating-point type.
+        they are computed in float32. Raises ConfigError for a dtype that is not a floating-point type, and for audio.
         """
         import torch
 
@@ -158,6 +161,8 @@ class Batch(Mapping[str, Any]):
                 f"dtype={dtype} is not a floating-point type; use torch.float32, torch.bfloat16 or torch.float16"
             )
         video, (low, high) = self.video if medium is None else self.media[medium], range
+        if video.dtype.is_floating_point:
+            raise ConfigError(f"medium={medium!r} is audio, which has values from -1 to 1; use batch.media[{medium!r}]")
         exact = torch.float32 if video.device.type == "mps" else torch.float64
         offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0
         out = torch.empty(video.shape, dtype=dtype, device=video.device)

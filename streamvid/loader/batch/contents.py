@@ -96,25 +96,26 @@ class MediaPictures:
 
 
 class BatchMedia(Mapping[str, "torch.Tensor"]):
-    """`batch.media`: uint8 tensors by name, in the batch's layout and on its device; see Batch."""
+    """`batch.media`: tensors by name, in the batch's layout and on its device; see Batch. Audio is a plain tensor."""
 
-    def __init__(self, pictures: dict[str, MediaPictures]) -> None:
-        self.pictures = pictures
+    def __init__(self, stored: dict[str, MediaPictures | torch.Tensor]) -> None:
+        self.stored = stored
         self._made: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._made:
-            self._made[name] = self.pictures[name].tensor()
+            value = self.stored[name]
+            self._made[name] = value.tensor() if isinstance(value, MediaPictures) else value
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.pictures)
+        return iter(self.stored)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.stored)
 
     def __reduce__(self) -> Any:
-        return BatchMedia, (self.pictures,)
+        return BatchMedia, (self.stored,)
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -126,7 +127,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(value, Planes | MediaPictures | StoredClip):
         return replace(value, **{name: map_tensors(getattr(value, name), function) for name in value.__slots__})
     if isinstance(value, BatchMedia):
-        return BatchMedia(map_tensors(value.pictures, function))
+        return BatchMedia(map_tensors(value.stored, function))
     if isinstance(value, dict):
         return {name: map_tensors(part, function) for name, part in value.items()}
     return [map_tensors(part, function) for part in value] if isinstance(value, list) else value
@@ -142,7 +143,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
         for name in value.__slots__:
             yield from tensors_of(getattr(value, name))
     elif isinstance(value, BatchMedia):
-        yield from tensors_of(value.pictures)
+        yield from tensors_of(value.stored)
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from tensors_of(part)

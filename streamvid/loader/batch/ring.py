@@ -159,6 +159,8 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> Mappi
         return {}
     if room is None:
         return {"clips": [_clip(pending.clips[index], memory, bucket.num_frames) for index in range(num_samples)]}
+    if room.picture is None:
+        return _audio(pending, room, memory)
     colors = [pending.colors[index, *VIDEO] for index in range(num_samples)]
     video = _pictures(memory[: room.start(0)], bucket.num_frames, room.picture, colors, layout)
     media = _further_media(pending, room, memory, layout) if room.media else {}
@@ -168,31 +170,41 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> Mappi
 def _audio(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor) -> Mapping[str, Any]:
     import torch
 
-    shape, num_samples = room.audio, room.num_samples
-    assert shape is not None
-    section = memory[room.audio_place(0) : room.audio_place(num_samples)].view(torch.float32)
-    found = [pending.audio.get(index) or (False, 0.0) for index in range(num_samples)]
+    found = [pending.audio.get(index) or (False, 0.0) for index in range(room.num_samples)]
     return {
-        "audio": section.view(num_samples, shape.num_channels, shape.num_samples),
+        "audio": _audio_section(room, memory, room.audio_place(0)),
         "audio_present": torch.tensor([is_present for is_present, _ in found]),
         "audio_offset_seconds": torch.tensor([seconds for _, seconds in found], dtype=torch.float64),
     }
 
 
+def _audio_section(room: PictureRoom, memory: torch.Tensor, place: int) -> torch.Tensor:
+    """Return the audio of all samples, which begins at the byte offset `place`."""
+    import torch
+
+    shape = room.audio
+    assert shape is not None
+    section = memory[place : place + room.num_samples * shape.num_bytes].view(torch.float32)
+    return section.view(room.num_samples, shape.num_channels, shape.num_samples)
+
+
 def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor, layout: Layout) -> Mapping[str, Any]:
     import torch
 
-    pictures: dict[str, MediaPictures] = {}
+    stored: dict[str, MediaPictures | torch.Tensor] = {}
     present: dict[str, torch.Tensor] = {}
     for number, medium in enumerate(room.media):
         places = [(i, medium.name, item) for i in range(room.num_samples) for item in range(medium.num_items)]
         colors = [pending.colors.get(place, ABSENT_COLORS) for place in places]
         section = memory[room.start(number) : room.start(number + 1)]
-        value = _pictures(section, medium.num_pictures(room.bucket), room.picture_of(medium), colors, layout)
-        pictures[medium.name] = MediaPictures(medium, value, layout)
+        if medium.is_audio:
+            stored[medium.name] = _audio_section(room, memory, room.place(medium, 0, 0))
+        else:
+            value = _pictures(section, medium.num_pictures(room.bucket), room.picture_of(medium), colors, layout)
+            stored[medium.name] = MediaPictures(medium, value, layout)
         there = torch.tensor([place in pending.colors for place in places])
         present[medium.name] = there.reshape(-1, medium.num_items) if medium.is_list else there
-    return {"media": BatchMedia(pictures), "media_present": present}
+    return {"media": BatchMedia(stored), "media_present": present}
 
 
 def _pictures(

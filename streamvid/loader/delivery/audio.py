@@ -24,6 +24,7 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
     Raises ConfigError if the audio cannot be combined with the other options, or does not fit the datasets.
     """
     if options is None:
+        _check_inputs(mix)
         return mix
     _check(mix, view, is_decoded=is_decoded)
     rates = {name: _rate(mix, bucket, options.fps) for name, bucket in mix.buckets.items() if not bucket.is_text}
@@ -41,6 +42,22 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
     plan = AudioPlan(form, shapes)
     parts = (part if part.dataset.manifest.clips == "text" else replace(part, audio=plan) for part in mix.parts)
     return replace(mix, parts=tuple(parts))
+
+
+def _check_inputs(mix: Mix) -> None:
+    """Raise ConfigError if conditioning audio is requested without a form to deliver it in."""
+    for part in mix.parts:
+        if part.dataset.manifest.clips == "audio" and part.sidecar is None:
+            raise ConfigError(
+                f"output.audio is not set, but {part.dataset.url} contains only audio; set it, such as "
+                "output={'audio': {'sample_rate': 16000, 'num_channels': 1}}"
+            )
+    names = [medium.name for medium in mix.parts[0].media if medium.is_audio]
+    if names:
+        raise ConfigError(
+            f"media={names!r}: audio inputs are delivered in the form of output.audio, which is not set; set it, such "
+            "as output={'audio': {'sample_rate': 16000, 'num_channels': 1}}, or leave them out of media"
+        )
 
 
 def _check(mix: Mix, view: ViewOptions, *, is_decoded: bool) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.pick import Pick
@@ -17,12 +20,16 @@ from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, VIDEO, PendingBatch, Slot
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
-from streamvid.loader.view.audio import with_audio
+from streamvid.loader.view.audio import AudioShape, audio_only, with_audio
 from streamvid.loader.view.clip_part import AudioPart, ClipPart, clip_part
 from streamvid.loader.view.index_row import IndexRow
 from streamvid.loader.view.media import MediaPart, Medium, PictureRoom
 from streamvid.loader.workers.messages import Answer, AudioTask, ClipBlock, DecodeTask
+from streamvid.video.audio.grid import first_sample_at
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
+
+if TYPE_CHECKING:
+    from streamvid.video.clip_index import ClipIndex
 
 _log = logging.getLogger(__name__)
 
@@ -56,24 +63,29 @@ class DecodedDelivery:
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
         plan = sample.part.audio
+        if sample.part.dataset.manifest.clips == "audio":
+            assert plan is not None
+            index = None if is_whole else self._rows.audio_packets(sample, row)
+            return audio_only(row.clip, index, pick, plan.of(sample.bucket_id), _MAX_PIECES)
         packets = None if is_whole and plan is None else self._rows.packets(sample, row)
         part = clip_part(row.clip, None if is_whole else packets, pick, max_pieces=_MAX_PIECES)
         if plan is None:
             return part
         shape = plan.of(sample.bucket_id)
         shape.check_speed(part, packets)
+        start_seconds = _start_seconds(part, packets)
         if not row.has_audio:
-            return part
+            return replace(part, start_seconds=start_seconds)
         audio = None if packets is None or is_whole else self._rows.audio_packets(sample, row)
-        index = None if packets is None or audio is None else (packets, audio)
-        return with_audio(part, row.clip, index, shape, _MAX_PIECES)
+        both = None if packets is None or audio is None else (packets, audio)
+        return replace(with_audio(part, row.clip, both, shape, _MAX_PIECES), start_seconds=start_seconds)
 
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
         return self.room(request).num_bytes
 
     def room(self, request: BatchRequest) -> PictureRoom:
         bucket = request.bucket
-        picture = _format(bucket.height, bucket.width, self._pixels)
+        picture = _format(bucket.height, bucket.width, self._pixels) if bucket.has_pictures else None
         plan = request.samples[0].part.audio
         shape = None if plan is None else plan.of(bucket.id)
         return PictureRoom(picture, bucket, len(request.samples), self._media, shape)
@@ -81,7 +93,7 @@ class DecodedDelivery:
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
         flight, slots = self._flight, list[Slot]()
         for index, delivery in enumerate(batch.deliveries):
-            if flight.reject_known(run, batch, index, is_whole=delivery.part.window is None):
+            if flight.reject_known(run, batch, index, is_whole=delivery.part.is_whole):
                 continue
             clip = flight.clips.allocate(delivery.block_bytes, 0.0)
             if clip is None:  # submit the collected clips: they release memory when they are done
@@ -148,12 +160,13 @@ class DecodedDelivery:
         """Return the task for the clip or for the first conditioning input that is not decoded yet."""
         delivery, room, medium = slot.delivery, slot.batch.room, _medium(slot)
         assert room is not None
+        if medium is not None and medium.medium.is_audio:
+            return self._audio_task(slot, medium)
         part, num_frames = delivery.part, delivery.row.clip.num_frames
         start, place = self._flight.block(slot), room.video_place(slot.index)
         numbers: tuple[int, ...] | None = None
         if medium is not None:
-            before = delivery.media[: delivery.media.index(medium)]
-            start += part.block_bytes + sum(one.file.num_bytes for one in before)
+            start += delivery.media_place(medium)
             part, num_frames = medium.part, medium.file.num_frames
             place = room.place(medium.medium, slot.index, medium.item)
             if part.pick.needs_times and part.numbers is not None:
@@ -179,7 +192,22 @@ class DecodedDelivery:
             audio=None if medium is not None else _audio_task(slot, room, part.audio),
         )
 
-    def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat:
+    def _audio_task(self, slot: Slot, medium: MediaPart) -> DecodeTask:
+        """Return the task for an audio input, whose zero belongs to the first frame of the clip."""
+        delivery, room, part = slot.delivery, slot.batch.room, medium.part
+        assert room is not None and room.audio is not None
+        seconds = slot.start_seconds if delivery.part.start_seconds is None else delivery.part.start_seconds
+        place = slot.batch.block.offset + room.place(medium.medium, slot.index, medium.item)
+        task = _silence(room.audio, place)._replace(
+            stream="", first_sample=first_sample_at(seconds, room.audio.sample_rate)
+        )
+        first = self._flight.block(slot) + delivery.media_place(medium)
+        block = ClipBlock(first, part.table_bytes, part.num_bytes, part.checks, medium.file.num_frames)
+        return DecodeTask(slot.number, slot.run, block, part.pick, None, None, 0, audio=task)
+
+    def _picture(self, slot: Slot, bucket: Bucket, *, is_mask: bool) -> PictureFormat | None:
+        if not bucket.has_pictures:
+            return None
         is_scaled = slot.sample.part.dataset.manifest.clips == "copy"
         pixels = "mask" if is_mask else self._pixels
         return _format(bucket.height, bucket.width, pixels, self._accuracy or ("exact" if is_scaled else "fast"))
@@ -213,7 +241,8 @@ class DecodedDelivery:
             flight.finish(slot)
         else:
             slot.colors[VIDEO if medium is None else (medium.medium.name, medium.item)] = answer.color
-            slot.audio = answer.audio if medium is None else slot.audio
+            if medium is None:
+                slot.audio, slot.start_seconds = answer.audio, answer.first_time
             self._decoded(slot)
 
     def _decoded(self, slot: Slot) -> None:
@@ -242,8 +271,7 @@ def _audio_task(slot: Slot, room: PictureRoom, part: AudioPart | None) -> AudioT
     shape = room.audio
     if shape is None:
         return None
-    place = slot.batch.block.offset + room.audio_place(slot.index)
-    task = AudioTask(shape.sample_rate, shape.num_channels, shape.num_samples, place)
+    task = _silence(shape, slot.batch.block.offset + room.audio_place(slot.index))
     if part is None:
         return task
     rows, columns = (0, 0) if part.packets is None else part.packets.shape
@@ -253,3 +281,15 @@ def _audio_task(slot: Slot, room: PictureRoom, part: AudioPart | None) -> AudioT
         first_sample=part.first_sample,
         offset_seconds=part.offset_seconds,
     )
+
+
+def _silence(shape: AudioShape, place: int) -> AudioTask:
+    return AudioTask(shape.sample_rate, shape.num_channels, shape.num_samples, place)
+
+
+def _start_seconds(part: ClipPart, packets: ClipIndex | None) -> Fraction | None:
+    """Return the time from the first frame of a clip to the first one of a part, if the packets tell it."""
+    if packets is None or packets.time_base is None or part.numbers is None:
+        return None
+    times = packets.frame_times
+    return int(times[part.numbers[0]] - times[0]) * packets.time_base

@@ -77,6 +77,11 @@ class Delivery:
             first, end = min(first, one.file.offset), max(end, one.file.offset + one.file.num_bytes)
         return first, end
 
+    def media_place(self, medium: MediaPart) -> int:
+        """Return the byte offset of a file of a conditioning input in the memory of `block_bytes`."""
+        before = self.media[: self.media.index(medium)]
+        return self.part.block_bytes + sum(one.file.num_bytes for one in before)
+
     def wanted(self, block: memoryview) -> Iterator[tuple[int, ClipPart, memoryview]]:
         """Yield (offset of the file in the tar, part, memory) for each file to read into `block`."""
         first = self.part.block_bytes

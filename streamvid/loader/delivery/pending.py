@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from streamvid.errors import StreamvidError
@@ -122,6 +123,7 @@ class Slot:
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
     colors: colors of the pictures decoded so far, by (name, item).
     audio: presence and offset of the decoded audio.
+    start_seconds: time from the clip's first frame to the first delivered one, if it was decoded by its container.
     num_moves: number of times that the sample was sought in another tar because its tar was missing.
     """
 
@@ -136,6 +138,7 @@ class Slot:
     wrong: WrongReads = field(default_factory=WrongReads)
     colors: dict[tuple[str, int], PictureColors] = field(default_factory=dict)
     audio: DecodedAudio = None
+    start_seconds: Fraction = Fraction(0)
     bad: BadSample | None = None
     stats: BatchStats = field(default_factory=BatchStats)
     num_moves: int = 0

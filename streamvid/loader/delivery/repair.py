@@ -68,7 +68,7 @@ class Repairs:
         is_gone: True if the sample is neither, but a later version deleted its tar.
         """
         with self._lock:
-            sample, by_packets = slot.sample, slot.delivery.part.window is not None
+            sample, by_packets = slot.sample, not slot.delivery.part.is_whole
             if slot.bad is None:
                 others = (replace(sample, shard=shard, place=place) for shard, place in substitutes(sample))
                 is_first = by_packets or is_gone

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
 
+from streamvid.buckets.bucket import TICKS_PER_SECOND
 from streamvid.buckets.audio.rule import AUDIO_PRESETS, EXACT, SampleRule
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError, DecodeError, IntegrityError
@@ -18,6 +19,7 @@ from streamvid.loader.view.clip_part import AudioPart, ClipPart, fits, whole_cli
 from streamvid.video.audio.grid import LAYOUTS, first_sample_at, offset_seconds
 
 if TYPE_CHECKING:
+    from streamvid.buckets.pick import Pick
     from streamvid.loader.view.index_row import SampleFile
     from streamvid.video.audio.index import AudioIndex
     from streamvid.video.clip_index import ClipIndex, Int64s
@@ -176,6 +178,31 @@ def with_audio(
         if fits(found, clip, None, max_pieces) and _are_short(found):
             return found
     return replace(whole_clip(clip, part.pick, part.numbers), audio=AudioPart())
+
+
+def audio_only(
+    clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int
+) -> ClipPart:
+    """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part does.
+
+    index: packets of the file; None if it is decoded through its container. max_pieces: see `clip_part`.
+    Raises IntegrityError if the index is invalid.
+    """
+    numbers = pick.numbers(clip.num_frames)
+    seconds = Fraction(numbers[0], TICKS_PER_SECOND)
+    number = first_sample_at(seconds, shape.sample_rate)
+    whole = whole_clip(clip, pick, numbers)
+    mine = AudioPart(first_sample=number, offset_seconds=offset_seconds(seconds, number, shape.sample_rate))
+    try:
+        found = None if index is None else index.window(number, shape.num_samples, shape.sample_rate)
+    except DecodeError as error:
+        raise IntegrityError(str(error)) from error
+    if index is None or found is None or not 0 < found.num_bytes <= clip.num_bytes - found.first_byte:
+        return replace(whole, audio=mine)
+    mine_in_part = replace(mine, stream=index.info.to_json(), packets=found.packets)
+    part = ClipPart(pick, numbers, found.first_byte, found.num_bytes, found.pieces, audio=mine_in_part)
+    is_short = len(mine_in_part.stream) <= _MAX_STREAM_CHARS
+    return part if is_short and fits(part, clip, None, max_pieces) else replace(whole, audio=mine)
 
 
 def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: AudioShape) -> ClipPart:

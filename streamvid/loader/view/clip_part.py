@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from streamvid.errors import DecodeError, IntegrityError, StorageError
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     import numpy as np
     import numpy.typing as npt
 
@@ -60,8 +62,10 @@ class ClipPart:
     - checks: (start, end, checksum) of each piece of these bytes, as offsets in them. A checksum is a prefix of a
       SHA-256 digest.
     - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
-      is decoded through its container.
+      is decoded through its container, and for audio without pictures.
     - audio: audio to deliver; None if the clip has none, or if audio is not delivered.
+    - start_seconds: time of the first delivered frame minus that of the clip's first; None if only the container holds
+      the timestamps, or if no audio is delivered.
     """
 
     pick: Pick
@@ -72,6 +76,12 @@ class ClipPart:
     window: PacketWindow | None = None
     stream: StreamInfo | None = None
     audio: AudioPart | None = None
+    start_seconds: Fraction | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the part is the whole clip, which is decoded through its container."""
+        return self.window is None and (self.audio is None or not self.audio.stream)
 
     @property
     def video_table_bytes(self) -> int:

@@ -1,8 +1,8 @@
-"""Conditioning inputs of a sample: control videos, reference images and masks (see dataset/README.md).
+"""Conditioning inputs of a sample: control videos, reference images, masks and audio (see dataset/README.md).
 
-In the ring, they follow the batch's video, ordered by input, then by sample, then by item:
+In the ring, they follow the batch's video, ordered by input, then by sample, then by item. Audio follows all pictures:
 
-    video (B, T pictures) | control (B, T pictures) | reference (B, N, 1 picture) | … | audio (B, C, samples)
+    video (B, T pictures) | control (B, T pictures) | reference (B, N, 1 picture) | … | audio (B, C, samples) | speech …
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Medium:
     is_optional: bool = False
     is_still: bool = False
     num_items: int = 1
+    is_audio: bool = False
 
     @property
     def column(self) -> str:
@@ -46,8 +47,8 @@ class Medium:
         return MEDIA_PREFIX + self.name
 
     def num_pictures(self, bucket: Bucket) -> int:
-        """Return the number of pictures per item."""
-        return 1 if self.is_still else bucket.num_frames
+        """Return the number of pictures per item; 0 for audio."""
+        return 0 if self.is_audio else 1 if self.is_still else bucket.num_frames
 
 
 def find_media(names: object, datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
@@ -64,7 +65,7 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
     found = [_medium(name, dataset) for dataset in datasets]
     first = found[0]
     for dataset, other in zip(datasets, found, strict=True):
-        if (other.is_still, other.is_mask) != (first.is_still, first.is_mask):
+        if (other.is_still, other.is_mask, other.is_audio) != (first.is_still, first.is_mask, first.is_audio):
             raise ConfigError(
                 f"media: {name!r} is {_described(first)} in {datasets[0].url} and {_described(other)} in "
                 f"{dataset.url}; shard both with the same kind of input, such as --media video:{name}=COLUMN"
@@ -85,10 +86,12 @@ def _medium(name: str, dataset: Dataset) -> Medium:
             there = f"the dataset has none; shard the source again with --media {name}=COLUMN"
         raise ConfigError(f"media: {name!r} is not a conditioning input of {dataset.url}; {there}")
     info = known[name]
-    return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items)
+    return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items, info.is_audio)
 
 
 def _described(medium: Medium) -> str:
+    if medium.is_audio:
+        return "audio"
     return f"{'an image' if medium.is_still else 'a video'}{' mask' if medium.is_mask else ''}"
 
 
@@ -116,7 +119,7 @@ def media_files(
             f"the index lists {len(items)} items of {medium.name} for the sample, but the manifest allows "
             f"{'up to' if medium.is_optional else '1 to'} {medium.num_items}; copy the dataset again"
         )
-    count = 1 if medium.is_still else num_clip_frames
+    count = 0 if medium.is_audio else 1 if medium.is_still else num_clip_frames
     return tuple(
         sample_file(
             medium.name,
@@ -151,10 +154,11 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
 class PictureRoom:
     """Layout of a batch's pictures and audio in its memory. Offsets are in bytes from the start of that memory.
 
-    audio: audio per sample; None if no audio is delivered.
+    picture: format of the video's pictures; None for a bucket without pictures.
+    audio: audio per sample, of the clip and of each audio input; None if no audio is delivered.
     """
 
-    picture: PictureFormat
+    picture: PictureFormat | None
     bucket: Bucket
     num_samples: int
     media: tuple[Medium, ...] = ()
@@ -165,39 +169,58 @@ class PictureRoom:
         """Size in bytes of the video, all conditioning inputs and the audio."""
         if self.audio is None:
             return self.start(len(self.media))
-        return self.audio_place(self.num_samples)
+        return self.audio_place(self.num_samples, len(self._audio_media))
 
-    def audio_place(self, index: int) -> int:
-        """Return the byte offset of a sample's audio; for `num_samples`, the end of the last one."""
+    @property
+    def _audio_media(self) -> tuple[Medium, ...]:
+        return tuple(medium for medium in self.media if medium.is_audio)
+
+    def audio_place(self, index: int, number: int = 0) -> int:
+        """Return the byte offset of a sample's audio; for `num_samples`, the end of the last one.
+
+        number: 0 for the audio of the clip, 1 for the first audio input.
+        """
         assert self.audio is not None
-        return -(-self.start(len(self.media)) // _ALIGN) * _ALIGN + index * self.audio.num_bytes
+        first = -(-self.start(len(self.media)) // _ALIGN) * _ALIGN
+        return first + (number * self.num_samples + index) * self.audio.num_bytes
 
     def start(self, number: int) -> int:
         """Return the byte offset of conditioning input `number`; for `len(media)`, the end of the last one."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
-        return self.num_samples * (self.bucket.num_frames * self.picture.num_bytes + before)
+        return self.num_samples * (self._video_bytes + before)
 
     def video_place(self, index: int) -> int:
         """Return the byte offset of a sample's video."""
-        return index * self.bucket.num_frames * self.picture.num_bytes
+        return index * self._video_bytes
+
+    @property
+    def _video_bytes(self) -> int:
+        return 0 if self.picture is None else self.bucket.num_frames * self.picture.num_bytes
 
     def picture_of(self, medium: Medium) -> PictureFormat:
         """Return the format of an input's pictures: that of the video, except for masks."""
+        assert self.picture is not None
         return replace(self.picture, pixels="mask") if medium.is_mask else self.picture
 
     def place(self, medium: Medium, index: int, item: int) -> int:
         """Return the byte offset of one item of a sample's conditioning input."""
+        if medium.is_audio:
+            return self.audio_place(index, 1 + self._audio_media.index(medium))
         size = medium.num_pictures(self.bucket) * self.picture_of(medium).num_bytes
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill the items that a sample lacks with black.
+        """Fill the items that a sample lacks with black, or with silence.
 
         first: byte offset of the batch in `memory`.
         present: (input name, item) of each item that the sample has.
         """
         import numpy as np
 
+        for medium in self._audio_media:
+            if (medium.name, 0) not in present:
+                assert self.audio is not None
+                np.ndarray((self.audio.num_bytes,), np.uint8, memory, first + self.place(medium, index, 0))[:] = 0
         for medium in self.media:
             picture = self.picture_of(medium)
             size = picture.num_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from streamvid.loader.workers.messages import AudioTask, DecodedAudio
-from streamvid.video.audio.file import decode_audio_file
+from streamvid.video.audio.file import decode_audio_file, own_zero
 from streamvid.video.audio.grid import AudioFormat, first_sample_at, offset_seconds
 from streamvid.video.audio.stored import decode_audio_packets
 from streamvid.video.audio.stream import AudioStreamInfo
@@ -21,7 +21,8 @@ def decode_audio(
     """Decode the audio of a task into `ring`. Return whether the clip has audio, and when its first sample is.
 
     table, data: packet table of the audio, and the bytes of the clip.
-    seconds: presentation time of the first delivered frame; None if the task contains the first sample.
+    seconds: presentation time of the first delivered frame; None if the task contains the first sample, or if `data` is
+        a file of its own.
     ring: any writable buffer.
     Raises DecodeError if the audio does not decode.
     """
@@ -35,6 +36,10 @@ def decode_audio(
         number = first_sample_at(seconds, task.sample_rate)
         found = decode_audio_file(data, number, out, audio, STORED_LIMITS)
         return found.is_present, offset_seconds(seconds, number, task.sample_rate)
+    if not task.stream:
+        zero = own_zero(data, STORED_LIMITS)
+        found = decode_audio_file(data, task.first_sample, out, audio, STORED_LIMITS, zero)
+        return found.is_present, task.offset_seconds
     packets = np.ndarray(task.table, np.int64, table)
     info = AudioStreamInfo.from_json(task.stream)
     found = decode_audio_packets(info, packets, data, task.first_sample, out, audio)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from streamvid.loader.view.index_row import PacketsPlace, SampleFile
@@ -57,7 +58,8 @@ class AudioTask(NamedTuple):
 
     - stream: AudioStreamInfo as JSON; "" to decode it through the clip's container; None for silence.
     - table: shape of the audio's packet table, which follows that of the video.
-    - first_sample, offset_seconds: as in AudioPart.
+    - first_sample, offset_seconds: as in AudioPart. Without a stream, first_sample counts from the zero of a file of
+      its own (see `own_zero`).
     """
 
     sample_rate: int
@@ -79,6 +81,7 @@ class DecodeTask(NamedTuple):
     """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
     numbers: indices of the frames, if they are chosen by the timestamps of another clip; else None.
+    picture: format of the pictures; None for a file of which only the audio is decoded.
     out_offset: offset of the pictures in the frame ring.
     audio: audio to decode after the pictures; None if no audio is delivered.
     """
@@ -88,7 +91,7 @@ class DecodeTask(NamedTuple):
     source: ClipBlock
     pick: Pick
     crop: Crop | None
-    picture: PictureFormat
+    picture: PictureFormat | None
     out_offset: int
     num_threads: int = 1
     numbers: Sequence[int] | None = None
@@ -113,7 +116,7 @@ class DecodeTask(NamedTuple):
             ClipBlock(offset, table_bytes, num_bytes, pieces, num_frames, stream, key_time),
             Pick.from_json(pick),
             None if crop is None else Crop(*crop),
-            PictureFormat(*picture),
+            None if picture is None else PictureFormat(*picture),
             out_offset,
             num_threads,
             numbers,
@@ -209,6 +212,8 @@ class Answer(NamedTuple):
     results: one result per clip of a ReadTask; empty if the run is over.
     begun: id of the DecodeTask that the worker starts next, if it has already received one. This saves a message.
     audio: result of the AudioTask of a DecodeTask.
+    start: time from the first frame of a clip to the first delivered one, as a fraction (numerator, denominator), if
+        the clip was decoded through its container.
     """
 
     pid: int
@@ -220,6 +225,15 @@ class Answer(NamedTuple):
     results: tuple[ReadResult, ...] = ()
     begun: int | None = None
     audio: DecodedAudio = None
+    start: tuple[int, int] = (0, 1)
+
+    @property
+    def first_time(self) -> Fraction:
+        """The time `start`. Raises ValueError if a worker sent something else."""
+        over, under = self.start
+        if not (isinstance(over, int) and isinstance(under, int) and abs(over) < 1 << 63 and 0 < under < 1 << 63):
+            raise ValueError(f"a decode worker sent the time {str(self.start)[:100]}")
+        return Fraction(over, under)
 
     def messages(self) -> Iterator[bytes]:
         """Yield the answer as JSON messages. Results that do not fit into one message are split."""
@@ -233,9 +247,9 @@ class Answer(NamedTuple):
 
     @staticmethod
     def from_json(data: bytes) -> Answer:
-        pid, task_id, kind, text, seconds, color, results, begun, audio = json.loads(data.decode())
+        pid, task_id, kind, text, seconds, color, results, begun, audio, start = json.loads(data.decode())
         found = tuple(ReadResult(*one) for one in results)
-        return Answer(pid, task_id, kind, text, seconds, color, found, begun, audio)
+        return Answer(pid, task_id, kind, text, seconds, color, found, begun, audio, start)
 
 
 def _plain(value: Any) -> Any:

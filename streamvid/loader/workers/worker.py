@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from streamvid.loader.workers.reader import ClipReader
     from streamvid.video.decode.convert import PictureColor
     from streamvid.video.packets import PacketTable
+    from streamvid.video.picture import PictureFormat
+
+    _Times = tuple[Fraction, Fraction]
 
 _SPARE_BYTES = 256 * 2**20  # never touched, so it costs nothing; a 4K decoder holds about this much in pictures
 
@@ -63,9 +66,8 @@ class TaskRunner:
         if not isinstance(task, DecodeTask):
             return self._reader.run(task)
         since = time.monotonic()
-        kind, text, color, audio = self._try(task)
-        seconds = time.monotonic() - since
-        return Answer(os.getpid(), task.task_id, kind, short_text(text), seconds, color, audio=audio)
+        answer = self._try(task)
+        return answer._replace(text=short_text(answer.text), seconds=time.monotonic() - since)
 
     @cached_property
     def _reader(self) -> ClipReader:
@@ -73,36 +75,45 @@ class TaskRunner:
 
         return ClipReader(self._clips, self._ring)
 
-    def _try(self, task: DecodeTask) -> tuple[Kind, str, PictureColors, DecodedAudio]:
+    def _try(self, task: DecodeTask) -> Answer:
+        def answer(kind: Kind, text: str = "", color: PictureColors = None) -> Answer:
+            return Answer(os.getpid(), task.task_id, kind, text, color=color)
+
         try:
             # Skip the tasks of a run that is over.
             if task.generation != GENERATION.unpack_from(self._clips)[0]:
-                return "done", "", None, None
+                return answer("done")
             first = task.source.offset + task.source.table_bytes
             data = self._clips[first : first + task.source.num_bytes]
             problem = wrong_bytes(data, task.source.checks)
             if problem is not None:
-                return "corrupt", problem, None, None
-            color, seconds = self._decode(task, data)
+                return answer("corrupt", problem)
+            color, times = (None, None) if task.picture is None else self._decode(task, task.picture, data)
+            seconds, zero = times or (None, None)
             audio = None if task.audio is None else self._decode_audio(task.audio, first, data, seconds)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 problem = f"its decoder ran out of memory (limit: {_MAX_PRIVATE_BYTES >> 30} GiB per worker)"
-                return "error", f"{problem}; lower num_workers or limits.prefetch_bytes", None, None
+                return answer("error", f"{problem}; lower num_workers or limits.prefetch_bytes")
             is_bad = isinstance(error, DecodeError | ProbeError)
-            return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None, None
-        return "done", "", (color.matrix, color.color_range, color.siting), audio
+            return answer("bad" if is_bad else "error", f"{type(error).__name__}: {error}")
+        colors = None if color is None else (color.matrix, color.color_range, color.siting)
+        start = (0, 1) if seconds is None or zero is None else (seconds - zero).as_integer_ratio()
+        return answer("done", color=colors)._replace(audio=audio, start=start)
 
-    def _decode(self, task: DecodeTask, data: memoryview) -> tuple[PictureColor, Fraction | None]:
-        """Decode the pictures. Return their color and, for a whole clip, the presentation time of the first one."""
+    def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
+        """Decode the pictures. Return their color and, for a whole clip, the presentation times of two frames.
+
+        These are the first delivered frame and the first frame of the clip.
+        """
         import numpy as np
 
         from streamvid.video.stream_info import StreamInfo
 
-        source, pick, picture = task.source, task.pick, task.picture
+        source, pick = task.source, task.pick
         out = np.ndarray((pick.count, picture.num_bytes), np.uint8, self._ring, task.out_offset)
         if not source.stream:
-            return self._decode_file(task, data, out)
+            return self._decode_file(task, picture, data, out)
         table_bytes = source.table_bytes - (0 if task.audio is None else task.audio.table_bytes)
         color = self._decoder.decode(
             StreamInfo.from_json(source.stream),
@@ -117,29 +128,31 @@ class TaskRunner:
         )
         return color, None
 
-    def _decode_file(self, task: DecodeTask, data: memoryview, out: Any) -> tuple[PictureColor, Fraction]:
+    def _decode_file(
+        self, task: DecodeTask, picture: PictureFormat, data: memoryview, out: Any
+    ) -> tuple[PictureColor, _Times]:
         from streamvid.video.decode.file import decode_pictures
         from streamvid.video.limits import STORED_LIMITS
 
-        starts: list[Fraction] = []
+        found: list[_Times] = []
 
         def choose(table: PacketTable) -> Sequence[int]:
             times, base = table.timestamps, table.time_base
             numbers = task.numbers or task.pick.numbers(len(times), times, base)
-            starts.append(times[numbers[0]] * base)
+            found.append((times[numbers[0]] * base, times[0] * base))
             return numbers
 
         color = decode_pictures(
             data,
             0,
             out,
-            task.picture,
+            picture,
             num_frames=task.source.num_frames,
             limits=STORED_LIMITS,
             crop=task.crop,
             choose=choose,
         )
-        return color, starts[0]
+        return color, found[0]
 
     def _decode_audio(self, task: AudioTask, first: int, data: memoryview, seconds: Fraction | None) -> DecodedAudio:
         from streamvid.loader.workers.audio import decode_audio  # most loaders deliver no audio

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from streamvid.buckets.bucket import TEXT_BUCKET, Bucket
+from streamvid.buckets.bucket import TEXT_BUCKET, TICKS_PER_SECOND, Bucket
 from streamvid.buckets.classes import Choices
 from streamvid.buckets.frames import NEAR_RATE
 from streamvid.buckets.pick import num_places
@@ -69,13 +69,13 @@ class PlannedSample:
 
     @property
     def cropped_share(self) -> float | None:
-        """Fraction of the source frame that is cropped away to fit the bucket's shape, or None for text."""
-        return None if self.bucket.is_text else float(cropped_share(*self._sizes))
+        """Fraction of the source frame that is cropped away to fit the bucket's shape, or None without pictures."""
+        return float(cropped_share(*self._sizes)) if self.bucket.has_pictures else None
 
     @property
     def upscale(self) -> float | None:
-        """Scaling factor from the source's size to the bucket's size, or None for text."""
-        return None if self.bucket.is_text else float(cover_scale(*self._sizes))
+        """Scaling factor from the source's size to the bucket's size, or None without pictures."""
+        return float(cover_scale(*self._sizes)) if self.bucket.has_pictures else None
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
@@ -197,8 +197,7 @@ class _Assigner:
             clip = _stored(probe.copy_of(record), probe, window, bucket, options)
             media = []
             for medium in extra:
-                shown = Window(0, 1, 1) if medium.is_still else window
-                media.append(replace(medium, clip=_stored(medium.clip, medium.probe, shown, bucket, options)))
+                media.append(replace(medium, clip=_stored_medium(medium, window, bucket, options)))
             yield PlannedSample(key, own, record, probe, bucket, split, window, clip, tuple(media), draw_set)
 
 
@@ -223,6 +222,53 @@ def assign_texts(
         return PlannedSample(key, own, record, _NOTHING, TEXT_BUCKET, split, window, clip)
 
     return Assignment(Rows.of(PlannedSample, map(sample, records)), ())
+
+
+def assign_audio(
+    records: Rows[Record], probes: Probes, options: ShardOptions, earlier: Mapping[int, int] = _NOTHING_EARLIER
+) -> Assignment:
+    """Return one sample per audio file, in the longest bucket that it fills, or reject the file with a reason.
+
+    A file counts as its nearest number of ticks. earlier: as in `assign`.
+    """
+    repeats, rejections = _Repeats(records, earlier), list[Rejection]()
+    buckets = sorted(options.config.buckets, key=lambda bucket: -bucket.num_frames)
+
+    def sample(record: Record) -> PlannedSample:
+        probe = probes(record)
+        if isinstance(probe, Rejected):
+            raise probe
+        if not probe.is_audio:
+            raise Rejected(_HAS_PICTURES, kind="not-media")
+        ticks = round(probe.duration_seconds * TICKS_PER_SECOND)
+        bucket = next((bucket for bucket in buckets if bucket.num_frames <= ticks), None)
+        if bucket is None:
+            least = buckets[-1].num_frames / TICKS_PER_SECOND
+            reason = f"the audio lasts {probe.duration_seconds:.3f} s, and the shortest bucket {least:g} s"
+            raise Rejected(reason, kind="too-few-frames")
+        origin = record.origin
+        own = record_key(record.source) if origin is None else origin.record_key
+        name = record.source if origin is None else origin.name
+        place = (name, 0, ticks, bucket.id)
+        key = sample_key(*place, repeats.occurrence(place), stem_of=record.source)
+        split = "val" if origin is not None and origin.is_val else split_of(own, options.val_fraction)
+        clip = replace(probe.copy_of(record), num_frames=ticks, fps=float(TICKS_PER_SECOND))
+        return PlannedSample(key, own, record, probe, bucket, split, Window(0, ticks, ticks), clip)
+
+    def samples() -> Iterator[PlannedSample]:
+        for record in records:
+            try:
+                yield sample(record)
+            except Rejected as error:
+                rejections.append(Rejection(record.row, record.source, str(error), error.kind))
+
+    return Assignment(Rows.of(PlannedSample, samples()), tuple(rejections))
+
+
+_HAS_PICTURES = (
+    "the file has pictures, and clips.kind='audio' stores audio files only; extract its audio (ffmpeg -i IN -vn -c:a "
+    "copy OUT.m4a), or shard it with --clips copy, which keeps its audio"
+)
 
 
 def _drawn(
@@ -323,6 +369,14 @@ def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: S
     if not is_native:
         return cut
     return replace(cut, codec="", num_frames=window.num_clip_frames, width=bucket.width, height=bucket.height)
+
+
+def _stored_medium(medium: PlannedMedium, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
+    """Return the file that stores a conditioning input for a window of its clip; see `_stored`."""
+    if not medium.column.is_audio:
+        shown = Window(0, 1, 1) if medium.is_still else window
+        return _stored(medium.clip, medium.probe, shown, bucket, options)
+    return replace(medium.clip, path="", num_bytes=0, extension="", codec="") if options.clips.is_native else medium.clip
 
 
 def sample_key(

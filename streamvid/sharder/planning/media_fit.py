@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamvid.dataset.manifest import MediaInfo
@@ -28,7 +28,7 @@ SHAPE_TOLERANCE = 0.02
 class PlannedMedium:
     """One file of a conditioning input, as stored with a sample's clip.
 
-    is_still: True for one still image per clip; False for a video with as many frames as the clip.
+    is_still: True for one still image per clip; False for a video with as many frames as the clip, and for audio.
     """
 
     column: MediaColumn
@@ -58,7 +58,11 @@ def still_media(
             if isinstance(probe, Probe):
                 found[file.name] = found.get(file.name, True) and probe.is_image
     found |= {name: info.is_still for name, info in there.items()}
-    return frozenset(medium.name for medium in columns if (medium.kind == "image" or found.get(medium.name, True)))
+    return frozenset(
+        medium.name
+        for medium in columns
+        if not medium.is_audio and (medium.kind == "image" or found.get(medium.name, True))
+    )
 
 
 def fit_media(
@@ -75,6 +79,14 @@ def fit_media(
         medium, own = of_name[file.name], probes(file)
         if isinstance(own, Rejected):
             raise Rejected(f"{file.label}: {own}", kind="medium")
+        if medium.is_audio:
+            _check_audio(file, own)
+            found.append(PlannedMedium(medium, file, own, False, replace(own.copy_of(file), num_frames=0)))
+            continue
+        if own.is_audio:
+            raise Rejected(
+                f"{file.label}: {file.source} has only audio; declare the input as audio:{file.name}", kind="medium"
+            )
         is_still = file.name in stills and medium.kind != "video"
         if is_still and not own.is_image:
             raise Rejected(f"{file.label}: {file.source} is a video, but must be an image", kind="medium")
@@ -86,6 +98,18 @@ def fit_media(
             _check_shape(file, own, probe)
         found.append(PlannedMedium(medium, file, own, is_still, own.copy_of(file)))
     return tuple(found)
+
+
+def _check_audio(file: MediaFile, own: Probe) -> None:
+    if file.item is not None:
+        raise Rejected(
+            f"{file.label}: {file.source} is in a list, but an audio input has one file per row; use one column per "
+            "file",
+            kind="medium",
+        )
+    if not own.has_audio:
+        reason = f" that can be read ({own.audio_problem})" if own.audio_problem else ""
+        raise Rejected(f"{file.label}: {file.source} has no audio{reason}", kind="medium")
 
 
 def _check_mask(file: MediaFile, own: Probe) -> None:

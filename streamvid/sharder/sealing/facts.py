@@ -23,11 +23,12 @@ def media_facts(plan: ShardPlan, columns: Sequence[MediaColumn]) -> dict[str, Me
             is_list = is_list or any(medium.file.item is not None for medium in mine)
         found[column.name] = MediaInfo(
             column=column.column,
-            is_still=all(stills),
+            is_still=all(stills) and not column.is_audio,
             is_mask=column.is_mask,
             is_optional=column.is_optional,
             is_list=is_list,
             max_items=max(1, *counts),
+            is_audio=column.is_audio,
         )
     return found
 

@@ -18,6 +18,7 @@ VIDEO_EXTENSIONS = (
     *("ts", "mts", "m2ts", "flv", "wmv", "asf", "ogv", "ivf", "mxf", "rm", "rmvb"),
 )
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "avif", "heic")
+AUDIO_EXTENSIONS = ("wav", "flac", "mp3", "m4a", "mka", "ogg", "oga", "opus")
 MAX_PATH_CHARS = 4096
 _EXTENSIONS = frozenset(VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -25,7 +26,16 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 def is_media_name(name: str) -> bool:
     """Return True if the name has a media extension. Every file with such a name is either stored or rejected."""
-    return posixpath.splitext(name)[1].lower().lstrip(".") in _EXTENSIONS
+    return _extension(name) in _EXTENSIONS
+
+
+def is_audio_name(name: str) -> bool:
+    """Return True if the name has an extension of audio files, which are stored only if samples are audio."""
+    return _extension(name) in AUDIO_EXTENSIONS
+
+
+def _extension(name: str) -> str:
+    return posixpath.splitext(name)[1].lower().lstrip(".")
 
 
 def file_paths(root: Path) -> list[str]:

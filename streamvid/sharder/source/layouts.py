@@ -28,7 +28,7 @@ from streamvid.dataset.tabular.table import MetadataTable, read_file
 from streamvid.errors import ConfigError, Rejected, SourceError
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.embedded import EmbeddedFiles
-from streamvid.sharder.source.folder import is_media_name
+from streamvid.sharder.source.folder import is_audio_name, is_media_name
 from streamvid.sharder.source.media import Media, is_remote, split_url
 from streamvid.sharder.source.place import BucketFolder, LocalFolder, ObjectStates, Place
 from streamvid.sharder.source.sealed_source import is_manifest, read_dataset
@@ -192,7 +192,7 @@ def _open_source(source: str | Path, options: ShardOptions, embedded: EmbeddedFi
         return _open_prefix(store.url, options, embedded)
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would replace links with their targets
     if root.is_file():
-        if is_media_name(root.name):
+        if is_media_name(root.name) or is_audio_name(root.name):
             raise SourceError(f"source {root} is a single media file; pass its folder, {root.parent}")
         return _one_file(LocalFolder(root.parent, ObjectStates(storage)), root.name, options, embedded)
     if not root.is_dir():
@@ -239,6 +239,10 @@ def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
 
 
 # ----------------------------------------------------------------------------------------------------- metadata files
+
+
+def _is_folder(source: _Source) -> bool:
+    return any(map(is_audio_name if source.options.clips.is_audio else is_media_name, source.paths))
 
 
 def _unread_metadata(source: _Source, read: SourceInput) -> tuple[str, ...]:
@@ -446,7 +450,7 @@ _LAYOUTS: dict[str, _Layout] = {
     ),
     "lists": _Layout(_is_lists, _read_lists, is_certain=True, takes_base_path=True),
     "imagefolder": _Layout(_nested_metadata, _read_imagefolder, is_certain=True, takes_base_path=True),
-    "folder": _Layout(lambda source: any(map(is_media_name, source.paths)), lambda source: SourceInput(source.place)),
+    "folder": _Layout(_is_folder, lambda source: SourceInput(source.place)),
     "tars": _Layout(_tars, _read_tars, takes_file=True),
     "parquet": _Layout(_is_parquet, _read_parquet, takes_base_path=True),
 }

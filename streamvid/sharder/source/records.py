@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from streamvid.dataset.captions import Captions
 from streamvid.dataset.tabular.columns import (
+    AUDIO_COLUMNS,
     FACT_COLUMNS,
     VIDEO_COLUMNS,
     ColumnType,
@@ -45,7 +46,14 @@ from streamvid.sharder.source.extra_media import (
     media_cells,
     paths_of,
 )
-from streamvid.sharder.source.folder import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_media_name, printable_source
+from streamvid.sharder.source.folder import (
+    AUDIO_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    VIDEO_EXTENSIONS,
+    is_audio_name,
+    is_media_name,
+    printable_source,
+)
 from streamvid.sharder.source.layouts import SourceInput, find_input
 from streamvid.sharder.source.media import UNKNOWN, Media
 from streamvid.sharder.source.place import CaptionFile, LocalFolder, Place, SealedOrigin
@@ -159,21 +167,22 @@ def read_records(
         found = find_input(one, options, EmbeddedFiles(folder, extracts, wanted, finds_video))
         parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
         if not parts[-1].num_rows:
-            raise SourceError(f"nothing to shard: {_what_is_missing(found, one)}")
+            raise SourceError(f"nothing to shard: {_what_is_missing(found, one, options)}")
     return parts[0] if len(parts) == 1 else _joined(parts, sources)
 
 
-def _what_is_missing(found: SourceInput, source: str | Path) -> str:
+def _what_is_missing(found: SourceInput, source: str | Path, options: ShardOptions) -> str:
     """Return the reason why an input has no rows, and the remedy."""
     if found.layout == "dataset":
         return f"the dataset {found.place.url} has no samples; check the path"
     if found.table is not None and found.layout != "tars":
         return f"the metadata {', '.join(found.metadata[:3])} of source {source} has no rows; check the file"
     where = f"the tars of {found.place.url} contain" if found.layout == "tars" else f"{found.place.url} contains"
-    extensions = ", ".join(VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
+    is_audio = options.clips.is_audio
+    extensions = ", ".join(AUDIO_EXTENSIONS if is_audio else VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
     return (
-        f"{where} no file with a video or image extension; check the path, or rename the files (extensions: "
-        f"{extensions})"
+        f"{where} no file with {'an audio' if is_audio else 'a video or image'} extension; check the path, or rename "
+        f"the files (extensions: {extensions})"
     )
 
 
@@ -270,7 +279,8 @@ def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> Re
         )
     roles = _Roles()
     if table is None:
-        paths = [path for path in place.paths() if is_media_name(path)]
+        is_wanted = is_audio_name if options.clips.is_audio else is_media_name
+        paths = [path for path in place.paths() if is_wanted(path)]
         place.look_up_captions(paths)
         num_rows, rows = len(paths), (_Row(path, CaptionFile(path)) for path in paths)
     else:
@@ -341,7 +351,8 @@ def _whole_files(records: Rows[Record]) -> Iterator[tuple[int, str]]:
 def _video_column(found: SourceInput, table: MetadataTable, options: ShardOptions) -> str:
     asked = options.source.video_column or found.video_column
     try:
-        return find_column(table.names, asked, VIDEO_COLUMNS, "source.video_column")
+        usual = AUDIO_COLUMNS if options.clips.is_audio else VIDEO_COLUMNS
+        return find_column(table.names, asked, usual, "source.video_column")
     except SourceError as error:
         raise SourceError(
             f"{error}; for a dataset of captions without videos, use clips='text' (--clips text)"

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 class EncodeUnit:
     """Unit of work that encodes a window of `media` into the clip `name` of `clips`.
 
-    follows: for a conditioning video, the Timing of the sample's source as text; else "".
+    follows: for a conditioning video or audio, the Timing of the sample's source as text; else "".
     bars: black bars to crop.
     max_bytes: size limit of the clip; None for no limit.
     audio: codec of the audio; None to omit it.
+    seconds: for conditioning audio, its length for a clip without frame times; None for other files.
     fps: output frame rate; None keeps all frames of the window.
     """
 
@@ -48,6 +49,7 @@ class EncodeUnit:
     clips: ClipFolder
     encoding: Encoding
     audio: MadeAudioCodec | None
+    seconds: Fraction | None
     fps: Fraction | None
     limits: Limits
 
@@ -86,6 +88,8 @@ def put_clip(clips: ClipFolder, name: str, made: MadeClip) -> Finding:
 def _encode(unit: EncodeUnit, source: Source) -> Finding:
     from streamvid.video.encode.clip import encode_clip
 
+    if unit.seconds is not None:
+        return put_clip(unit.clips, unit.name, _encode_audio(unit, source, unit.seconds))
     made = encode_clip(
         source,
         height=unit.bucket.height,
@@ -102,6 +106,18 @@ def _encode(unit: EncodeUnit, source: Source) -> Finding:
         limits=unit.limits,
     )
     return put_clip(unit.clips, unit.name, made)
+
+
+def _encode_audio(unit: EncodeUnit, source: Source, seconds: Fraction) -> MadeClip:
+    """Return the audio of the window, whose times count from the first frame of the sample's source."""
+    from streamvid.video.encode.audio_file import encode_audio_file
+
+    assert unit.audio is not None
+    start = Fraction(0)
+    if unit.follows:
+        timing, first = Timing.from_text(unit.follows), unit.window.start
+        start, seconds = timing.seconds(0, first), timing.seconds(first, first + unit.window.num_frames)
+    return encode_audio_file(source, start, seconds, unit.audio, unit.limits)
 
 
 def _timeline(unit: EncodeUnit) -> Timeline:

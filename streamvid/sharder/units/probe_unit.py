@@ -20,8 +20,9 @@ from streamvid.video.limits import Limits
 if TYPE_CHECKING:
     from streamvid.sharder.source.extra_media import MediaFile
     from streamvid.sharder.source.records import Record
+    from fractions import Fraction
+
     from streamvid.video.container import Source
-    from streamvid.video.info import VideoInfo
 
 _EXTENSIONS = {
     "mov": "mp4",
@@ -40,7 +41,11 @@ _EXTENSIONS = {
     "webp_pipe": "webp",
     "bmp_pipe": "bmp",
     "tiff_pipe": "tif",
+    "wav": "wav",
+    "flac": "flac",
+    "mp3": "mp3",
 }
+_AUDIO_EXTENSIONS = {"mov": "m4a", "matroska": "mka", "ogg": "ogg"}  # of files without pictures
 _HEIF_EXTENSIONS = {"av1": "avif"}
 _EXTENSIONS_OF_NAMES = {
     **dict.fromkeys(("mp4", "m4v", "mov", "f4v", "3gp", "3g2"), "mp4"),
@@ -62,7 +67,7 @@ Finding: TypeAlias = dict[str, Any]
 class Probe:
     """Facts about a file that the sharder needs.
 
-    width, height: display size in pixels.
+    width, height: display size in pixels; 0 if the file has only audio.
     extension: extension of the tar member if the file is copied.
     timing: a `Timing` as text; "" if it is not needed.
     has_audio: True if the file has audio that can be read; None if this is unknown.
@@ -85,6 +90,11 @@ class Probe:
     audio_start_seconds: float | None = None
     audio_seconds: float | None = None
     audio_problem: str = ""
+
+    @property
+    def is_audio(self) -> bool:
+        """True if the file has audio, but no pictures."""
+        return self.num_frames == 0 and self.has_audio is True
 
     def without(self, bars: Margins) -> Probe:
         """Return the facts of the file without its black bars: (left, top, right, bottom), in pixels."""
@@ -125,9 +135,13 @@ def probe_file(unit: ProbeUnit) -> Finding:
 
 
 def _probe(unit: ProbeUnit, source: Source) -> Finding:
+    from streamvid.video.container import OnlyAudioError
     from streamvid.video.probe import probe
 
-    info = probe(source, unit.limits, verify=unit.verify)
+    try:
+        info = probe(source, unit.limits, verify=unit.verify)
+    except OnlyAudioError:
+        return _probe_audio(unit, source)
     timing = Timing.of(info).to_text() if unit.timing and not info.is_image else ""
     is_heif = info.is_image and info.container == "mov"
     extension = (
@@ -135,14 +149,33 @@ def _probe(unit: ProbeUnit, source: Source) -> Finding:
     )
     facts = asdict(copied(Probe, info, extension=extension, timing=timing))
     return (
-        {**facts, **_sound(unit, source, info)}
+        {**facts, **_audio_of(unit, source, info.timestamps[0] * info.time_base)}
         if info.has_audio and not info.is_image
         else {**facts, "has_audio": False}
     )
 
 
-def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
-    """Return the facts about a video's audio. Only damaged audio rejects a video, and only if all is decoded."""
+def _probe_audio(unit: ProbeUnit, source: Source) -> Finding:
+    """Return the facts about a file that has only audio. Raises ProbeError if its audio cannot be read."""
+    from streamvid.video.audio.file import own_zero
+    from streamvid.video.container import open_audio
+    from streamvid.video.survey.audio_span import read_audio_span
+
+    with open_audio(source, unit.limits) as file:
+        container = file.container_name
+    span = read_audio_span(source, unit.limits)
+    if span is None:
+        raise ProbeError("the file has no audio; check that it is complete", kind="not-media")
+    found = _audio_of(unit, source, own_zero(source, unit.limits))
+    extension = _AUDIO_EXTENSIONS.get(container) or clip_extension(container, unit.media.source)
+    return {**asdict(Probe(0, 0, 0, 0.0, float(found["audio_seconds"]), span.codec, extension, False)), **found}
+
+
+def _audio_of(unit: ProbeUnit, source: Source, zero: Fraction) -> Finding:
+    """Return the facts about a file's audio. Only damaged audio rejects the file, and only if all is decoded.
+
+    zero: time of the first frame.
+    """
     from streamvid.video.survey.audio_facts import read_audio_facts
     from streamvid.video.survey.audio_span import read_audio_span
 
@@ -159,7 +192,7 @@ def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
             raise ProbeError(f"its audio is damaged: {error}", kind="audio") from error
     return {
         "has_audio": True,
-        "audio_start_seconds": float(span.begin_seconds - info.timestamps[0] * info.time_base),
+        "audio_start_seconds": float(span.begin_seconds - zero),
         "audio_seconds": float(span.end_seconds - span.begin_seconds),
     }
 

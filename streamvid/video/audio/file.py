@@ -7,23 +7,48 @@ from fractions import Fraction
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.audio.canvas import NO_AUDIO, AudioResult, Canvas, check_out
 from streamvid.video.audio.frames import Float32s
-from streamvid.video.audio.grid import AudioFormat
+from streamvid.video.audio.grid import AudioFormat, round_half_up
 from streamvid.video.audio.samples import audio_packets, decode_pieces
 from streamvid.video.audio.stream import audio_stream
-from streamvid.video.container import Source, open_video
+from streamvid.video.container import Source, open_audio
 from streamvid.video.limits import LIMITS, Limits
+from streamvid.video.packets import read_packets
 
 _OVERLAP_SECONDS = 10
 
 
+def own_zero(source: Source, limits: Limits = LIMITS) -> Fraction:
+    """Return the time at which a file of its own begins, in seconds on its timeline: see `decode_audio_file`.
+
+    It is the time of the first frame, or that of the first audio sample in a file without pictures. Containers put it
+    at other times than 0: MP3 files begin with the delay of their encoder, and transport streams at 1.4 s.
+    Raises ProbeError if the file cannot be read, or has neither.
+    """
+    with open_audio(source, limits) as video:
+        if video.pictures is not None:
+            table = read_packets(video)
+            return table.timestamps[0] * table.time_base
+        stream = audio_stream(video)
+        pieces = () if stream is None else decode_pieces(stream, audio_packets(video, stream), is_exact=False)
+        for piece in pieces:
+            return Fraction(piece.position, piece.sample_rate)
+    raise ProbeError("the file has no audio", kind="no-audio")
+
+
 def decode_audio_file(
-    source: Source, first_sample: int, out: Float32s, audio: AudioFormat, limits: Limits = LIMITS
+    source: Source,
+    first_sample: int,
+    out: Float32s,
+    audio: AudioFormat,
+    limits: Limits = LIMITS,
+    zero: Fraction = Fraction(0),
 ) -> AudioResult:
     """Decode a window of a file's audio into `out` (channels, samples), float32.
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file.
     first_sample: the window's first sample on the delivered grid: sample k has the time k / audio.sample_rate on the
         timeline of the file's video frames (see `first_sample_at`). It may be negative.
+    zero: time from which the grid is counted instead, rounded to a sample of the file, such as `own_zero`.
 
     Decoding ends 10 s after the window, so later packets that claim an earlier time are not found.
     A file without audio, or without audio in the window, gives silence. Raises DecodeError if the audio does not decode
@@ -31,7 +56,7 @@ def decode_audio_file(
     """
     check_out(out, audio)
     try:
-        with open_video(source, limits) as video:
+        with open_audio(source, limits) as video:
             stream = audio_stream(video)
             if stream is None:
                 out[:] = 0
@@ -40,9 +65,10 @@ def decode_audio_file(
             packets = audio_packets(video, stream)
             last = Fraction(first_sample + out.shape[1], audio.sample_rate) + _OVERLAP_SECONDS
             for piece in decode_pieces(stream, packets, video.container_name == "mov"):
-                if piece.position > last * piece.sample_rate:
+                position = piece.position - round_half_up(zero * piece.sample_rate)
+                if position > last * piece.sample_rate:
                     break
-                canvas.draw(piece.position, piece.samples, piece.layout, piece.sample_rate)
+                canvas.draw(position, piece.samples, piece.layout, piece.sample_rate)
             return canvas.render()
     except ProbeError as error:
         raise DecodeError(str(error)) from error

@@ -23,7 +23,7 @@ from streamvid.video.audio.convergence import short_preroll
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import AudioStreamInfo, audio_stream, info_of
 from streamvid.video.clip_index import CHECKSUM_BYTES, checksum, stored_offset
-from streamvid.video.container import open_video
+from streamvid.video.container import open_audio
 from streamvid.video.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -90,6 +90,10 @@ class AudioIndex:
     def _edges(self) -> Int64s:
         """Ordinals of the first packet of each segment, and the number of packets."""
         return _segment_edges(self.offsets, self.sizes)
+
+    def from_first_sample(self) -> AudioIndex:
+        """Return the index of the same packets, with positions from the first sample on (see `own_zero`)."""
+        return replace(self, positions=self.positions - self.positions[int(np.argmax(self.counts > 0))])
 
     @property
     def num_bytes(self) -> int:
@@ -161,7 +165,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
     see: function that is called with each decoded piece (such as `FactsMeasure.add`), even if the result is None.
     Raises ProbeError if the audio does not decode or is not allowed.
     """
-    with open_video(data, limits) as video:
+    with open_audio(data, limits) as video:
         stream = audio_stream(video)
         if stream is None:
             return None

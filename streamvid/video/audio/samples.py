@@ -52,7 +52,8 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
     """Yield the audio packets of a file that was just opened, except empty ones. The video is skipped."""
     from av.stream import Discard
 
-    video.stream.discard = Discard.all
+    if video.pictures is not None:
+        video.pictures.discard = Discard.all
     stream.discard = Discard.default
     with (
         ffmpeg_errors("the file ends early or is damaged: not all of its audio can be read"),

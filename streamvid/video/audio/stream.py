@@ -86,7 +86,7 @@ def audio_stream(video: VideoFile) -> AudioStream | None:
     """
     if not video.has_audio:
         return None
-    best = video.container.streams.best("audio", related=video.stream)
+    best = video.container.streams.best("audio", related=video.pictures)
     stream = video.container.streams.audio[0] if best is None else cast("AudioStream", best)
     context: AudioCodecContext | None = stream.codec_context
     if context is None:

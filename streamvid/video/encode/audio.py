@@ -98,7 +98,7 @@ def find_window(
 
     Audio in a codec that is not allowed is ignored. Raises ProbeError if the audio does not decode.
 
-    video: the opened source. Lossy tracks have at most two channels.
+    video: the opened source.
     first_time: presentation time of the clip's first frame. timeline: timeline of the clip's frames.
     """
     if codec is None:
@@ -109,11 +109,28 @@ def find_window(
         return None
     if stream is None:
         return None
-    profile, decoder = AUDIO_PROFILES[codec], stream.codec_context
-    num_channels = next((count for count in LAYOUTS if count >= decoder.layout.nb_channels), max(LAYOUTS))
-    form = AudioFormat(profile.sample_rate(decoder.sample_rate), min(num_channels, profile.max_channels))
+    form = track_format(stream, codec)
     window = AudioWindow(source, first_time, timeline.duration_seconds, codec, form, video.limits)
     return window if window.is_present else None
+
+
+def track_format(stream: AudioStream, codec: MadeAudioCodec) -> AudioFormat:
+    """Return the format of a track with the audio of a stream. Lossy tracks have at most two channels."""
+    profile, decoder = AUDIO_PROFILES[codec], stream.codec_context
+    num_channels = next((count for count in LAYOUTS if count >= decoder.layout.nb_channels), max(LAYOUTS))
+    return AudioFormat(profile.sample_rate(decoder.sample_rate), min(num_channels, profile.max_channels))
+
+
+def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
+    """Return FFmpeg's options for the MP4 file of a clip. bitexact omits dates and versions.
+
+    The pictures begin at 0 and are not reordered. Only the packets of an audio track may begin before time 0, because
+    lossy decoders need some to start; an edit list hides their samples, and ends exactly where the clip ends.
+    """
+    if sound is None:
+        return {"fflags": "+bitexact", "use_editlist": "0"}
+    exact = {"avoid_negative_ts": "disabled", "movie_timescale": str(sound.format.sample_rate)}
+    return {"fflags": "+bitexact", "use_editlist": "1", **exact}
 
 
 class AudioTrack:

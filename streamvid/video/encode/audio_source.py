@@ -20,7 +20,7 @@ from streamvid.video.audio.frames import Float32s
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import audio_stream
-from streamvid.video.container import Source, VideoFile, open_video
+from streamvid.video.container import Source, VideoFile, open_audio
 from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read_blocks(
     Raises DecodeError if the audio does not decode or is not allowed.
     """
     try:
-        with open_video(_beside(source), limits) as video:
+        with open_audio(_beside(source), limits) as video:
             stream = audio_stream(video)
             if stream is None:
                 for size in sizes:

@@ -21,7 +21,7 @@ from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video.container import Source, VideoFile, open_video
 from streamvid.video.cropping import NO_MARGINS, Margins
 from streamvid.video.decode.file import decode_from, from_key_frame
-from streamvid.video.encode.audio import AudioTrack, AudioWindow, check_track, find_window
+from streamvid.video.encode.audio import AudioTrack, AudioWindow, check_track, find_window, muxer_options
 from streamvid.video.encode.audio_profiles import MadeAudioCodec
 from streamvid.video.encode.check import LOSSLESS_PSNR, QualityMeter, check_clip, picture_checksum
 from streamvid.video.encode.cover import ColorTags, Cover
@@ -215,7 +215,7 @@ class ClipWriter:
         # SVT-AV1 writes to standard error whatever FFmpeg's log level is.
         os.environ.setdefault("SVT_LOG", "0")
         self._timeline, self._sink = timeline, io.BytesIO()
-        self._container = av.open(self._sink, "w", format="mp4", options=_muxer_options(sound))
+        self._container = av.open(self._sink, "w", format="mp4", options=muxer_options(sound))
         self._stream = cast(
             "VideoStream",
             self._container.add_stream(encoding.profile.encoder, rate=_RATE, options=encoding.encoder_options()),
@@ -272,18 +272,6 @@ class ClipWriter:
                 if self._track is not None:
                     self._track.write_until((kept.pts + kept.duration) * self._timeline.time_base)
                 self._container.mux_one(kept)
-
-
-def _muxer_options(sound: AudioWindow | None) -> dict[str, str]:
-    """Return FFmpeg's options. bitexact omits dates and versions.
-
-    The pictures begin at 0 and are not reordered. Only the packets of an audio track may begin before time 0, because
-    lossy decoders need some of them to start; an edit list hides their samples, and ends exactly where the clip ends.
-    """
-    if sound is None:
-        return {"fflags": "+bitexact", "use_editlist": "0"}
-    exact = {"avoid_negative_ts": "disabled", "movie_timescale": str(sound.format.sample_rate)}
-    return {"fflags": "+bitexact", "use_editlist": "1", **exact}
 
 
 # Still images.

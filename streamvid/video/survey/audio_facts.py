@@ -11,7 +11,7 @@ from streamvid.video.audio.frames import Float32s
 from streamvid.video.audio.index import AudioIndex, index_audio
 from streamvid.video.audio.samples import Piece, audio_packets, decode_pieces
 from streamvid.video.audio.stream import audio_stream
-from streamvid.video.container import Source, open_video
+from streamvid.video.container import Source, VideoFile, open_audio
 from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.packets import PacketTable, read_packets
 from streamvid.video.survey.loudness import LoudnessMeter
@@ -27,8 +27,8 @@ class AudioFacts:
 
     - codec: FFmpeg's name.
     - sample_rate, num_channels: of the first decoded samples.
-    - start_seconds: start of the audio minus start of the video.
-    - end_seconds: end of the audio minus end of the video.
+    - start_seconds: start of the audio minus start of the video; 0.0 for a file with only audio.
+    - end_seconds: end of the audio minus end of the video; 0.0 for a file with only audio.
     - duration_seconds: from the first to the end of the last sample, including gaps.
     - gap_seconds: sum of the gaps between samples.
     - silence_share: share of the tenths of a second of the duration in which no sample exceeds -60 dBFS.
@@ -54,10 +54,10 @@ def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | No
 
     Raises ProbeError if the file cannot be read, or its audio does not decode or is not allowed.
     """
-    with open_video(source, limits) as video:
+    with open_audio(source, limits) as video:
         if not video.has_audio:
             return None
-        table = read_packets(video)
+        table = _pictures(video)
         video.reopen()
         stream = audio_stream(video)
         if stream is None:
@@ -73,12 +73,16 @@ def index_with_facts(data: bytes, limits: Limits = LIMITS) -> tuple[AudioIndex |
 
     Both are None for a clip without audio. Raises the same errors as `index_audio`.
     """
-    with open_video(data, limits) as video:
+    with open_audio(data, limits) as video:
         stream = audio_stream(video)
         if stream is None:
             return None, None
-        measure, table = FactsMeasure(stream.codec_context.codec.canonical_name), read_packets(video)
+        measure, table = FactsMeasure(stream.codec_context.codec.canonical_name), _pictures(video)
     return index_audio(data, limits, see=measure.add), measure.finish(table)
+
+
+def _pictures(video: VideoFile) -> PacketTable | None:
+    return None if video.pictures is None else read_packets(video)
 
 
 class FactsMeasure:
@@ -113,20 +117,24 @@ class FactsMeasure:
         places = np.flatnonzero(loudest.max(axis=0) > _SILENCE) + piece.position
         self._loud.update(np.unique(places * _BLOCKS_PER_SECOND // rate).tolist())
 
-    def finish(self, table: PacketTable) -> AudioFacts | None:
-        """Return the facts, or None if there were no samples. table: the packets of the video."""
+    def finish(self, table: PacketTable | None) -> AudioFacts | None:
+        """Return the facts, or None if there were no samples. table: packets of the video; None if there is none."""
         if self._format is None or self._meter is None:
             return None
         rate, _, channels = self._format
-        first, last = table.timestamps[0], table.timestamps[-1] + table.last_duration
+        first, last = self._start, self._end
+        if table is not None:
+            first, last = (
+                time * table.time_base for time in (table.timestamps[0], table.timestamps[-1] + table.last_duration)
+            )
         duration = self._end - self._start
         num_blocks = max(1, round(duration * _BLOCKS_PER_SECOND))
         return AudioFacts(
             codec=self._codec,
             sample_rate=rate,
             num_channels=channels,
-            start_seconds=float(self._start - first * table.time_base),
-            end_seconds=float(self._end - last * table.time_base),
+            start_seconds=float(self._start - first),
+            end_seconds=float(self._end - last),
             duration_seconds=float(duration),
             gap_seconds=float(self._gap),
             silence_share=max(0.0, 1 - len(self._loud) / num_blocks),

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from streamvid.video.audio.samples import audio_packets, declared_cut
 from streamvid.video.audio.stream import audio_stream
-from streamvid.video.container import Source, open_video
+from streamvid.video.container import Source, open_audio
 from streamvid.video.limits import LIMITS, Limits
 
 
@@ -33,7 +33,7 @@ def read_audio_span(source: Source, limits: Limits = LIMITS) -> AudioSpan | None
     For a remote MP4, only the index is read. Raises ProbeError if the packets cannot be read or the codec is not
     allowed.
     """
-    with open_video(source, limits) as video, video.bodies_left_out():
+    with open_audio(source, limits) as video, video.bodies_left_out():
         stream = audio_stream(video)
         if stream is None or stream.time_base is None:
             return None
