@@ -70,7 +70,9 @@ _ALL = (
         presets=("wan2.2-a14b-480p", "wan2.2-a14b-720p"),
         lora_targets=_WAN_TARGETS,
         example="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-        base_models=MappingProxyType({"high": "transformer", "low": "transformer_2"}),
+        base_models=MappingProxyType(
+            {"high": "transformer", "low": "transformer_2", "both": "transformer,transformer_2"}
+        ),
     ),
     Recipe(
         name="wan2.2-5b",

@@ -53,7 +53,7 @@ def recipe_options(
         "data.batch_size": 1,
         "data.loader.preset": recipe.presets[0],
         "optimizer.lr": _LORA_LR if is_lora else _FULL_LR,
-        "model.trainable": [] if is_lora else [base],
+        "model.trainable": [] if is_lora else base.split(","),
     }
     if model is not None:
         found["model.args.model"] = model

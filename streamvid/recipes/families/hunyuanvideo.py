@@ -101,6 +101,11 @@ class HunyuanVideo15Training(HunyuanVideoTraining):
     TEXT_OUTPUTS = ("prompt_embeds", "prompt_embeds_mask", "prompt_embeds_2", "prompt_embeds_mask_2")
     MAX_TEXT = None
 
+    def is_unused(self, name: str) -> bool:
+        """Return True for what the last block makes of the text states, which nothing reads."""
+        last = f"transformer.transformer_blocks.{self.transformer.config.num_layers - 1}."
+        return name.startswith((f"{last}attn.to_add_out.", f"{last}ff_context."))
+
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity."""
         model = self.transformer
