@@ -129,7 +129,11 @@ class AccelerateConfig(Options):
         None, help="Precision of autocast.", shown_default="the setting of `accelerate launch`"
     )
     cpu: bool = option(False, help="Use the CPU even if accelerators are available.")
-    find_unused_parameters: bool = option(False, help="Allow trainable parameters that some steps do not use.")
+    find_unused_parameters: bool | None = option(
+        None,
+        help="Allow trainable parameters that some steps do not use.",
+        shown_default="as the module states",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,11 +134,7 @@ def checkpoint_function(accelerator: Accelerator) -> Callable[..., Any] | None:
 
 
 def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
-    found: list[Any] = [
-        DistributedDataParallelKwargs(
-            find_unused_parameters=config.accelerate.find_unused_parameters, broadcast_buffers=False
-        )
-    ]
+    found: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False)]
     if needs_gloo:
         found.append(InitProcessGroupKwargs(backend="gloo"))
     if config.logging.profile_steps:

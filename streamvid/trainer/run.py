@@ -35,6 +35,7 @@ from streamvid.trainer.metrics import (
     readable,
 )
 from streamvid.trainer.tasks import TaskModule, find_task
+from streamvid.trainer.unused import allow_unused, require_gradients
 
 if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
@@ -93,6 +94,7 @@ class Run:
             loader, eval_loader = stack.enter_context(open_loaders(config, module, self.is_main))
         self.loader = loader
         _log.info("%s", format_table(summarize(module)))
+        allow_unused(accelerator, config.accelerate.find_unused_parameters, module)
         self.module, self.optimizer = accelerator.prepare(TaskModule(module, task), optimizer)
         self.parameters = [one for one in self.module.parameters() if one.requires_grad]
         decay = config.optimizer.ema_decay
@@ -144,6 +146,8 @@ class Run:
                 # accelerate averages over ranks and batches; the loader's weights make this the mean of all samples.
                 accelerator.backward(mean * batch.loss_weight)
                 if accelerator.sync_gradients:
+                    if number == self.progress.step + 1:
+                        require_gradients(self.module)
                     largest = config.optimizer.grad_clip or float("inf")
                     result.grad_norm = accelerator.clip_grad_norm_(self.parameters, largest)
                 self.optimizer.step()

@@ -120,10 +120,15 @@ def test_a_sample_has_the_same_loss_in_any_batch(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["full", "lora"])
 @pytest.mark.parametrize("name", ALL)
 def test_two_clips_are_learned_by_heart(name: str, kind: str, tmp_path: Path) -> None:
-    """The loss on two clips with fixed noise falls below 30 % of its start; what does not train stays as it is."""
+    """The loss on two clips with fixed noise and times falls below 30 % of its start; what is frozen stays as it is.
+
+    Adapters have the recipe's layers. Wan and Mochi need one on the output layer too: in these tiny models, it makes
+    48 or 64 values from 24 or 32 channels, so if it is frozen, nothing before it can produce any noise.
+    """
     recipe = find_recipe(recipe_of(name))
     args = {"model": str(make_model(name, tmp_path / name)), "encoder_dtype": "float32"}
-    lora = LoraConfig(base_model=recipe.base_model, rank=8, target_modules=recipe.lora_targets)
+    targets = (*recipe.lora_targets, *(("proj_out",) if name.startswith(("wan", "mochi")) else ()))
+    lora = LoraConfig(base_model=recipe.base_model, rank=16, target_modules=targets)
     model = ModelConfig(factory=recipe.factory, args=args, lora=lora if kind == "lora" else LoraConfig())
     module: Any = build_module(model, task="sft", seed=0)
     trained = {part: value for part, value in module.named_parameters() if value.requires_grad}
@@ -131,52 +136,21 @@ def test_two_clips_are_learned_by_heart(name: str, kind: str, tmp_path: Path) ->
     assert all(part.startswith(f"{recipe.base_model}.") for part in trained)
     assert (kind == "lora") == all(".lora_" in part for part in trained)
     ready = encoded(module, SIZES.get(name, USUAL)[0])
-    before = float(module(ready)["loss"].mean().detach())
-    optimizer = torch.optim.Adam(trained.values(), lr=1e-2)
-    goal, after = (0.3 if kind == "full" else 0.95) * before, before
+    before = after = float(module(ready)["loss"].mean().detach())
+    optimizer = torch.optim.Adam(trained.values(), lr=1e-2 if kind == "full" else 2e-2)
     for _ in range(600):
         loss = module(ready)["loss"].mean()
         after = float(loss.detach())
-        if after < goal:
+        if after < 0.3 * before:
             break
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert after < goal
+    assert after < 0.3 * before
+    without = {part for part, value in trained.items() if value.grad is None}
+    assert without == {part for part in trained if module.is_unused(part)}
+    assert module.has_unused_parameters == bool(without)
     assert all(torch.equal(dict(module.named_parameters())[part], value) for part, value in frozen.items())
-
-
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ALL)
-def test_a_killed_run_ends_with_the_same_bytes(name: str, ranks: int, tmp_path: Path) -> None:
-    """PLAN-5, with encoders in the step and buckets of videos and images."""
-    recipe = find_recipe(recipe_of(name))
-    layout = {Bucket(*size): [2 * ranks, 2 * ranks] for size in SIZES.get(name, USUAL)}
-    dataset = build_dataset(tmp_path / "ds", layout)
-    args = {"model": str(make_model(name, tmp_path / name)), "encoder_dtype": "float32"}
-    whole = config_of(
-        dataset,
-        tmp_path / "whole",
-        {
-            "max_steps": 6,
-            "data.batch_size": 1,
-            "model": ModelConfig(factory=recipe.factory, args=args),
-            "optimizer": OptimizerConfig(lr=1e-3),
-            "checkpoints": CheckpointConfig(steps=2),
-            # The last block of some families computes text states that nothing uses.
-            "accelerate.find_unused_parameters": True,
-        },
-    )
-    run(whole, ranks, PRELOAD)
-    parts = changed(whole, {"output": tmp_path / "parts"})
-    process = start(parts, ranks, PRELOAD)
-    while process.is_alive() and last_step_in(parts.output) < 3:
-        time.sleep(0.001)
-    process.send(signal.SIGKILL)
-    assert process.wait() == [-signal.SIGKILL] * ranks
-    run(parts, ranks, PRELOAD)
-    assert (parts.output / "step-6.safetensors").read_bytes() == (whole.output / "step-6.safetensors").read_bytes()
-    assert losses_in(parts.output) == losses_in(whole.output)
 
 
 @pytest.mark.slow
@@ -194,27 +168,6 @@ def test_first_frames_come_from_a_conditioning_input_if_it_is_named(tmp_path: Pa
         assert not torch.allclose(found[name], usual[name])
     with pytest.raises(ConfigError, match="image is 'photo', but the batch has no such conditioning input"):
         other.encode(batch)
-
-
-def test_split_training_equals_one_stage(tmp_path: Path) -> None:
-    """Training on what the first stage stored gives the same losses and weights."""
-    dataset = build_dataset(tmp_path / "ds", {Bucket(*size): [4] for size in USUAL})
-    args = {"model": str(make_model("wan2.1", tmp_path / "wan")), "encoder_dtype": "float32"}
-    changes = {
-        "max_steps": 4,
-        "data.batch_size": 2,
-        "model": ModelConfig(factory=RECIPES["wan2.1"].factory, args=args),
-        "optimizer": OptimizerConfig(lr=1e-3),
-    }
-    one = config_of(dataset, tmp_path / "one", changes)
-    train(one)
-    features = FeaturesConfig(url=str(tmp_path / "features"))
-    data = {"data.features": features}
-    encode(changed(one, {**data, "task": "sft:data_process", "output": tmp_path / "encoding"}))
-    two = changed(one, {**data, "task": "sft:train", "output": tmp_path / "two"})
-    train(two)
-    assert losses_in(two.output) == losses_in(one.output)
-    assert (two.output / "step-4.safetensors").read_bytes() == (one.output / "step-4.safetensors").read_bytes()
 
 
 def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -45,8 +45,16 @@ class Denoiser(nn.Module):
 class UserTraining(nn.Module):
     encoders = ("vae",)
 
-    def __init__(self, dim: int = 16, dropout: float = 0.0, encoder: bool = True, unused: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int = 16,
+        dropout: float = 0.0,
+        encoder: bool = True,
+        unused: bool = False,
+        states_unused: bool = False,
+    ) -> None:
         super().__init__()
+        self.has_unused_parameters = states_unused
         self.dit = Denoiser(12, dim, dropout)
         with torch.random.fork_rng():
             torch.manual_seed(11)  # as a released encoder, it is the same whatever else is built

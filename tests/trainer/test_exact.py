@@ -159,13 +159,29 @@ def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
         torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_parameters_that_take_no_part_need_a_word_where_there_are_ranks(dataset: Path, tmp_path: Path) -> None:
+def test_parameters_without_gradients_are_named_before_the_first_step_of_several_ranks(
+    dataset: Path, tmp_path: Path
+) -> None:
     unused = ModelConfig(factory="tests.trainer.modules:build", args={"unused": True})
     config = config_of(dataset, tmp_path / "run", {"max_steps": 3, "model": unused})
     failed = start(config, ranks=2)
-    assert 0 not in failed.wait() and "find_unused_parameters" in failed.stderr()
-    run(changed(config, {"output": tmp_path / "told", "accelerate.find_unused_parameters": True}), ranks=2)
-    assert len(losses_in(tmp_path / "told")) == 3
+    assert 0 not in failed.wait()
+    told = " ".join(failed.stderr().split())
+    assert "spare.weight, spare.bias of the training module got no gradient" in told
+    assert "set accelerate.find_unused_parameters=true" in told
+    assert not (config.output / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("stated", [True, None])
+def test_unused_parameters_are_allowed_by_the_config_or_by_the_module(
+    dataset: Path, tmp_path: Path, stated: bool | None
+) -> None:
+    args = {"unused": True, "states_unused": stated is None}
+    unused = ModelConfig(factory="tests.trainer.modules:build", args=args)
+    changes = {"max_steps": 3, "model": unused, "accelerate.find_unused_parameters": stated}
+    config = config_of(dataset, tmp_path / "run", changes)
+    run(config, ranks=2)
+    assert len(losses_in(config.output)) == 3
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_another(dataset: Path, tmp_path: Path) -> None:

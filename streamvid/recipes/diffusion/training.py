@@ -94,6 +94,15 @@ class DiffusionTraining(nn.Module):
         """Return True if the model can be given the first frame of some samples of a batch."""
         return False
 
+    def is_unused(self, name: str) -> bool:
+        """Return True if the loss never depends on the parameter with this name."""
+        return False
+
+    @property
+    def has_unused_parameters(self) -> bool:
+        """True if a parameter that trains gets no gradient."""
+        return any(one.requires_grad and self.is_unused(name) for name, one in self.named_parameters())
+
     def _encoder(self, name: str) -> nn.Module:
         """Load a frozen component: an encoder, or a denoiser that does not train."""
         config = self.config

@@ -84,6 +84,11 @@ class HunyuanVideo15Training(DiffusionTraining):
         latents = encode_clips(self.vae, first, "mean", batch.sample_seeds)
         return {"first_frame": pixels, "condition": latents, "image_embeds": torch.cat(rows)}
 
+    def is_unused(self, name: str) -> bool:
+        """Return True for what the last block makes of the text states, which nothing reads."""
+        last = f"transformer.transformer_blocks.{self.transformer.config.num_layers - 1}."
+        return name.startswith((f"{last}attn.to_add_out.", f"{last}ff_context."))
+
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity."""
         model = self.transformer

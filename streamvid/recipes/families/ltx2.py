@@ -17,6 +17,7 @@ Numbers and where they come from:
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -60,6 +61,10 @@ class Ltx2Training(LtxTraining):
         "vocoder": ("LTX2Vocoder", "LTX2VocoderWithBWE"),
     }
     TEXT_PIPELINE = "LTX2Pipeline"
+
+    def is_unused(self, name: str) -> bool:
+        """Return True for the audio stream and its attention to and from the video."""
+        return re.search("audio|a2v|v2a|av_cross", name) is not None
 
     def _encode_one(self, text: str, image: Tensor | None) -> dict[str, Tensor]:
         found = self._text_states(text)

@@ -1,0 +1,37 @@
+"""Trainable parameters that a step does not use. They matter where several processes average their gradients."""
+
+from __future__ import annotations
+
+from accelerate import Accelerator
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from streamvid.errors import ConfigError
+from streamvid.modules.parts import some
+
+
+def allow_unused(accelerator: Accelerator, allowed: bool | None, module: nn.Module) -> None:
+    """Decide, before `prepare`, whether DDP looks for unused parameters in each step.
+
+    allowed: `accelerate.find_unused_parameters`; None: as the module's attribute `has_unused_parameters` states.
+    """
+    if accelerator.ddp_handler is not None:
+        stated = bool(getattr(module, "has_unused_parameters", False))
+        accelerator.ddp_handler.find_unused_parameters = stated if allowed is None else allowed
+
+
+def require_gradients(prepared: nn.Module) -> None:
+    """Raise ConfigError if DDP needs a gradient for each trainable parameter and the first backward pass left some out.
+
+    Otherwise, DDP would fail in the second step, after a first one with gradients that it did not average.
+    """
+    if not isinstance(prepared, DistributedDataParallel) or prepared.find_unused_parameters:
+        return
+    model = prepared.module.model
+    unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
+    if unused:
+        raise ConfigError(
+            f"{some(unused)} of the training module got no gradient in the first step, but with several processes "
+            "each trainable parameter needs one in each step; set accelerate.find_unused_parameters=true, or choose "
+            "with model.trainable only parameters that the loss depends on"
+        )

@@ -1,0 +1,229 @@
+"""Runs of every recipe on two ranks: killed and resumed, on stored features, samples, and pipelines with the results."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.modules.export import write_pipeline_folder
+from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.encode import encode
+from tests.loader.conftest import build_dataset
+from tests.recipes.test_families import SIZES, USUAL
+from tests.recipes.test_fine_tuning import resolved
+from tests.recipes.tiny import MODELS, make_model
+from tests.trainer.configs import changed
+from tests.trainer.runs import last_step_in, metrics_in, run, start
+
+# Imports that take longer than a run: done once, in the process that the runs are forked from.
+PRELOAD = ("diffusers.pipelines.wan.pipeline_wan", "diffusers.pipelines.ltx2.pipeline_ltx2", "peft")
+RANKS, STEPS, RANK, ALPHA = 2, 6, 4, 8
+# The kind of training that every run of the tests goes through; the others are slow together.
+QUICK = [("wan2.1", "lora")]
+CASES = [(name, kind) for name in MODELS for kind in ("full", "lora")] + [("wan2.2", "experts")]
+EXPERTS = {"experts": ("--set", "model.args.expert=both")}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:In CPU autocast"),
+    pytest.mark.timeout(900),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run on two ranks that has ended, of all weights, of adapters, or of both experts.
+
+    whole: its configuration.
+    """
+
+    name: str
+    kind: str
+    model: Path
+    whole: TrainConfig
+
+    @property
+    def output(self) -> Path:
+        return self.whole.output
+
+    @property
+    def weights(self) -> dict[str, bytes]:
+        return weights_in(self.output)
+
+
+def weights_in(output: Path) -> dict[str, bytes]:
+    """The files of weights and of their moving averages, at every step that was saved."""
+    return {path.name: path.read_bytes() for path in output.glob("*.safetensors")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+def once(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """The folder, made at its first use."""
+    if not folder.exists():
+        make(folder)
+    return folder
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(case, id="-".join(case), marks=() if case in QUICK else pytest.mark.slow) for case in CASES
+    ],
+)
+def case(request: pytest.FixtureRequest, root: Path) -> Case:
+    """A run by the recipe's own options, over buckets of videos and of images, with samples after the last step."""
+    name, kind = request.param
+    torch.set_num_threads(1)
+    sizes = SIZES.get(name, USUAL)
+    layout = {Bucket(*size): [4, 4] for size in sizes}
+    dataset = once(root / f"ds{sizes}".replace(" ", ""), lambda folder: build_dataset(folder, layout))
+    model = once(root / name / "model", lambda folder: make_model(name, folder))
+    sets = {
+        "max_steps": STEPS,
+        "data.num_workers": 0,
+        "data.loader.preset": "null",  # its rule is about rates, which these clips do not have
+        "model.args.sample_steps": 2,
+        "optimizer.lr": 0.02 if kind == "lora" else 0.002,
+        "optimizer.ema_decay": 0.5,
+        "eval.split": "train",
+        "eval.steps": 3,
+        "eval.num_batches": 1,
+        "eval.sample_steps": STEPS,
+        "checkpoints.steps": 2,
+        "logging.steps": 1,
+        "accelerate.cpu": "true",
+    }
+    if kind == "lora":
+        sets |= {"model.lora.rank": RANK, "model.lora.alpha": ALPHA}
+    words = [part for option, value in sets.items() for part in ("--set", f"{option}={value}")]
+    places = ("--model", model, "--dataset", dataset, "--output", root / name / kind)
+    kinds = ("--lora",) if kind == "lora" else EXPERTS.get(kind, ())
+    whole = resolved(*places, *kinds, *words)
+    run(whole, RANKS, PRELOAD)
+    return Case(name, kind, model, whole)
+
+
+def test_a_run_that_was_killed_and_resumed_ends_with_the_same_bytes(case: Case) -> None:
+    """PLAN-5, with encoders in the step: all saved weights, moving averages, and losses of steps and evaluations."""
+    parts = changed(case.whole, {"output": case.output.with_name(f"{case.kind}-parts")})
+    process = start(parts, RANKS, PRELOAD)
+    while process.is_alive() and last_step_in(parts.output) < 3:
+        time.sleep(0.001)
+    process.send(signal.SIGKILL)
+    assert process.wait() == [-signal.SIGKILL] * RANKS
+    assert f"step-{STEPS}.safetensors" not in weights_in(parts.output)
+    run(parts, RANKS, PRELOAD)
+    assert weights_in(parts.output) == case.weights
+    assert figures_in(parts.output) == figures_in(case.output)
+    shutil.rmtree(parts.output)
+
+
+def test_training_on_stored_features_equals_one_stage(case: Case, root: Path) -> None:
+    stored = {"data.features.url": str(root / case.name / "features")}
+    first = changed(case.whole, {**stored, "task": "sft:data_process", "output": root / case.name / "encoding"})
+    once(root / case.name / "features", lambda _: encode(first))
+    second = {**stored, "task": "sft:train", "output": case.output.with_name(f"{case.kind}-split")}
+    split = changed(case.whole, {**second, "eval.sample_steps": None})
+    run(split, RANKS, PRELOAD)
+    assert weights_in(split.output) == case.weights
+    assert figures_in(split.output) == figures_in(case.output)
+    shutil.rmtree(split.output)
+
+
+def test_samples_are_rendered_with_the_weights_and_with_their_averages(case: Case) -> None:
+    folder = case.output / "samples"
+    names = {f"step-{STEPS}{mean}.{kind}" for mean in ("", ".ema") for kind in ("png", "mp4")}
+    assert {path.name for path in folder.iterdir()} == names
+    sheets = [(folder / f"step-{STEPS}{mean}.png").read_bytes() for mean in ("", ".ema")]
+    assert sheets[0] != sheets[1]
+
+
+def test_the_pipeline_with_the_result_renders_what_it_should(case: Case, tmp_path: Path) -> None:
+    """Adapters change the video as weights do that they were added to; full weights load as a folder."""
+    base, merged = opened(case.model), opened(case.model)
+    file = case.output / f"step-{STEPS}.safetensors"
+    if case.kind == "lora":
+        trained = opened(case.model)
+        load_adapters(trained, file)
+        merge(merged.transformer, load_file(file))
+    else:
+        files = sorted(case.output.glob(f"step-{STEPS}.*safetensors"))
+        folder = case.model
+        for number, one in enumerate(file for file in files if ".ema" not in file.suffixes):
+            write_pipeline_folder(one, folder, tmp_path / str(number))
+            folder = tmp_path / str(number)
+            for name, tensor in load_file(one).items():
+                child, _, own = name.partition(".")
+                getattr(merged, child).get_parameter(own).data.copy_(tensor)
+        trained = opened(folder)
+    before, expected, found = (rendered(pipe, case.name) for pipe in (base, merged, trained))
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert float((found - before).abs().max()) > 1e-2
+
+
+def figures_in(output: Path) -> list[dict[str, Any]]:
+    """Losses of steps and evaluations."""
+    lines = metrics_in(output)
+    return [{name: value for name, value in line.items() if "loss" in name or name == "step"} for line in lines]
+
+
+def opened(folder: Path) -> Any:
+    """The pipeline in a folder, as its user opens it."""
+    from diffusers import DiffusionPipeline
+
+    pipe = DiffusionPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def load_adapters(pipe: Any, file: Path) -> None:
+    if hasattr(pipe, "load_lora_weights"):
+        pipe.load_lora_weights(str(file.parent), weight_name=file.name)
+    else:  # that of HunyuanVideo 1.5 in diffusers 0.42.1
+        pipe.transformer.load_lora_adapter(str(file.parent), weight_name=file.name, prefix="transformer")
+
+
+def merge(transformer: Any, adapters: dict[str, Tensor]) -> None:
+    """Add alpha / rank · B · A to each weight."""
+    layers = {name.removeprefix("transformer.").rpartition(".lora_")[0] for name in adapters}
+    assert layers
+    for layer in layers:
+        up, down = (adapters[f"transformer.{layer}.lora_{half}.weight"] for half in "BA")
+        transformer.get_submodule(layer).weight.data += ALPHA / RANK * (up @ down)
+
+
+def rendered(pipe: Any, name: str) -> Tensor:
+    """A video of the pipeline with a fixed seed."""
+    frames, height, width = SIZES.get(name, USUAL)[0]
+    settings: dict[str, Any] = {"num_frames": frames, "height": height, "width": width, "num_inference_steps": 2}
+    if "image" in inspect.signature(pipe.__call__).parameters:
+        settings["image"] = Image.new("RGB", (width, height), "red")
+    if name.startswith("wan"):  # from text, it needs ftfy
+        settings |= {one: torch.ones(1, 8, 16) for one in ("prompt_embeds", "negative_prompt_embeds")}
+    else:
+        settings["prompt"] = "a red bike"
+    if name.startswith("cogvideox"):
+        settings["max_sequence_length"] = pipe.transformer.config.max_text_seq_length
+    found: Tensor = pipe(generator=torch.Generator().manual_seed(0), output_type="pt", **settings).frames
+    return found
