@@ -84,7 +84,7 @@ def make(folder: Path, options: argparse.Namespace) -> Path:
         source=SourceOptions(metadata=table, captions=CaptionOptions(column=""), whole_files=True),
         buckets=BucketConfig(buckets=buckets, frame_rate=FrameRate("resample", Fraction(24))),
         shard_size_bytes=16 * 10**6,
-        clips=ClipOptions(options.kind),
+        clips=ClipOptions(options.kind, audio_codec=options.audio_codec),
     )
     print(streamvid.shard(clips, folder / "dataset", shard_options).summary(max_rejections=3), file=sys.stderr)
     return folder / "dataset"
@@ -116,6 +116,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dataset", type=Path, help="a sealed dataset")
     parser.add_argument("--kind", choices=["native", "copy"], default="native")
     parser.add_argument("--codec", default="aac", help="of the source's audio")
+    parser.add_argument("--audio-codec", choices=["aac", "opus", "flac"], help="of native clips")
     parser.add_argument("--size", default="336x192", help="WxH of the bucket")
     parser.add_argument("--num-frames", type=int, default=49)
     parser.add_argument("--copies", type=int, default=20, help="of each clip")

@@ -5,20 +5,17 @@ Moments without audio stay silent. Where pieces overlap, the later one replaces 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from streamvid.errors import ConfigError, DecodeError
 from streamvid.video.audio.frames import Float32s
 from streamvid.video.audio.grid import AudioFormat
-from streamvid.video.audio.mixing import mix
+from streamvid.video.audio.mixing import mix, mixing_matrix
 from streamvid.video.audio.resample import phase_step, reach, resample
 
 _MAX_VALUES = 1 << 28  # 1 GiB of float32
-_MAX_RUN = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +59,34 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
         raise ConfigError("out must be writeable")
 
 
-@dataclass(slots=True)
-class _Run:
-    """Adjacent pieces of equal form, which are drawn at once: the cost per piece would exceed that of its samples."""
+@dataclass(frozen=True, eq=False, slots=True)
+class _Layer:
+    """Samples (channels, n) of one form from `start` on; those from `span.first` to `span.stop` may be drawn."""
 
-    form: tuple[str, int, int]  # layout, sample rate, number of channels
-    position: int
-    end: int
-    parts: list[Float32s] = field(default_factory=list)
+    layout: str
+    rate: int
+    start: int
+    span: Span
+    samples: Float32s
 
-    def within(self, begin: int, end: int) -> Iterator[Float32s]:
-        """Yield the samples from `begin` to `end` (exclusive), in parts."""
-        at = self.position
-        for part in self.parts:
-            kept = part[:, max(0, begin - at) : max(0, end - at)]
-            at += part.shape[1]
-            if kept.shape[1]:
-                yield kept
+    def silence(self, begin: int, end: int, rate: int) -> None:
+        """Silence the samples during those from `begin` to `end` (exclusive) at another rate."""
+        low, high = -(-begin * self.rate // rate) - self.start, -(-end * self.rate // rate) - self.start
+        self.samples[:, max(0, low) : max(0, high)] = 0
 
 
 class Canvas:
-    """Window `out` (channels, samples) of the delivered grid from `first_sample` on. It is complete after `render`."""
+    """Window `out` (channels, samples) of the delivered grid from `first_sample` on. It is complete after `render`.
+
+    Pieces are drawn on one layer per layout and rate, as decoded; a layer of the delivered form is the window itself.
+    Channels are mixed and rates converted once per layer, because the cost per piece would exceed that of its samples.
+    """
 
     def __init__(self, first_sample: int, out: Float32s, audio: AudioFormat) -> None:
         self._first, self._out, self._audio = first_sample, out, audio
         out[:] = 0
-        # Sample rate → first sample and samples of the layer. That of the delivered rate is the window itself.
-        self._layers: dict[int, tuple[int, Float32s]] = {audio.sample_rate: (first_sample, out)}
+        self._layers: dict[tuple[str, int, int], _Layer] = {}  # by layout, rate and number of channels
         self._present = np.zeros(self._count, np.bool_)
-        self._run: _Run | None = None
 
     @property
     def _count(self) -> int:
@@ -98,49 +94,33 @@ class Canvas:
 
     def draw(self, position: int, samples: Float32s, layout: str, rate: int) -> None:
         """Draw samples (channels of `layout`, n) that begin at `position`, in samples at `rate`."""
-        form, run = (layout, rate, len(samples)), self._run
-        if run is None or position != run.end or form != run.form or run.end - run.position > _MAX_RUN:
-            self._draw_run()
-            run = self._run = _Run(form, position, position)
-        run.parts.append(samples)
-        run.end += samples.shape[1]
-
-    def _draw_run(self) -> None:
-        run, self._run = self._run, None
-        if run is None:
-            return
-        layout, rate, _ = run.form
-        span = needed_span(self._first, self._count, self._audio.sample_rate, rate)
-        begin, end = max(run.position, span.first), min(run.end, span.stop)
+        layer = self._layers.get((layout, rate, len(samples))) or self._add_layer(layout, rate, len(samples))
+        begin, end = max(position, layer.span.first), min(position + samples.shape[1], layer.span.stop)
         if begin >= end:
             return
-        start, layer = self._layer(rate, span)
-        self._erase(begin, end, rate)
-        parts = [mix(part, layout, self._audio.num_channels) for part in run.within(begin, end)]
-        np.concatenate(parts, axis=1, out=layer[:, begin - start : end - start])
+        if len(self._layers) > 1:
+            for other in self._layers.values():
+                if other is not layer:
+                    other.silence(begin, end, rate)
+        layer.samples[:, begin - layer.start : end - layer.start] = samples[:, begin - position : end - position]
         self._mark(begin, end, rate)
 
-    def _layer(self, rate: int, span: Span) -> tuple[int, Float32s]:
-        found = self._layers.get(rate)
-        if found is None:
+    def _add_layer(self, layout: str, rate: int, num_channels: int) -> _Layer:
+        span = needed_span(self._first, self._count, self._audio.sample_rate, rate)
+        if rate == self._audio.sample_rate and mixing_matrix(layout, num_channels, self._audio.num_channels) is None:
+            layer = _Layer(layout, rate, self._first, span, self._out)
+        else:
             step = phase_step(rate, self._audio.sample_rate)
             start = span.first // step * step
-            size = (span.stop - start) * self._audio.num_channels
-            if size + sum(layer.size for _, layer in self._layers.values()) > _MAX_VALUES:
+            size = (span.stop - start) * num_channels
+            if size + sum(layer.samples.size for layer in self._layers.values()) > _MAX_VALUES:
                 raise DecodeError(
                     f"the window of {self._count} samples needs more than {_MAX_VALUES} decoded values at {rate} Hz; "
                     "request a shorter window"
                 )
-            found = (start, np.zeros((self._audio.num_channels, span.stop - start), np.float32))
-            self._layers[rate] = found
-        return found
-
-    def _erase(self, begin: int, end: int, rate: int) -> None:
-        """Silence the layers of other rates during these samples."""
-        for other, (start, layer) in self._layers.items():
-            if other != rate:
-                low, high = -(-begin * other // rate) - start, -(-end * other // rate) - start
-                layer[:, max(0, low) : max(0, high)] = 0
+            layer = _Layer(layout, rate, start, span, np.zeros((num_channels, span.stop - start), np.float32))
+        self._layers[layout, rate, num_channels] = layer
+        return layer
 
     def _mark(self, begin: int, end: int, rate: int) -> None:
         out_rate = self._audio.sample_rate
@@ -149,11 +129,16 @@ class Canvas:
 
     def render(self) -> AudioResult:
         """Complete the window."""
-        self._draw_run()
-        out_rate = self._audio.sample_rate
-        for rate, (start, layer) in self._layers.items():
-            if rate != out_rate:
-                offset = self._first - start // phase_step(rate, out_rate) * (out_rate // math.gcd(rate, out_rate))
-                self._out += resample(layer, rate, out_rate)[:, offset : offset + self._count]
-        present = int(self._present.sum())
+        for layer in self._layers.values():
+            if layer.samples is not self._out:
+                self._out += self._converted(layer)
+        present = int(np.count_nonzero(self._present))
         return AudioResult(present > 0, present)
+
+    def _converted(self, layer: _Layer) -> Float32s:
+        """Return the samples of a layer in the delivered form."""
+        mixed, out_rate = mix(layer.samples, layer.layout, self._audio.num_channels), self._audio.sample_rate
+        if layer.rate == out_rate:
+            return mixed
+        offset = self._first - layer.start // phase_step(layer.rate, out_rate) * phase_step(out_rate, layer.rate)
+        return resample(mixed, layer.rate, out_rate)[:, offset : offset + self._count]

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 Float32s = npt.NDArray[np.float32]
 
 _SAFE_PLANES = 7
-_INTEGERS = {"u8": (128, 7), "s16": (0, 15), "s32": (0, 31)}
+#: Sample format → type of its values, value of silence, and bits of its largest value (0 for floating point).
+_FORMATS = {
+    "u8": ("u1", 128, 7),
+    "s16": ("i2", 0, 15),
+    "s32": ("i4", 0, 31),
+    "flt": ("f4", 0, 0),
+    "dbl": ("f8", 0, 0),
+}
 
 
 def check_layout(layout: AudioLayout) -> None:
@@ -50,16 +57,19 @@ def samples_of(frame: AudioFrame) -> Float32s:
     if name != kind and channels > _SAFE_PLANES:
         packer = AudioResampler(format=kind, layout=frame.layout.name, rate=frame.sample_rate)
         (frame,) = packer.resample(frame)
-    values = frame.to_ndarray()
-    if not frame.format.is_planar:
-        values = values.reshape(-1, channels).T
-    if kind not in _INTEGERS:
-        return values.astype(np.float32, copy=False)
-    center, bits = _INTEGERS[kind]
-    wide = values.astype(np.float32)
-    wide -= np.float32(center)
-    wide *= np.float32(2.0**-bits)
-    return wide
+    dtype, center, bits = _FORMATS[kind]
+    count, planes = frame.samples, frame.planes
+    # A plane of a decoded frame is longer than its samples. This is twice as fast as AudioFrame.to_ndarray.
+    if frame.format.is_planar:
+        out = np.empty((channels, count), np.float32)
+        for channel, plane in zip(out, planes, strict=False):
+            channel[:] = np.frombuffer(plane, dtype, count)
+    else:
+        out = np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels).T.astype(np.float32)
+    if bits:
+        out -= np.float32(center)
+        out *= np.float32(2.0**-bits)
+    return out
 
 
 def frame_of(samples: Float32s, layout: str, sample_rate: int) -> AudioFrame:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from streamvid.video.audio.frames import AudioChain, Float32s, samples_of
 from streamvid.video.audio.grid import LAYOUTS
 
 _ANY_RATE = 48000
+_CHUNK = 1 << 14  # larger arrays get fresh memory from the system, whose first use is slow
 
 
 def mix(samples: Float32s, layout: str, num_channels: int) -> Float32s:
@@ -22,19 +22,26 @@ def mix(samples: Float32s, layout: str, num_channels: int) -> Float32s:
     matrix = mixing_matrix(layout, len(samples), num_channels)
     if matrix is None:
         return samples
-    # Explicit sums: a matrix product may round differently depending on a sample's place in the array.
-    out = np.zeros((num_channels, samples.shape[1]), np.float32)
-    for target, row in enumerate(matrix):
-        for source, weight in enumerate(row):
-            if weight == 1:
-                out[target] += samples[source]
-            elif weight:
-                out[target] += samples[source] * weight
+    out = np.empty((num_channels, samples.shape[1]), np.float32)
+    for start in range(0, samples.shape[1], _CHUNK):
+        places = slice(start, start + _CHUNK)
+        _mix(samples[:, places], matrix, out[:, places])
     return out
 
 
+def _mix(samples: Float32s, matrix: Float32s, out: Float32s) -> None:
+    # Explicit sums: a matrix product may round differently depending on a sample's place in the array.
+    for target, row in zip(out, matrix, strict=True):
+        target[:] = 0
+        for source, weight in zip(samples, row, strict=True):
+            if weight == 1:
+                target += source
+            elif weight:
+                target += source * weight
+
+
 @lru_cache(64)
-def mixing_matrix(layout: str, num_sources: int, num_channels: int) -> npt.NDArray[np.float32] | None:
+def mixing_matrix(layout: str, num_sources: int, num_channels: int) -> Float32s | None:
     """Return the matrix (num_channels, num_sources), or None if no mixing is needed.
 
     Its columns are what libswresample makes of 1 in a single channel.

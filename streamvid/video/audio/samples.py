@@ -138,6 +138,12 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
     """Decode one packet, or None at the end. Raises ProbeError if it does not decode or exceeds a limit."""
     with ffmpeg_errors(f"the audio does not decode near timestamp {packet.pts if packet else 'of its end'}"):
         frames = decoder.decode(packet)
+    check_frames(frames)
+    return frames
+
+
+def check_frames(frames: list[AudioFrame]) -> None:
+    """Raise ProbeError if a frame exceeds a limit, or its channels have no names. All frames of a packet are needed."""
     unnamed = [error for frame in frames if (error := _layout_error(frame)) is not None]
     if unnamed:
         raise unnamed[0]
@@ -151,7 +157,6 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
                 f"{MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
                 kind="limit",
             )
-    return frames
 
 
 def packet_of(data: memoryview) -> Packet[Any]:

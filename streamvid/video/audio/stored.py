@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,12 +12,16 @@ from streamvid.video.audio.canvas import AudioResult, Canvas, check_out
 from streamvid.video.audio.frames import Float32s, samples_of
 from streamvid.video.audio.grid import AudioFormat
 from streamvid.video.audio.index import Int64s
-from streamvid.video.audio.samples import decode_packet, packet_of
+from streamvid.video.audio.samples import check_frames, decode_packet, packet_of
 from streamvid.video.audio.stream import AudioStreamInfo, open_audio_decoder
+from streamvid.video.container import ffmpeg_errors
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
-    from av.audio.frame import AudioFrame
+    from av.audio.layout import AudioLayout
+    from av.packet import Packet
+
+_MAX_USUAL = 1 << 16  # samples of a frame of any number of channels that is within all limits
 
 
 def decode_audio_packets(
@@ -42,22 +47,29 @@ def decode_audio_packets(
 
 
 def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, data: memoryview, canvas: Canvas) -> None:
-    for position, offset, size, head, count in packets.tolist():
-        frames = _decode(decoder, data[offset : offset + size], is_wanted=count > 0)
-        if not count:
-            continue
-        is_right = sum(frame.samples for frame in frames) >= head + count
-        if not is_right or any(frame.sample_rate != info.sample_rate for frame in frames):
-            raise DecodeError("the data is damaged: a packet of the audio does not decode to its samples")
-        parts = [samples_of(frame) for frame in frames]
-        samples = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        canvas.draw(position, samples[:, head : head + count], frames[0].layout.name, info.sample_rate)
+    layout: AudioLayout | None = None
+    name = ""
+    with ffmpeg_errors("the audio does not decode"):
+        for position, offset, size, head, count in packets.tolist():
+            packet = packet_of(data[offset : offset + size])
+            if not count:
+                _warm_up(decoder, packet)
+                continue
+            frames = decoder.decode(packet)
+            # Checking each frame would cost as much as copying its samples.
+            if any(frame.layout != layout or frame.samples > _MAX_USUAL for frame in frames):
+                check_frames(frames)
+                layout = frames[0].layout
+                name = layout.name
+            is_right = sum([frame.samples for frame in frames]) >= head + count
+            if not is_right or any([frame.sample_rate != info.sample_rate for frame in frames]):
+                raise DecodeError("the data is damaged: a packet of the audio does not decode to its samples")
+            parts = [samples_of(frame) for frame in frames]
+            samples = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+            canvas.draw(position, samples[:, head : head + count], name, info.sample_rate)
 
 
-def _decode(decoder: AudioCodecContext, data: memoryview, is_wanted: bool) -> list[AudioFrame]:
-    try:
-        return decode_packet(decoder, packet_of(data))
-    except ProbeError:
-        if is_wanted:
-            raise
-        return []  # the packet may refer to packets before the first one
+def _warm_up(decoder: AudioCodecContext, packet: Packet[Any]) -> None:
+    """Decode a packet without samples of the window. It may refer to packets before the first one, and then fails."""
+    with suppress(ProbeError):
+        decode_packet(decoder, packet)
