@@ -180,9 +180,7 @@ def with_audio(
     return replace(whole_clip(clip, part.pick, part.numbers), audio=AudioPart())
 
 
-def audio_only(
-    clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int
-) -> ClipPart:
+def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int) -> ClipPart:
     """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part does.
 
     index: packets of the file; None if it is decoded through its container. max_pieces: see `clip_part`.

@@ -87,9 +87,7 @@ def once(folder: Path, make: Callable[[Path], Any]) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(case, id="-".join(case), marks=() if case in QUICK else pytest.mark.slow) for case in CASES
-    ],
+    params=[pytest.param(case, id="-".join(case), marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
 )
 def case(request: pytest.FixtureRequest, root: Path) -> Case:
     """A run by the recipe's own options, over buckets of videos and of images, with samples after the last step."""
