@@ -14,12 +14,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.errors import ConfigError
 from streamvid.sharder.sharder import shard
 from tests.files import write_rows
-from tests.loader.conftest import open_loader, state_after
+from tests.loader.conftest import open_loader
 from tests.loader.sounds import FPS, HEIGHT, RATE, WIDTH, Sound, folder_of, numbers_of, times_of
 from tests.shard_options import shard_options
 from tests.sounding import chirps

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
 
-from streamvid.buckets.bucket import TICKS_PER_SECOND
 from streamvid.buckets.audio.rule import AUDIO_PRESETS, EXACT, SampleRule
+from streamvid.buckets.bucket import TICKS_PER_SECOND
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError, DecodeError, IntegrityError
 from streamvid.loader.view.clip_part import AudioPart, ClipPart, fits, whole_clip
