@@ -287,9 +287,10 @@ def need_of(
         "store": (1 + margin) * share(num_local_ranks * mean_samples, store.samples_per_second),
         "main": (1 + margin) * main_seconds,
     }
+    needed = (1 + margin) * rate
     reasons = {
-        "cores": f"{num_local_ranks} rank(s) need {cores:.1f} cores to load their data, but only {num_cores} are available",
-        "store": f"the store delivers {store.samples_per_second:.1f} samples/s, but {rate * (1 + margin):.1f} are needed",
+        "cores": f"{num_local_ranks} rank(s) need {cores:.1f} cores to load data, but only {num_cores} are available",
+        "store": f"the store delivers {store.samples_per_second:.1f} samples/s, but {needed:.1f} are needed",
         "main": f"the main process needs {main_seconds:.3f} s of CPU time per batch, which is longer than a step",
     }
     return Need(

@@ -176,7 +176,10 @@ def test_a_step_can_be_had_exactly_if_it_is_no_shorter_than_the_shortest(
 
 
 def test_obstacles_are_cores_store_and_main_process() -> None:
-    assert "need" in need(num_local_ranks=64).obstacles[0] and "there are 8" in need(num_local_ranks=64).obstacles[0]
+    assert (
+        "need" in need(num_local_ranks=64).obstacles[0]
+        and "only 8 are available" in need(num_local_ranks=64).obstacles[0]
+    )
     (store,) = need(passes=[replace(FAST, num_samples=3), FAST]).obstacles
     assert store.startswith("the store delivers 3.0 samples/s")
     assert any("main process" in one for one in need(runs=[run_of(8, main=1.0)], step_seconds=0.01).obstacles)
