@@ -54,22 +54,24 @@ class OutputOptions:
     )
     metrics_port: int | None = option(
         None,
-        help="Port of an endpoint with metrics for Prometheus, to which the local rank is added. Requires the extra "
-        "streamvid[metrics].",
+        help=(
+            "Base port of a Prometheus metrics endpoint; the local rank is added to it. Requires the extra "
+            "streamvid[metrics]."
+        ),
         shown_default="STREAMVID_METRICS_PORT, else no endpoint",
         minimum=1,
         maximum=65535,
     )
     metrics_host: str = option("127.0.0.1", help="Address at which the endpoint listens.")
     metrics_folder: str | Path | None = option(
-        None, help="Local folder for a file per rank with statistics as JSON lines, one every 10 seconds."
+        None, help="Local folder in which each rank writes a file of statistics, with one JSON line every 10 seconds."
     )
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.pixels == "yuv420p" and self.accuracy is not None:
             raise ConfigError(
-                f"accuracy={self.accuracy!r}: cannot be combined with pixels='yuv420p', which is always converted to "
+                f"accuracy={self.accuracy!r} cannot be combined with pixels='yuv420p', which is always converted to "
                 "RGB exactly; leave one of them out"
             )
         if self.tokenizer is not None and not callable(self.tokenizer):
@@ -108,7 +110,7 @@ class ScheduleOptions:
     mix_by: MixBy = option("samples", help="Unit in which dataset weights are measured.")
     follow: bool = option(
         False,
-        help="Continue each epoch in the newest version of the datasets. False stays in the version that was opened.",
+        help="Continue each epoch in the newest version of the datasets, or stay in the version that was opened.",
     )
 
     def __post_init__(self) -> None:
