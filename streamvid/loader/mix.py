@@ -64,7 +64,7 @@ class DatasetConfig:
             exact_fraction("weight", self.weight)
             if self.num_repeats != 1:
                 raise ConfigError(
-                    f"num_repeats={self.num_repeats!r} cannot be combined with weight={self.weight!r}; leave one out"
+                    f"num_repeats={self.num_repeats!r} cannot be combined with weight={self.weight!r}; omit one of them"
                 )
 
 

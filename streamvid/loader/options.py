@@ -30,13 +30,15 @@ class OutputOptions:
     pixels: Pixels | None = option(
         None,
         help="Pixel format in the ring. yuv420p takes half the memory and is converted to RGB exactly on the device.",
-        shown_default="yuv420p with a CUDA device and buckets of even sizes, else rgb24",
+        shown_default="yuv420p with a CUDA device and even bucket sizes, otherwise rgb24",
     )
     accuracy: Accuracy | None = option(
         None,
         help="Accuracy of the conversion to RGB. fast is swscale's default, whose result is 1 to 3 levels too dark. "
         "Cannot be combined with pixels=yuv420p.",
-        shown_default="exact for clips that are scaled anyway, else fast; exact takes 1.4 to 1.6 times as much CPU",
+        shown_default=(
+            "exact for clips that are scaled anyway, otherwise fast; exact takes 1.4 to 1.6 times as much CPU"
+        ),
     )
     decode: bool = option(
         True, help="Decode clips. False delivers the stored bytes as `batch.clips`, for your own decoder."
@@ -58,7 +60,7 @@ class OutputOptions:
             "Base port of a Prometheus metrics endpoint; the local rank is added to it. Requires the extra "
             "streamvid[metrics]."
         ),
-        shown_default="STREAMVID_METRICS_PORT, else no endpoint",
+        shown_default="STREAMVID_METRICS_PORT, otherwise no endpoint",
         minimum=1,
         maximum=65535,
     )
@@ -72,7 +74,7 @@ class OutputOptions:
         if self.pixels == "yuv420p" and self.accuracy is not None:
             raise ConfigError(
                 f"accuracy={self.accuracy!r} cannot be combined with pixels='yuv420p', which is always converted to "
-                "RGB exactly; leave one of them out"
+                "RGB exactly; omit one of them"
             )
         if self.tokenizer is not None and not callable(self.tokenizer):
             raise ConfigError(
@@ -155,7 +157,7 @@ class ProcessGroups:
     process_group: Any = option(
         None,
         help="Processes that compare their plans at the start of each loop.",
-        shown_default="all processes if `world` is that of torch.distributed, else none",
+        shown_default="all processes if `world` is that of torch.distributed, otherwise none",
     )
     shared_group: Any = option(
         None,

@@ -321,7 +321,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
             )
         if media:
             raise ConfigError(
-                f"media={media!r} cannot be combined with features, which replace all video; leave one of them out"
+                f"media={media!r} cannot be combined with features, which replace all video; omit one of them"
             )
         return
     if output.decode:

@@ -51,7 +51,7 @@ class LoaderArguments:
         if self.data.features is not None:
             raise ConfigError(
                 "schedule.follow=True cannot be combined with features, which were created from one version of the "
-                "dataset; leave one of them out"
+                "dataset; omit one of them"
             )
         for config in configs_of(self.data.dataset):
             if not can_change_version(config):
