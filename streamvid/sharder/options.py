@@ -133,7 +133,7 @@ class ClipOptions:
         if self.audio == "drop" and self.audio_codec is not None:
             raise ConfigError(
                 f"audio_codec={self.audio_codec!r} cannot be combined with clips.audio='drop', which stores no audio; "
-                "omit one of the two"
+                "omit one of them"
             )
 
     @property
@@ -247,7 +247,7 @@ class ShardOptions:
         if self.trust_metadata and other is not None:
             raise ConfigError(
                 f"trust_metadata=True cannot be combined with {other}, because trust_metadata requires each "
-                "sample to be one unchanged file in one bucket; omit one of the two"
+                "sample to be one unchanged file in one bucket; omit one of them"
             )
 
     def _check_curation(self) -> None:
@@ -255,7 +255,7 @@ class ShardOptions:
             name, value = next((name, value) for name, value in vars(self.curation).items() if value)
             raise ConfigError(
                 f"curation.{name}={value!r} cannot be combined with trust_metadata=True, because every file must be "
-                "decoded before it is assigned to a shard; omit one of the two"
+                "decoded before it is assigned to a shard; omit one of them"
             )
         if self.curation.black_bars and self.source.media and self.clips.is_native:
             raise ConfigError(
