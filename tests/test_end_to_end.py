@@ -237,7 +237,7 @@ def test_a_wheel_runs_the_demo_outside_the_checkout(tmp_path: Path) -> None:
     elsewhere.mkdir()
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     done = run_streamvid("demo", "--steps", "4", cwd=elsewhere, env=environment)
-    assert "39 input rows" in done.stdout and "held-out loss" in done.stdout and "what to type next" in done.stdout
+    assert "39 input rows" in done.stdout and "held-out loss" in done.stdout and "next steps" in done.stdout
     where = run_python("import streamvid; print(streamvid.__file__)", cwd=elsewhere, env=environment)
     assert str(tmp_path / "site") in where.stdout
     assert sorted(p.name for p in elsewhere.iterdir()) == ["streamvid-demo"]

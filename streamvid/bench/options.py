@@ -25,7 +25,7 @@ class BenchOptions:
         (), help="Numbers of workers to measure.", metavar="LIST", shown_default="1,2,4 … all cores"
     )
     seconds: float = option(5.0, help="Duration of each measurement, in seconds.", minimum=0.001, maximum=3600)
-    split: str = option("train", help="Split of the dataset.")
+    split: str = option("train", help="Dataset split to read.")
     where: str | None = option(None, help="Condition on columns, such as 'duration_seconds > 10'.")
     pixels: Pixels | None = option(None, help="Pixel format of batches.", shown_default="the loader's")
     accuracy: Accuracy | None = option(None, help="Accuracy of the conversion to RGB.", shown_default="the loader's")
@@ -44,4 +44,4 @@ class BenchOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if any(number < 0 for number in self.num_workers) or len(set(self.num_workers)) < len(self.num_workers):
-            raise ConfigError(f"num_workers={list(self.num_workers)}: must be distinct integers of 0 or more")
+            raise ConfigError(f"num_workers={list(self.num_workers)}: must be distinct integers of at least 0")

@@ -100,7 +100,7 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
 def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int], others: Sequence[Bucket]) -> dict[str, int]:
     for key, size in sizes.items():
         if not isinstance(key, str):
-            raise ConfigError(f"batch_size has the key {key!r}: each key must be a bucket id, WxH@F or glob, as text")
+            raise ConfigError(f"batch_size has the key {key!r}; each key must be text: a bucket id, WxH@F or a glob")
         require_integer(f"batch_size[{key!r}]", size, 1, _MAX_BATCH_SIZE)
         if not _is_glob(key):
             match_buckets(key, [*buckets, *others])

@@ -176,7 +176,7 @@ def _count(name: str, frames: object) -> int:
     if isinstance(frames, str) and frames.isdecimal():
         return int(frames)
     if isinstance(frames, bool) or not isinstance(frames, int):
-        raise ConfigError(f"bucket_config[{name!r}] has the key {frames!r}: expected a frame count, such as 33")
+        raise ConfigError(f"bucket_config[{name!r}] has the key {frames!r}; expected a frame count, such as 33")
     return frames
 
 

@@ -62,7 +62,7 @@ def take_tree(given: Values) -> Values:
         source = tree.setdefault("source", {})
         if source.keys() & {"media", "video_column"}:
             raise ConfigError(
-                f"--data-file-keys {keys}: cannot be combined with --media or --video-column; omit one of them"
+                f"--data-file-keys {keys} cannot be combined with --media or --video-column; omit one of them"
             )
         source["video_column"], source["media"] = file_keys(keys)
     return tree

@@ -52,10 +52,11 @@ class ClusterOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if not self.share.is_whole and self.engine != "local":
-            raise ConfigError(f"task={self.task!r}: cannot be combined with engine={self.engine!r}; omit one of them")
+            raise ConfigError(f"task={self.task!r} cannot be combined with engine={self.engine!r}; omit one of them")
         if self.num_tasks is not None and self.engine == "local":
             raise ConfigError(
-                f"num_tasks={self.num_tasks!r}: requires engine='ray' or engine='slurm'; set one, or omit num_tasks"
+                f"num_tasks={self.num_tasks!r} requires engine='ray' or engine='slurm'; set an engine, or omit "
+                "num_tasks"
             )
         self._check_sbatch()
 
@@ -65,7 +66,9 @@ class ClusterOptions:
         words = (self.sbatch_options,) if isinstance(self.sbatch_options, str) else tuple(self.sbatch_options)
         object.__setattr__(self, "sbatch_options", words)
         if self.engine != "slurm":
-            raise ConfigError(f"sbatch_options={words!r}: requires engine='slurm'; set it, or omit sbatch_options")
+            raise ConfigError(
+                f"sbatch_options={words!r} requires engine='slurm'; set this engine, or omit sbatch_options"
+            )
         for word in words:
             name = word.removeprefix("--").partition("=")[0]
             if not word.startswith("--") or not name or any(own.startswith(name) for own in _OWN_SBATCH_OPTIONS):

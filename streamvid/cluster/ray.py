@@ -112,8 +112,8 @@ def _connected(address: str) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"ray_address={address!r}: no Ray cluster answers there; start one with `ray start --head`, or pass the "
-            "address of a running one"
+            f"ray_address={address!r}: no Ray cluster responds at this address; start one with `ray start --head`, "
+            "or pass the address of a running one"
         ) from error
     try:
         yield ray

@@ -311,7 +311,7 @@ class TrainRequest:
         about_data = [flag.name for flag in _ALL if not flag.option and not flag.name.startswith("use_")]
         for name in about_data:
             if self.given.get(name) is not None:
-                raise click.UsageError(f"--{name} describes the data of --dataset_base_path; add that flag")
+                raise click.UsageError(f"--{name} requires --dataset_base_path; add --dataset_base_path FOLDER")
 
 
 def flag_options(

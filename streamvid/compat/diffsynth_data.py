@@ -141,7 +141,7 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     base = flags.dataset_base_path
     kind = kind_of(base, config.data.storage)
     if "data.dataset" in flags.in_sets and (kind != "features" or flags.dataset_metadata_path is not None):
-        raise ConfigError(f"data.dataset: cannot be combined with --dataset_base_path {base!r}; omit one of them")
+        raise ConfigError(f"data.dataset cannot be combined with --dataset_base_path {base!r}; omit one of them")
     dataset: DatasetValue
     columns = None
     if flags.dataset_metadata_path is not None:

@@ -224,7 +224,7 @@ class SamplesFile:
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
-                raise ValueError(f"the file has {footer.num_row_groups} row groups, numbered from 0")
+                raise ValueError(f"there is no such row group: the file has {footer.num_row_groups}, numbered from 0")
         for num_reads_left in reversed(range(1 if self._store.is_local else MAX_READS)):
             try:
                 return self._rows(footer, row_group, columns)

@@ -362,7 +362,7 @@ class Change:
     def from_json(value: Mapping[str, Any]) -> Change:
         """Parse the field `change` of a manifest. Raises DatasetError for an unknown verb."""
         if value["verb"] not in get_args(Verb):
-            raise DatasetError(f"change.verb={value['verb']!r}: unknown; update streamvid (pip install -U streamvid)")
+            raise DatasetError(f"change.verb={value['verb']!r} is unknown; update streamvid (pip install -U streamvid)")
         return Change(value["verb"], int(value["num_added"]), int(value["num_removed"]), str(value["note"]))
 
 

@@ -104,8 +104,8 @@ class Dataset:
         ):
             if said != found:
                 raise IntegrityError(
-                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but the dataset's files give "
-                    f"{found}; copy manifest.json and index/ again, or rebuild the dataset"
+                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but that of the dataset's files "
+                    f"is {found}; copy manifest.json and index/ again, or rebuild the dataset"
                 )
         check_sets(manifest.draws, shards, self.url)
 

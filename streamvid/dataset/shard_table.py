@@ -316,7 +316,7 @@ def _digests(name: str, column: pa.Array) -> Digests:
             data = binascii.unhexlify(text)
     # Among the characters that unhexlify accepts, only upper-case letters have the bit 0x20 unset.
     if len(data) != _DIGEST_BYTES * len(column) or not np.bitwise_and.reduce(np.frombuffer(text, np.uint8)) & 0x20:
-        raise IntegrityError(f"{name}: a value is not 64 lowercase hex digits; copy or rebuild the dataset")
+        raise IntegrityError(f"{name}: each value must be 64 lowercase hex digits; copy or rebuild the dataset")
     return np.frombuffer(data, np.uint8).reshape(-1, _DIGEST_BYTES)
 
 

@@ -64,7 +64,10 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
             "key or the extension"
         )
     if num_bytes > MAX_MEMBER_BYTES:
-        raise ConfigError(f"member {name!r} has {num_bytes} bytes; a tar member can have at most {MAX_MEMBER_BYTES}")
+        raise ConfigError(
+            f"member {name!r} has {num_bytes} bytes; a tar member can have at most {MAX_MEMBER_BYTES}; use a smaller "
+            "file"
+        )
 
 
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:

@@ -36,7 +36,7 @@ class PlannedRun:
     )
     options: PlanOptions = option(default_factory=PlanOptions)
     num_epochs: int = option(1, flag="--epochs", help="Number of epochs.", minimum=1, maximum=1000)
-    split: str = option("train", help="Split of the dataset.")
+    split: str = option("train", help="Dataset split to plan for.")
     where: str | None = option(None, metavar="CONDITION", help="Condition on columns, as in VideoLoader(where=…).")
     costs: CostTable | None = None
     host: HostCosts = field(default_factory=HostCosts)

@@ -121,7 +121,9 @@ def read_history(folder: Path) -> tuple[Attempt, ...]:
             raise SourceError(f"{folder} contains no ledger; pass the folder that was given as output.ledger")
         return _with_ends(_attempts(folder, numbers))
     except OSError as error:
-        raise SourceError(f"{folder}: the ledger cannot be read: {error.strerror or error}") from error
+        raise SourceError(
+            f"{folder}: the ledger cannot be read ({error.strerror or error}); check the folder and its permissions"
+        ) from error
 
 
 def _attempts(folder: Path, numbers: list[int]) -> list[Attempt]:

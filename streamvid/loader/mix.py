@@ -55,7 +55,7 @@ class DatasetConfig:
     name: str | None = option(
         None, help="Name from which the dataset's random choices are derived.", shown_default="its position in the list"
     )
-    captions: TextOptions = option(default_factory=TextOptions, help="Options for the texts of samples.")
+    captions: TextOptions = option(default_factory=TextOptions, help="Options for sample texts.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -64,7 +64,7 @@ class DatasetConfig:
             exact_fraction("weight", self.weight)
             if self.num_repeats != 1:
                 raise ConfigError(
-                    f"num_repeats={self.num_repeats!r}: cannot be combined with weight={self.weight!r}; leave one out"
+                    f"num_repeats={self.num_repeats!r} cannot be combined with weight={self.weight!r}; omit one of them"
                 )
 
 
@@ -398,7 +398,7 @@ def _repeats(
         return repeats_of_weights(weights, [part.subset.num_samples for part in parts], tokens, samples_per_epoch, by)
     if samples_per_epoch is not None:
         raise ConfigError(
-            f"schedule.samples_per_epoch={samples_per_epoch}: requires weights; give each DatasetConfig a weight, or "
+            f"schedule.samples_per_epoch={samples_per_epoch} requires weights; give each DatasetConfig a weight, or "
             "leave schedule.samples_per_epoch out"
         )
     return [exact_fraction("num_repeats", config.num_repeats) for config in configs]

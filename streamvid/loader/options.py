@@ -30,13 +30,15 @@ class OutputOptions:
     pixels: Pixels | None = option(
         None,
         help="Pixel format in the ring. yuv420p takes half the memory and is converted to RGB exactly on the device.",
-        shown_default="yuv420p with a CUDA device and buckets of even sizes, else rgb24",
+        shown_default="yuv420p with a CUDA device and even bucket sizes, otherwise rgb24",
     )
     accuracy: Accuracy | None = option(
         None,
         help="Accuracy of the conversion to RGB. fast is swscale's default, whose result is 1 to 3 levels too dark. "
         "Cannot be combined with pixels=yuv420p.",
-        shown_default="exact for clips that are scaled anyway, else fast; exact takes 1.4 to 1.6 times as much CPU",
+        shown_default=(
+            "exact for clips that are scaled anyway, otherwise fast; exact takes 1.4 to 1.6 times as much CPU"
+        ),
     )
     decode: bool = option(
         True, help="Decode clips. False delivers the stored bytes as `batch.clips`, for your own decoder."
@@ -54,23 +56,25 @@ class OutputOptions:
     )
     metrics_port: int | None = option(
         None,
-        help="Port of an endpoint with metrics for Prometheus, to which the local rank is added. Requires the extra "
-        "streamvid[metrics].",
-        shown_default="STREAMVID_METRICS_PORT, else no endpoint",
+        help=(
+            "Base port of a Prometheus metrics endpoint; the local rank is added to it. Requires the extra "
+            "streamvid[metrics]."
+        ),
+        shown_default="STREAMVID_METRICS_PORT, otherwise no endpoint",
         minimum=1,
         maximum=65535,
     )
     metrics_host: str = option("127.0.0.1", help="Address at which the endpoint listens.")
     metrics_folder: str | Path | None = option(
-        None, help="Local folder for a file per rank with statistics as JSON lines, one every 10 seconds."
+        None, help="Local folder in which each rank writes a file of statistics, with one JSON line every 10 seconds."
     )
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.pixels == "yuv420p" and self.accuracy is not None:
             raise ConfigError(
-                f"accuracy={self.accuracy!r}: cannot be combined with pixels='yuv420p', which is always converted to "
-                "RGB exactly; leave one of them out"
+                f"accuracy={self.accuracy!r} cannot be combined with pixels='yuv420p', which is always converted to "
+                "RGB exactly; omit one of them"
             )
         if self.tokenizer is not None and not callable(self.tokenizer):
             raise ConfigError(
@@ -108,7 +112,7 @@ class ScheduleOptions:
     mix_by: MixBy = option("samples", help="Unit in which dataset weights are measured.")
     follow: bool = option(
         False,
-        help="Continue each epoch in the newest version of the datasets. False stays in the version that was opened.",
+        help="Continue each epoch in the newest version of the datasets, or stay in the version that was opened.",
     )
 
     def __post_init__(self) -> None:
@@ -153,7 +157,7 @@ class ProcessGroups:
     process_group: Any = option(
         None,
         help="Processes that compare their plans at the start of each loop.",
-        shown_default="all processes if `world` is that of torch.distributed, else none",
+        shown_default="all processes if `world` is that of torch.distributed, otherwise none",
     )
     shared_group: Any = option(
         None,

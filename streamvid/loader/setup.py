@@ -317,11 +317,11 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     if data.features is not None:
         if not output.decode:
             raise ConfigError(
-                "output.decode=False: cannot be combined with features, which contain no clips; leave output.decode out"
+                "output.decode=False cannot be combined with features, which contain no clips; leave output.decode out"
             )
         if media:
             raise ConfigError(
-                f"media={media!r}: cannot be combined with features, which replace all video; leave one of them out"
+                f"media={media!r} cannot be combined with features, which replace all video; omit one of them"
             )
         return
     if output.decode:
@@ -337,7 +337,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     }
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
-            f"output.decode=False: cannot be combined with {', '.join(names)}, because nothing is decoded; leave out "
+            f"output.decode=False cannot be combined with {', '.join(names)}, because nothing is decoded; leave out "
             "output.decode, or leave out these options"
         )
 

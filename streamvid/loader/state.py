@@ -94,7 +94,7 @@ def _unpacked(text: str, bucket_ids: Iterable[str], force: bool) -> dict[str, in
         return {}  # a forced load of other buckets does not use positions
     if rest or not width:
         raise StateError(
-            f"positions={text[:20]!r}… in the loader state: do not match the {len(names)} buckets of this loader, or "
+            f"positions={text[:20]!r}… in the loader state do not match the {len(names)} buckets of this loader, or "
             "are damaged; create the loader with the dataset and filter that it had when the state was saved, use an "
             "older state, start without a state, or use the state as an approximate position with "
             "load_state_dict(state, force=True)"
@@ -140,7 +140,7 @@ def read_state(
     checksum = _checksum({name: state[name] for name in state if name != "checksum"})
     if state.get("checksum") != checksum:
         raise StateError(
-            f"checksum={state.get('checksum')!r} in the loader state: does not match the checksum {checksum!r} of its "
+            f"checksum={state.get('checksum')!r} in the loader state does not match the checksum {checksum!r} of its "
             "values; the state was damaged or edited after state_dict() returned it. Use an older state, or start "
             "without one"
         )

@@ -50,13 +50,13 @@ class LoaderArguments:
             return
         if self.data.features is not None:
             raise ConfigError(
-                "schedule.follow=True: cannot be combined with features, which were created from one version of the "
-                "dataset; leave one of them out"
+                "schedule.follow=True cannot be combined with features, which were created from one version of the "
+                "dataset; omit one of them"
             )
         for config in configs_of(self.data.dataset):
             if not can_change_version(config):
                 raise ConfigError(
-                    f"schedule.follow=True: cannot be combined with the dataset {config.url!s}, which is already "
+                    f"schedule.follow=True cannot be combined with the dataset {config.url!s}, which is already "
                     "open or has a fixed version; pass its URL without a version, or leave schedule.follow out"
                 )
 

@@ -116,7 +116,8 @@ class ModelConfig(Options):
     )
     weights: WeightsConfig = option(default_factory=WeightsConfig, help="Weight files.")
     init: Literal["cpu", "meta"] = option(
-        "cpu", help="Device of new parameters; 'meta' allocates no memory, so the weight files must contain them all."
+        "cpu",
+        help=("Device of new parameters; 'meta' allocates no memory, so the weight files must contain all of them."),
     )
     trainable: tuple[str, ...] | None = option(
         None,

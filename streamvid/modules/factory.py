@@ -31,7 +31,9 @@ def import_object(path: str) -> Any:
     except ImportError as error:
         raise ConfigError(_import_problem(path, module_name, error)) from error
     except Exception as error:
-        raise ConfigError(f"{path}: importing {module_name} fails with {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{path}: importing {module_name} failed with {type(error).__name__}: {error}; correct this module"
+        ) from error
     try:
         return operator.attrgetter(name)(found)
     except AttributeError:
@@ -70,4 +72,4 @@ def _import_problem(path: str, module_name: str, error: ImportError) -> str:
             f"{path}: the module {missing!r} is neither installed nor in the working directory {Path.cwd()}; "
             "run the command from the folder that contains it, or install its package"
         )
-    return f"{path}: importing {module_name} fails with {type(error).__name__}: {error}"
+    return f"{path}: importing {module_name} failed with {type(error).__name__}: {error}; correct this module"

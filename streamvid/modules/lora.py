@@ -84,7 +84,7 @@ def require_files(config: LoraConfig) -> None:
     ]
     if lacking:
         raise ConfigError(
-            f"{' and '.join(lacking)}: not an existing file; use a LoRA adapter file, such as "
+            f"{' and '.join(lacking)}: the file does not exist; use a LoRA adapter file, such as "
             "adapter_model.safetensors in a peft folder"
         )
 
@@ -223,7 +223,8 @@ def _refuse_alphas(path: Path | None, config: LoraConfig, alphas: Sequence[float
         )
     raise ConfigError(
         f"model.lora.checkpoint {path} has alphas {some([str(alpha) for alpha in alphas])}, but training uses one "
-        "positive alpha for all layers; fuse it with model.lora.preset_path and model.lora.preset_model instead"
+        "positive alpha for all layers; fuse the checkpoint with model.lora.preset_path and model.lora.preset_model "
+        "instead"
     )
 
 
@@ -281,8 +282,8 @@ def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]
             layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, LAYERS)})
             raise ConfigError(
                 f"model.lora.target_modules contains {end!r}, but no layer has this name or a name that ends with "
-                f"'.{end}'; use suffixes such as {some(layers)} or '{REGEX}EXPRESSION', or leave it empty to choose "
-                "layers automatically"
+                f"'.{end}'; use suffixes such as {some(layers)} or '{REGEX}EXPRESSION', or leave "
+                "model.lora.target_modules empty to choose layers automatically"
             )
         chosen.update(dict.fromkeys(found))
     return [name for name in modules if name in chosen]

@@ -29,4 +29,4 @@ def some(names: Collection[str]) -> str:
     """Format the first few names for a message, with the total number if some are omitted."""
     ordered = list(names)
     shown = ", ".join(ordered[:NUM_SHOWN])
-    return shown if len(ordered) <= NUM_SHOWN else f"{shown}, … ({len(ordered)} in all)"
+    return shown if len(ordered) <= NUM_SHOWN else f"{shown}, … ({len(ordered)} in total)"

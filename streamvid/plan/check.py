@@ -38,7 +38,7 @@ def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64
         )
     if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
         raise ConfigError(
-            f"num_samples[{bucket_id!r}]: must be 0 or more for each shard, with a sum of at most {MAX_POSITION}"
+            f"num_samples[{bucket_id!r}]: must be at least 0 for each shard, with a sum of at most {MAX_POSITION}"
         )
     return counts.astype(np.int64, copy=False)
 
@@ -85,7 +85,7 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
     if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
         raise ConfigError(
             f"bucket {span.bucket_id}: a step of {span.global_batch} samples would repeat the epoch's {span.length} "
-            f"samples ({passes} passes over {num_samples}) too often; lower batch_size, the number of ranks or "
+            f"samples too often ({passes} passes over {num_samples}); lower batch_size, the number of ranks or "
             "num_repeats, or use tail='drop' or tail='carry'"
         )
     if span.global_batch >= 1 << 30:

@@ -43,7 +43,7 @@ class PlanOptions:
     tail: Tail = option(
         "carry",
         help="Policy for samples that do not fill a step.",
-        shown_default="carry for split train, else uneven",
+        shown_default="carry for split train, otherwise uneven",
     )
     sync: Sync = option("bucket", help="At each step, give all ranks the same bucket, or buckets of similar cost.")
     order: Order = option("mixed", help="Order of steps in epoch 0.")

@@ -43,7 +43,9 @@ class SampleFacts:
         try:
             return tuple((text, float(weight)) for text, weight in captions_from_json(str(several)))
         except ValueError as error:
-            raise IntegrityError(f"the captions in the index cannot be read: {error}") from error
+            raise IntegrityError(
+                f"the captions in the index cannot be read: {error}; copy the dataset again"
+            ) from error
 
     @property
     def columns(self) -> dict[str, object]:
@@ -54,7 +56,9 @@ class SampleFacts:
         """Return an integer of the index row. Raises IntegrityError if the index does not contain one."""
         value = self.values.get(name)
         if not isinstance(value, int):
-            raise IntegrityError(f"the index lists {name}={value!r} for {self.key}, not an integer; copy the dataset")
+            raise IntegrityError(
+                f"the index lists {name}={value!r} for {self.key}, not an integer; copy the dataset again"
+            )
         return value
 
     def to_json(self) -> dict[str, object]:

@@ -113,7 +113,7 @@ def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
 def _configs(datasets: Sequence[Dataset], query: StepQuery) -> list[DatasetConfig]:
     if len(query.repeats) > len(datasets):
         raise ConfigError(
-            f"repeats={','.join(query.repeats)}: has {len(query.repeats)} values for {len(datasets)} dataset(s); "
+            f"repeats={','.join(query.repeats)} has {len(query.repeats)} values for {len(datasets)} dataset(s); "
             "give one per dataset"
         )
     repeats = [*query.repeats, *["1"] * (len(datasets) - len(query.repeats))]

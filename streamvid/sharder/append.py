@@ -80,7 +80,7 @@ def append_options(dataset: str | Path, given: Mapping[str, Any]) -> ShardOption
     store = open_store(check_newest(dataset), StorageOptions.of(given.get("storage")))
     options = options_like(read_manifest(store).build["options"], given, store.url)
     if options.work.overwrite:
-        raise ConfigError("overwrite=True: cannot be combined with append, which replaces nothing; omit overwrite")
+        raise ConfigError("overwrite=True cannot be combined with append, which replaces nothing; omit overwrite")
     if options.curation.dedup is not None:
         raise ConfigError(
             f"curation.dedup={options.curation.dedup!r}: the dataset at {store.url} was built with this option, and "

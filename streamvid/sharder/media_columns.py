@@ -65,8 +65,8 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
         twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
         if twice:
             raise ConfigError(
-                f"media uses reserved or duplicate names: {', '.join(twice)}; give each input a different name and "
-                "column other than txt and json (underscores in names are ignored)"
+                f"media uses reserved or duplicate names: {', '.join(twice)}; give each input a unique name and a "
+                "unique column, but not txt or json (underscores in names are ignored)"
             )
     if len(found) > MAX_MEDIA:
         raise ConfigError(f"media has {len(found)} conditioning inputs; use at most {MAX_MEDIA}")
@@ -78,7 +78,7 @@ def file_keys(text: str) -> tuple[str, dict[str, str]]:
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(
-            f"data_file_keys={text!r}: contains an empty column name; list the columns that hold media paths, the "
+            f"data_file_keys={text!r} contains an empty column name; list the columns that hold media paths, the "
             "clip's column first, such as 'video,control_video'"
         )
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

@@ -105,7 +105,7 @@ class ClipOptions:
 
     max_growth: float | None = option(
         None,
-        help="Maximum size of a native clip relative to its source; larger clips get a higher crf.",
+        help="Maximum size of a native clip relative to its source; larger clips are encoded with a higher crf.",
         metavar="RATIO",
         above=0,
     )
@@ -114,7 +114,7 @@ class ClipOptions:
         check_options(self)
         self._check_audio()
         if self.fps_rule is not None and self.fps is None:
-            raise ConfigError(f"fps_rule={self.fps_rule!r}: requires a frame rate; also set clips.fps, such as 16")
+            raise ConfigError(f"fps_rule={self.fps_rule!r} requires a frame rate; also set clips.fps, such as 16")
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
             if self.max_growth is not None and self.encoding.crf is None:
@@ -128,14 +128,14 @@ class ClipOptions:
             if value is not None and not (self.kind == "copy" and name == "max_clip_seconds"):
                 stores = "has no files" if self.is_text else "encodes nothing"
                 raise ConfigError(
-                    f"{name}={value!r}: cannot be combined with clips.kind={self.kind!r}, which {stores}; set "
+                    f"{name}={value!r} cannot be combined with clips.kind={self.kind!r}, which {stores}; set "
                     f"clips.kind='native' (--clips native), or omit clips.{name}"
                 )
 
     def _check_audio(self) -> None:
         if self.is_text and self.audio != "keep":
             raise ConfigError(
-                f"audio={self.audio!r}: cannot be combined with clips.kind='text', which has no files; omit clips.audio"
+                f"audio={self.audio!r} cannot be combined with clips.kind='text', which has no files; omit clips.audio"
             )
         if self.is_audio and self.audio != "keep":
             raise ConfigError(
@@ -144,8 +144,8 @@ class ClipOptions:
             )
         if self.audio == "drop" and self.audio_codec is not None:
             raise ConfigError(
-                f"audio_codec={self.audio_codec!r}: cannot be combined with clips.audio='drop', which stores no audio; "
-                "omit one of the two"
+                f"audio_codec={self.audio_codec!r} cannot be combined with clips.audio='drop', which stores no audio; "
+                "omit one of them"
             )
 
     @property
@@ -242,7 +242,7 @@ class ShardOptions:
             given = (self.source.time_columns, self.clips.max_clip_seconds, True)
             cut = next(name for name, value in zip(names, given, strict=True) if value)
             raise ConfigError(
-                f"source.media={dict(self.source.media)!r}: cannot be combined with {cut} and clips.kind='copy', "
+                f"source.media={dict(self.source.media)!r} cannot be combined with {cut} and clips.kind='copy', "
                 f"because conditioning inputs are copied whole; set clips.kind='native' (--clips native), or omit {cut}"
             )
 
@@ -272,20 +272,20 @@ class ShardOptions:
         other = next((name for name, is_set in others.items() if is_set), None)
         if self.trust_metadata and other is not None:
             raise ConfigError(
-                f"trust_metadata=True: cannot be combined with {other}, because trust_metadata requires each "
-                "sample to be one unchanged file in one bucket; omit one of the two"
+                f"trust_metadata=True cannot be combined with {other}, because trust_metadata requires each "
+                "sample to be one unchanged file in one bucket; omit one of them"
             )
 
     def _check_curation(self) -> None:
         if self.curation.is_on and self.trust_metadata:
             name, value = next((name, value) for name, value in vars(self.curation).items() if value)
             raise ConfigError(
-                f"curation.{name}={value!r}: cannot be combined with trust_metadata=True, because every file must be "
-                "decoded before it is assigned to a shard; omit one of the two"
+                f"curation.{name}={value!r} cannot be combined with trust_metadata=True, because every file must be "
+                "decoded before it is assigned to a shard; omit one of them"
             )
         if self.curation.black_bars and self.source.media and self.clips.is_native:
             raise ConfigError(
-                "curation.black_bars=True: cannot be combined with source.media and clips.kind='native', because the "
+                "curation.black_bars=True cannot be combined with source.media and clips.kind='native', because the "
                 "bars would be cropped from the clips, but not from the conditioning inputs; omit one of the three"
             )
 
@@ -329,7 +329,7 @@ class ShardOptions:
         for name, value in given.items():
             if value:
                 raise ConfigError(
-                    f"{name}={value!r}: cannot be combined with clips.kind='text', which has no files; omit {name}, or "
+                    f"{name}={value!r} cannot be combined with clips.kind='text', which has no files; omit {name}, or "
                     "choose another clips.kind (--clips)"
                 )
         if self.source.captions.column == "" or self.source.captions.lines:
@@ -342,12 +342,12 @@ class ShardOptions:
         if self.frame_rate.rule not in ("native", "resample"):
             name = "buckets.frame_rate.rule" if self.clips.frame_rate is None else "clips.fps_rule"
             raise ConfigError(
-                f"{name}={self.frame_rate.rule!r}: cannot be combined with clips.kind='native', which selects the "
+                f"{name}={self.frame_rate.rule!r} cannot be combined with clips.kind='native', which selects the "
                 "frames nearest in time; set clips.fps and clips.fps_rule='resample', or clips.kind='copy'"
             )
         if self.verify == "probe":
             raise ConfigError(
-                "verify='probe': cannot be combined with clips.kind='native', because encoding decodes every frame; "
+                "verify='probe' cannot be combined with clips.kind='native', because encoding decodes every frame; "
                 "omit verify"
             )
         for bucket in () if self.config.is_dynamic else self.table.candidates:

@@ -265,7 +265,7 @@ def plan_build(
     progress, on_input = progress or no_progress, on_input or ignore_input
     if not options.work.share.is_whole:
         raise ConfigError(
-            f"work.cluster.task={options.work.cluster.task!r}: cannot be combined with a dry run, which plans all "
+            f"work.cluster.task={options.work.cluster.task!r} cannot be combined with a dry run, which plans all "
             "work; omit the task (--task)"
         )
     check_apart(source, place.store, options)

@@ -51,13 +51,13 @@ class CaptionOptions:
             raise ConfigError(f"column={self.column!r}: must be a column name or a list of column names")
         if len(set(several)) < len(several) or (len(several) > 1 and not all(several)):
             raise ConfigError(
-                f"column={self.column!r}: contains a duplicate or empty name; list each column only once, or pass "
+                f"column={self.column!r} contains a duplicate or empty name; list each column only once, or pass "
                 "only '' to disable captions"
             )
         if self.weight_column is not None and self.column == "":
             raise ConfigError(
-                f"weight_column={self.weight_column!r}: cannot be combined with source.captions.column='', which "
-                "disables captions; omit one of the two"
+                f"weight_column={self.weight_column!r} cannot be combined with source.captions.column='', which "
+                "disables captions; omit one of them"
             )
         if self.weight_column is not None and self.weight_column in several:
             raise ConfigError(
@@ -134,8 +134,7 @@ class SourceOptions:
             )
         if self.time_columns and self.whole_files:
             raise ConfigError(
-                f"time_columns={self.time_columns!r}: cannot be combined with source.whole_files=True; omit one of "
-                "the two"
+                f"time_columns={self.time_columns!r} cannot be combined with source.whole_files=True; omit one of them"
             )
         _ = self.media_columns
 

@@ -36,7 +36,7 @@ class WorkOptions:
     )
     overwrite: bool = option(False, help="Replace a different sealed dataset at DEST.", group="")
     work_dir: str | Path | None = option(
-        None, help="Local folder for unfinished work; only if DEST is in an object store.", metavar="FOLDER"
+        None, help="Local folder for unfinished work, if DEST is in an object store.", metavar="FOLDER"
     )
     cluster: ClusterOptions = option(default_factory=ClusterOptions, group="")
     probe_timeout_seconds: float = option(
@@ -63,8 +63,8 @@ class WorkOptions:
         check_options(self)
         if self.overwrite and not self.cluster.is_local:
             raise ConfigError(
-                "overwrite=True: cannot be combined with work.cluster.task, or with a work.cluster.engine other than "
-                "'local', because tasks remove no files; omit one of the two"
+                "overwrite=True cannot be combined with work.cluster.task, or with a work.cluster.engine other than "
+                "'local', because tasks do not remove files; omit one of them"
             )
 
     @property

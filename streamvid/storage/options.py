@@ -62,7 +62,7 @@ class StorageOptions:
             _check_endpoint(self.endpoint_url)
         if self.anon and self.profile is not None:
             raise ConfigError(
-                f"profile={self.profile!r}: cannot be combined with anon=True, which uses no keys; omit one of them"
+                f"profile={self.profile!r} cannot be combined with anon=True, which uses no keys; omit one of them"
             )
         for name in ("deadline_seconds", "connect_seconds", "stall_seconds"):
             if not getattr(self, name) > 0:

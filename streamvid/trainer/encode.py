@@ -86,8 +86,8 @@ def encode_on_ray(
         results = run_on_ray(partial(_encode_share, config), attrgetter("is_sealed"), needs, cluster, report)
     if not any(result.is_sealed for result in results):
         raise StreamvidError(
-            "the features are not complete, because the Ray cluster lost tasks too often; finished shards are kept: "
-            "run the same command again to resume"
+            "the features are not complete, because the Ray cluster lost tasks too often. Finished shards are kept. "
+            "Run the same command again to resume"
         )
     return EncodeResult(
         num_shards=sum(result.num_shards for result in results),

@@ -108,7 +108,7 @@ def _make_accelerator(config: TrainConfig) -> Accelerator:
     is_sharded = used == "FSDP" or (used == "DEEPSPEED" and _configure_deepspeed(accelerator, config) == 3)
     if is_sharded and config.optimizer.ema_decay is not None:
         raise ConfigError(
-            f"optimizer.ema_decay={config.optimizer.ema_decay}: cannot be combined with sharded weights; "
+            f"optimizer.ema_decay={config.optimizer.ema_decay} cannot be combined with sharded weights; "
             "use DDP or ZeRO-2, or set optimizer.ema_decay to null"
         )
     return accelerator

@@ -198,13 +198,13 @@ class Run:
         except Exception as error:  # noqa: BLE001 - pipelines and users' modules raise anything
             reason = " ".join(str(error).split())[:300]
             _log.warning(
-                "no samples at step %d: %s: %s; training continues. Stop the run (Ctrl-C saves it), fix the cause "
-                "or set eval.sample_steps to null, and start it again to resume",
+                "no samples were generated at step %d: %s: %s; training continues. Stop the run (Ctrl-C saves it), "
+                "fix the cause or set eval.sample_steps to null, and start it again to resume",
                 step,
                 type(error).__name__,
                 reason,
             )
-            _log.debug("the samples of step %d failed", step, exc_info=True)
+            _log.debug("generating samples failed at step %d", step, exc_info=True)
 
     def _save_samples(self, name: str) -> None:
         """Generate videos with the current weights and, if the run averages them, with the averages."""

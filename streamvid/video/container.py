@@ -107,7 +107,7 @@ class VideoFile:
             raise ProbeError("the file is empty (0 bytes); copy or download it again", kind="empty-file")
         if self.num_bytes > limits.max_bytes:
             raise ProbeError(
-                f"the file has {self.num_bytes} bytes, which exceeds the limit max_bytes={limits.max_bytes}",
+                f"the file has {self.num_bytes} bytes; the limit is max_bytes={limits.max_bytes}",
                 kind="limit",
             )
         self.reopen()
@@ -357,7 +357,7 @@ def _choose_stream(container: InputContainer, limits: Limits, needs_pictures: bo
 
     if len(container.streams) > limits.max_streams:
         raise ProbeError(
-            f"the file has {len(container.streams)} streams, which exceeds the limit max_streams={limits.max_streams}",
+            f"the file has {len(container.streams)} streams; the limit is max_streams={limits.max_streams}",
             kind="limit",
         )
     pictures = 0

@@ -169,7 +169,9 @@ def _recognised(
 ) -> Iterator[tuple[int, Packet[VideoStream]]]:
     for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
         if _row(packet) != row:
-            raise DecodeError(f"packet {number} of the video changed while the file was read; do not modify the file")
+            raise DecodeError(
+                f"packet {number} of the video changed while the file was being read; do not modify the file"
+            )
         yield number, packet
 
 
@@ -230,7 +232,8 @@ def _make_table(
     frames = sorted(frame for frame in shown if frame[0] >= first_time and frame[1] >= first_ordinal)
     if not frames:
         raise ProbeError(
-            "no frame is displayed from the first key frame on (an edit list may hide all of them); re-encode the file",
+            "no frame is displayed from the first key frame onward (an edit list may hide all of them); re-encode "
+            "the file",
             kind="damaged",
         )
     timestamps = tuple(frame[0] for frame in frames)

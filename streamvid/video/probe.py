@@ -38,7 +38,7 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
         seconds = float((table.timestamps[-1] - table.timestamps[0]) * table.time_base)
         if seconds > limits.max_seconds:
             raise ProbeError(
-                f"the video lasts {seconds:.0f} s, which exceeds the limit max_seconds={limits.max_seconds:g}",
+                f"the video lasts {seconds:.0f} s; the limit is max_seconds={limits.max_seconds:g}",
                 kind="limit",
             )
         has_audio = video.has_audio

@@ -117,8 +117,7 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
         raise DecodeError(f"the video codec {info.codec} is not allowed; allowed codecs: {', '.join(limits.codecs)}")
     if info.coded_width * info.coded_height > limits.max_pixels:
         raise DecodeError(
-            f"a frame has {info.coded_width}x{info.coded_height} pixels, which exceeds the limit "
-            f"max_pixels={limits.max_pixels}"
+            f"a frame has {info.coded_width}x{info.coded_height} pixels; the limit is max_pixels={limits.max_pixels}"
         )
     decoder = CodecContext.create(_SOFTWARE.get(info.codec, info.codec), "r")
     assert isinstance(decoder, VideoCodecContext)

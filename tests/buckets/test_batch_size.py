@@ -48,7 +48,7 @@ def test_derived_from_tokens(max_tokens: int) -> None:
         (({"832*": 1}, None), "no entry for bucket 480x832-81f; add it, or"),
         (({"*": 1, "480x832-80f": 2}, None), "no bucket matches '480x832-80f'; nearest"),
         (({"*": 3, "*-81f": 1, "8*": 2}, None), "both match bucket 832x480-81f; add an entry for '832x480-81f'"),
-        (({"*": 1, BUCKETS[0]: 2}, None), "batch_size has the key Bucket.*: each key must be a bucket id"),
+        (({"*": 1, BUCKETS[0]: 2}, None), "batch_size has the key Bucket.*; each key must be text: a bucket id"),
     ],
 )
 def test_unclear_sizes_are_refused(arguments: tuple[Any, Any], message: str) -> None:

@@ -129,7 +129,7 @@ def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "ds").manifest.frame_rate.to_json() == {"rule": "cap", "fps": "30000/1001"}
     refused = run_streamvid("shard", tiny.videos, tmp_path / "no", *OPTIONS, "--fps-rule", "cap", check=False)
     assert refused.returncode == 2
-    assert "--fps-rule 'cap': requires a frame rate; also set clips.fps" in refused.stderr
+    assert "--fps-rule 'cap' requires a frame rate; also set clips.fps" in refused.stderr
 
 
 def test_what_was_understood_comes_before_the_tables(tiny: Tiny, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
         (("--workers", "0"), "--workers 0: must be an integer from 1 to 1024"),
         (("--seed", "-1"), "--seed -1: must be an integer from 0"),
         (("--clips", "raw"), "'copy', 'native'"),
-        (("--crf", "20"), "--crf 20: cannot be combined with clips.kind='copy'"),
+        (("--crf", "20"), "--crf 20 cannot be combined with clips.kind='copy'"),
         (("--clips", "native", "--crf", "x"), "'x' is not a number"),
         (("--clips", "native", "--codec", "vp9"), "it must be one of h264"),
         (("--clips", "native", "--fps", "1/0"), "write it as 24, 0.5 or 30000/1001"),

@@ -260,7 +260,7 @@ def test_factory_and_trackers(tiny: Tiny) -> None:
         ((), "--config FILE, --dataset_base_path FOLDER or --init FOLDER"),
         (
             ("--max_pixels", "100", "--set", "data.dataset=ds", "--set", "output=run"),
-            "--max_pixels describes the data of",
+            "--max_pixels requires --dataset_base_path",
         ),
         (
             ("--dataset_base_path", "{tiny}", "--dataset_repeat", "0"),
@@ -268,7 +268,7 @@ def test_factory_and_trackers(tiny: Tiny) -> None:
         ),
         (
             ("--dataset_base_path", "{tiny}", "--set", "data.dataset=ds"),
-            "data.dataset: cannot be combined with --dataset_base_path",
+            "data.dataset cannot be combined with --dataset_base_path",
         ),
         (("--dataset_base_path", "{tiny}", "--set", "data.datset=ds"), "did you mean 'dataset'?"),
         (("--dataset_base_path", "{tiny}", "--max_pixel", "100"), "--max_pixels"),

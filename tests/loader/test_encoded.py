@@ -353,7 +353,7 @@ def test_what_is_about_pictures_is_refused(dataset: Path, name: str, options: di
     """API: with its name and what to do."""
     asked = merged({"output": {"decode": False}, "world": streamvid.World(0, 1)}, options)
     with pytest.raises(
-        ConfigError, match=rf"output.decode=False: cannot be combined with {name}, .*leave out output.decode"
+        ConfigError, match=rf"output.decode=False cannot be combined with {name}, .*leave out output.decode"
     ):
         loader_of(dataset, **asked)
 

@@ -402,7 +402,7 @@ def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path
     ):
         with pytest.raises(ConfigError, match=message):
             streamvid.VideoLoader(roots["copy"], batch_size=2, media=media)
-    with pytest.raises(ConfigError, match="decode=False: cannot be combined with media"):
+    with pytest.raises(ConfigError, match="decode=False cannot be combined with media"):
         streamvid.VideoLoader(roots["copy"], batch_size=2, media=("control",), output={"decode": False})
     plain = tmp_path / "plain"
     shard(source, plain, shard_options(**OPTIONS | {"media": {}}))

@@ -220,7 +220,7 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
 def test_what_cannot_be_is_refused(two: tuple[Path, Path], make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         streamvid.VideoLoader(make(*two), batch_size=1)
-    with pytest.raises(ConfigError, match="schedule.samples_per_epoch=5: requires weights"):
+    with pytest.raises(ConfigError, match="schedule.samples_per_epoch=5 requires weights"):
         streamvid.VideoLoader(two[0], batch_size=1, schedule={"samples_per_epoch": 5})
 
 

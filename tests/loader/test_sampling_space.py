@@ -116,5 +116,5 @@ def test_native_clips_have_their_crop_and_still_any_window(source: Path, tmp_pat
 
 
 def test_clips_that_are_not_decoded_have_no_part(dataset: Path) -> None:
-    with pytest.raises(ConfigError, match="decode=False: cannot be combined with view.spatial"):
+    with pytest.raises(ConfigError, match="decode=False cannot be combined with view.spatial"):
         VideoLoader(dataset, batch_size=1, output={"decode": False}, view={"spatial": "random_crop"})

@@ -352,7 +352,7 @@ def test_a_rule_goes_with_a_rate_and_native_clips_with_one_rule() -> None:
     """Messages name the option, its value and what is allowed."""
     buckets = parse_buckets("96x64@9")
     for options, message in (
-        ({"fps_rule": "cap"}, "fps_rule='cap': requires a frame rate; also set clips.fps"),
+        ({"fps_rule": "cap"}, "fps_rule='cap' requires a frame rate; also set clips.fps"),
         ({"fps": 16, "fps_rule": "sometimes"}, "fps_rule='sometimes': must be 'resample', 'cap' or 'fix_frame_rate'"),
         ({"fps": 0}, "fps=0"),
         ({"fps": 16, "fps_rule": "cap", "clips": "native"}, "clips.kind='native'"),

@@ -336,7 +336,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, t
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({"output": {"decode": False}}, "output.decode=False: cannot be combined with features"),
+        ({"output": {"decode": False}}, "output.decode=False cannot be combined with features"),
         ({"media": ("mask",)}, "media"),
         ({"columns": ("who",)}, "unknown|not in the dataset"),
         ({"features": []}, "has length 0, but there are 1 dataset"),

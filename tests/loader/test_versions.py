@@ -97,9 +97,9 @@ def test_a_loader_of_a_named_version_stays_in_it(root: Path) -> None:
 
 def test_following_needs_datasets_that_can_change(root: Path) -> None:
     for dataset in (f"{root}@1", streamvid.open_dataset(root)):
-        with pytest.raises(ConfigError, match="follow=True: cannot be combined with the dataset"):
+        with pytest.raises(ConfigError, match="follow=True cannot be combined with the dataset"):
             open_loader(dataset, **FOLLOW)
-    with pytest.raises(ConfigError, match="follow=True: cannot be combined with features"):
+    with pytest.raises(ConfigError, match="follow=True cannot be combined with features"):
         open_loader(root, **FOLLOW, features="latents")
 
 
@@ -192,10 +192,10 @@ def test_only_samples_of_the_own_version_are_announced_and_each_number_once(
     assert announced() == [], "what was removed had been added later"
     remove_keys(root, {"a6", "b0"})
     (line,) = announced()
-    assert "1 samples of version 1 were removed until version 5" in line, "one that had been moved to another tar"
+    assert "1 samples of version 1 have been removed as of version 5" in line, "one that had been moved to another tar"
     remove_keys(root, {"a1"})
     (line,) = announced()
-    assert "2 samples of version 1 were removed until version 6" in line
+    assert "2 samples of version 1 have been removed as of version 6" in line
 
 
 def test_a_bucket_of_which_all_samples_were_removed_ends_a_run_that_stays(root: Path) -> None:

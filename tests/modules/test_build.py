@@ -88,10 +88,10 @@ def test_an_error_inside_a_users_module_is_told_as_that(tmp_path: Path, monkeypa
     (tmp_path / "broken_training_a.py").write_text("import no_such_library_x\n")
     (tmp_path / "broken_training_b.py").write_text("width = 3 / 0\n")
     with pytest.raises(
-        ConfigError, match="importing broken_training_a fails with ModuleNotFoundError: No module named 'no_such_lib"
+        ConfigError, match="importing broken_training_a failed with ModuleNotFoundError: No module named 'no_such_lib"
     ):
         import_object("broken_training_a:build")
-    with pytest.raises(ConfigError, match="importing broken_training_b fails with ZeroDivisionError"):
+    with pytest.raises(ConfigError, match="importing broken_training_b failed with ZeroDivisionError"):
         import_object("broken_training_b:build")
 
 

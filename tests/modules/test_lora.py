@@ -268,7 +268,9 @@ def test_a_pattern_of_alphas_applies_as_in_peft(tmp_path: Path) -> None:
     for name, layer in merged["block"].items():
         assert torch.allclose(fused["dit"]["block"][name].weight, layer.weight, atol=1e-5), name
     start = LoraConfig(base_model="dit", target_modules="q,to_q,v,k", rank=4, alpha=6.0, checkpoint=path)
-    with pytest.raises(ConfigError, match=r"has alphas 0.0, 3.0, 6.0, but .*; fuse it with model.lora.preset_path"):
+    with pytest.raises(
+        ConfigError, match=r"has alphas 0.0, 3.0, 6.0, but .*; fuse the checkpoint with model.lora.preset_path"
+    ):
         lora.inject(nn.ModuleDict({"dit": nn.ModuleDict({"block": block()})}), start)
 
 

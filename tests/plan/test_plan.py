@@ -247,8 +247,8 @@ def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoc
         (({"a": [1]}, {"a": 0}), ConfigError, r"batch_sizes\['a'\]=0"),
         (({"a": [1.5]}, {"a": 1}), ConfigError, "must contain one integer per shard"),
         (({"a": [[1]]}, {"a": 1}), ConfigError, "must contain one integer per shard"),
-        (({"a": [-1]}, {"a": 1}), ConfigError, "0 or more"),
-        (({"a": [2**62, 2**62]}, {"a": 1}), ConfigError, "0 or more"),
+        (({"a": [-1]}, {"a": 1}), ConfigError, "at least 0"),
+        (({"a": [2**62, 2**62]}, {"a": 1}), ConfigError, "at least 0"),
         (({"a": [1]}, {"a": 1}, None, 0), ConfigError, "num_ranks=0"),
         (({"a": [1]}, {"a": 2**20}, None, 2**20), ConfigError, r"num_ranks \* batch_size"),
         (

@@ -107,6 +107,6 @@ def test_bars_of_turned_and_stretched_frames(rotation: int, flip: bool) -> None:
 
 def test_conditioning_inputs_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match="black_bars=True: cannot be combined with source.media and clips.kind='native'"
+        ConfigError, match="black_bars=True cannot be combined with source.media and clips.kind='native'"
     ):
         options(clips="native", media={"control": "control_video"})

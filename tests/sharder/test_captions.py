@@ -275,10 +275,10 @@ def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path)
     [
         ({"resolution": ("256px",), "num_frames": (1,)}, "buckets cannot be combined with clips.kind='text'"),
         ({"fps": 24}, "clips.fps cannot be combined with clips.kind='text'"),
-        ({"codec": "h264"}, "codec='h264': cannot be combined with clips.kind='text', which has no files"),
-        ({"video_column": "v"}, "video_column='v': cannot be combined with clips.kind='text'"),
+        ({"codec": "h264"}, "codec='h264' cannot be combined with clips.kind='text', which has no files"),
+        ({"video_column": "v"}, "video_column='v' cannot be combined with clips.kind='text'"),
         ({"caption_column": ""}, "clips.kind='text' requires captions from metadata"),
-        ({"media": {"control": "c"}}, "media=.*: cannot be combined with clips.kind='text'"),
+        ({"media": {"control": "c"}}, "media=.* cannot be combined with clips.kind='text'"),
     ],
 )
 def test_what_is_of_pictures_alone_is_refused_for_texts(options: dict[str, Any], message: str) -> None:

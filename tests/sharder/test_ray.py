@@ -111,7 +111,7 @@ def test_what_is_wrong_is_said_as_on_one_machine(built: Built, ray_cluster: RayC
     done = run_streamvid(*command(built, tmp_path / "dataset", ray_cluster, "--workers", 3), check=False)
     assert "workers=3: must be at most 1, the number of CPUs of the largest machine in the Ray cluster" in done.stderr
     done = run_streamvid(*command(built, tmp_path / "other", ray_cluster, "--ray-address", "127.0.0.1:1"), check=False)
-    assert "ray_address='127.0.0.1:1': no Ray cluster answers there" in done.stderr
+    assert "ray_address='127.0.0.1:1': no Ray cluster responds at this address" in done.stderr
     assert not (tmp_path / "other").exists()
 
 

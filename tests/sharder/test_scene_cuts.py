@@ -86,5 +86,5 @@ def test_50_videos_with_known_cuts(tmp_path: Path) -> None:
 
 
 def test_texts_have_no_scenes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="scene_cuts=True: cannot be combined with clips.kind='text'"):
+    with pytest.raises(ConfigError, match="scene_cuts=True cannot be combined with clips.kind='text'"):
         dry_run(tmp_path, tmp_path / "dest", options(clips="text", buckets=None))

@@ -92,7 +92,7 @@ def test_fsdp_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path) 
 @pytest.mark.slow
 def test_fsdp_keeps_no_moving_average_and_is_refused_without_accelerators(tmp_path: Path) -> None:
     said = launched("fsdp", tmp_path / "run", 1, "optimizer.ema_decay=0.9", ranks=1)
-    assert "ConfigError: optimizer.ema_decay=0.9: cannot be combined with sharded weights" in said
+    assert "ConfigError: optimizer.ema_decay=0.9 cannot be combined with sharded weights" in said
     said = launched("fsdp", tmp_path / "run", 1, ranks=1, LEAVE_FSDP="1")
     assert "ConfigError: the launcher requests FSDP, but accelerate selected" in said
     assert not (tmp_path / "run").exists()
@@ -131,7 +131,7 @@ def test_bf16_is_autocast_under_zero_as_under_ddp(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_zero_3_keeps_no_moving_average_and_its_json_may_not_contradict_the_config(tmp_path: Path) -> None:
     said = launched("zero3", tmp_path / "run", 1, "optimizer.ema_decay=0.9", **deepspeed())
-    assert "ConfigError: optimizer.ema_decay=0.9: cannot be combined with sharded weights" in said
+    assert "ConfigError: optimizer.ema_decay=0.9 cannot be combined with sharded weights" in said
     told = json.loads((SETUPS / "ds_zero3.json").read_text()) | {"gradient_accumulation_steps": 3}
     (tmp_path / "ds.json").write_text(json.dumps(told))
     environment = deepspeed() | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "ds.json")}

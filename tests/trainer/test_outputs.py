@@ -144,7 +144,7 @@ def test_samples_that_fail_neither_end_the_run_nor_lose_its_step(
     changes = {"max_steps": 2, "checkpoints.steps": 1, "eval": EvalConfig(num_batches=1, split="train", sample_steps=1)}
     failed = config_of(dataset, tmp_path / "failed", changes)
     assert train(failed, module=FailingSamples(RuntimeError("out of memory"))).step == 2
-    assert "no samples at step 1: RuntimeError: out of memory; training continues" in caplog.text
+    assert "no samples were generated at step 1: RuntimeError: out of memory; training continues" in caplog.text
     assert weights_in(failed.output) == ["step-1.safetensors", "step-2.safetensors"]
     refused = config_of(dataset, tmp_path / "refused", changes)
     with pytest.raises(ConfigError, match="no such input"):

@@ -241,7 +241,7 @@ def test_strides_that_are_none_are_refused(clip: ClipFolder) -> None:
     found, out = indexed(clip("h264_open_gop.mp4")), np.zeros((2, 8, 8, 3), np.uint8)
     with pytest.raises(DecodeError, match="stride is 0; both must be at least 1"):
         found.window(5, 2, 0)
-    with pytest.raises(ConfigError, match="stride is 0; it must be 1 or more"):
+    with pytest.raises(ConfigError, match="stride is 0; it must be at least 1"):
         decode_into(clip("h264_open_gop.mp4"), 5, out, stride=0)
 
 

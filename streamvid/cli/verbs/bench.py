@@ -145,7 +145,7 @@ def _print_need(need: Need) -> None:
     click.echo(
         f"\na step of {need.step_seconds:g} s: {whose} {need.num_workers} worker(s), with {need.margin:.0%} in reserve"
     )
-    click.echo(f"  {need.samples_per_second:.1f} samples/s and {need.num_cores:.1f} cores in all")
+    click.echo(f"  {need.samples_per_second:.1f} samples/s and {need.num_cores:.1f} cores in total")
     if need.heaviest_workers > need.num_workers:
         click.echo(f"  for many steps of {need.heaviest_bucket} in a row: {need.heaviest_workers} worker(s)")
     if need.unmeasured:

@@ -157,7 +157,7 @@ corpus    {root / "corpus"}   (videos, images, metadata.csv, corpus.json)
 dataset   {dataset}   (manifest.json, index/, shards/)
 training  {run}   (metrics.jsonl, {weights[-1].name if weights else "no weights yet"}, state/)
 
-== what to type next
+== next steps
 {streamvid} stats {where}
 {streamvid} shard YOUR_VIDEOS/ YOUR_DATASET/ --dry-run
 {python} -c "import streamvid

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     "--view",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Option of the loader's view, such as temporal=uniform or spatial=random_crop; may be repeated.",
+    help="Option of the loader's view, such as temporal=uniform or spatial=random_crop; repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the names of the files as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the file names as JSON.")
 @storage_flags
 def command(
     dataset: str,

@@ -58,8 +58,8 @@ def command(
 
     if bool(keys) != samples or rejections + histograms + samples > 1:
         raise click.UsageError(
-            "--samples requires one or more KEYS, KEYS require --samples, and --rejections, --histograms and --samples "
-            "cannot be combined; run `streamvid stats DATASET --samples KEY`"
+            "--samples and KEYS require each other, and --samples, --rejections and --histograms cannot be "
+            "combined; run `streamvid stats DATASET --samples KEY`"
         )
     opened = open_dataset(dataset, storage=storage)
     if samples:

@@ -50,9 +50,13 @@ its newest checkpoint."""
 @click.option("--lora", is_flag=True, default=None, help="With a recipe: train adapters instead of all weights.")
 @click.option("--print-config", "prints", is_flag=True, default=None, help="Print the config of the run, then exit.")
 @click.option(
-    "--check", "checks", is_flag=True, default=None, help=("Check the dataset, the memory and one step, then exit.")
+    "--check",
+    "checks",
+    is_flag=True,
+    default=None,
+    help=("Check the dataset, memory use and one training step, then exit."),
 )
-@click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="For --check: memory of the device to plan for.")
+@click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="For --check: device memory to plan for.")
 @click.option(
     "--profile",
     "profiles",

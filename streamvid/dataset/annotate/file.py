@@ -90,8 +90,8 @@ def find_key_column(path: Path, names: Sequence[str], asked: str | None) -> tupl
     """Return the (index column, file column) pair whose values identify the samples of each row."""
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
-            f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; give one of "
-            "these names to the file's column that identifies the samples"
+            f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; rename the "
+            "column that identifies the samples to one of these names"
         )
     for key in KEY_COLUMNS if asked is None else (asked,):
         for name in _SOURCE_NAMES if key == "source" else (key,):

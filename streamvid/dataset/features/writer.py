@@ -163,7 +163,7 @@ class SidecarWriter:
         try:
             self._made_with = json.loads(json.dumps(made_with, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"made_with cannot be encoded as JSON: {error}") from error
+            raise ConfigError(f"made_with cannot be encoded as JSON ({error}); use only JSON types") from error
         self._dataset, self._num_visits = dataset, num_visits
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}

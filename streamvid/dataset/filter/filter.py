@@ -106,7 +106,7 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
     try:
         found.matching(schema.empty_table())
     except (DatasetError, ValueError, TypeError) as error:  # including Arrow's errors
-        raise ConfigError(f"where={text!r} cannot be evaluated: {error}") from error
+        raise ConfigError(f"where={text!r} cannot be evaluated ({error}); correct the condition") from error
     return found
 
 

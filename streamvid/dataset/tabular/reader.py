@@ -176,7 +176,9 @@ def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[
                 raise SourceError(f"metadata {path} is UTF-16; save it as UTF-8")
         yield from read(path, columns)
     except OSError as error:
-        raise SourceError(f"cannot read the metadata {path}: {error.strerror or error}") from error
+        raise SourceError(
+            f"cannot read the metadata {path}: {error.strerror or error}; check the path and its permissions"
+        ) from error
 
 
 def _read_csv(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
@@ -191,7 +193,7 @@ def _read_csv(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]
         try:
             header = [name.strip() or "unnamed" for name in next(reader, [])]
         except csv.Error as error:
-            raise SourceError(f"metadata {path} has no valid CSV header: {error}") from error
+            raise SourceError(f"metadata {path} has no valid CSV header ({error}); fix the header") from error
         _check_unique(header, path)
         taken = {name: place for place, name in enumerate(header) if columns is None or name in columns}
         yield _block(0, dict.fromkeys(taken, ()), {}, _text_column)
@@ -262,7 +264,7 @@ def _read_json(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock
     try:
         value = _parse_json(path.read_bytes().removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"metadata {path} is not valid JSON: {_first_line(error)}") from error
+        raise SourceError(f"metadata {path} is not valid JSON ({_first_line(error)}); fix the file") from error
     rows = _json_list(value, path)
     yield from blocks_of((row if isinstance(row, dict) else _not_object(row) for row in rows), columns)
 
@@ -279,7 +281,10 @@ def _json_list(value: object, path: Path) -> list[object]:
             )
         value = lists[0]
     if not isinstance(value, list):
-        raise SourceError(f"metadata {path} contains a value of type {type(value).__name__}, not a list of objects")
+        raise SourceError(
+            f"metadata {path} contains a value of type {type(value).__name__}, not a list of objects; use one object "
+            "per row"
+        )
     return value
 
 
@@ -313,7 +318,9 @@ def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBl
             for batch in file.iter_batches(num_rows, columns=taken, use_threads=False):
                 yield RowBlock(len(batch), {name: _decoded(batch.column(name)) for name in taken})
     except (pa.ArrowException, ValueError, MemoryError) as error:
-        raise SourceError(f"metadata {path} is not a readable Parquet file: {_first_line(error)}") from error
+        raise SourceError(
+            f"metadata {path} is not a readable Parquet file ({_first_line(error)}); write or copy it again"
+        ) from error
 
 
 def is_embedded(kind: pa.DataType) -> bool:

@@ -138,7 +138,7 @@ def _cache_only(store: Store, options: StorageOptions) -> CompactReport:
     newest = read_manifest(store)
     if not _drop_blocks(store, newest, options):
         raise ConfigError(
-            "cache_only=True: requires a cache; set cache_dir and cache_bytes in storage (--cache-dir DIR)"
+            "cache_only=True requires a cache; set cache_dir and cache_bytes in storage (--cache-dir DIR)"
         )
     num_shards = newest.counts.shards
     return CompactReport(store.url, NOTHING_TO_DO, None, num_shards, num_shards, 0, 0, (), 0, Expired(), True)

@@ -246,8 +246,8 @@ class _Copy:
         # Columns added to the source since the last copy are copied, but columns added only at dest must not be lost.
         if manifest.columns != mine.columns[: len(manifest.columns)]:
             raise SealedError(
-                f"dest {self.dest.url} contains the same dataset with other columns, added by `streamvid annotate`; "
-                "annotate the source in the same way, or choose another dest"
+                f"dest {self.dest.url} contains the same dataset with different columns, added by `streamvid "
+                "annotate`; annotate the source in the same way, or choose another dest"
             )
         return data
 

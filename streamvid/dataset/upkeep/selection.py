@@ -111,7 +111,9 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise SourceError(f"{path} is not UTF-8 ({error}); save it as UTF-8") from error
     except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+        raise SourceError(
+            f"cannot read {path}: {error.strerror or error}; check the path and its permissions"
+        ) from error
 
 
 def _texts(values: Collection[str]) -> Any:

@@ -151,7 +151,7 @@ class LaterVersions:
                 _announced[place] = count
                 _log.warning(
                     "%s: %d samples of version %d have been removed as of version %d; other samples of their "
-                    "buckets take their places, marked is_repeat",
+                    "buckets take their places and are marked is_repeat",
                     dataset.url,
                     count,
                     dataset.manifest.version,

@@ -85,7 +85,7 @@ def read_version(store: Store, number: int) -> Manifest:
     found = read_sealed(store, manifest_from_json, nothing, remedy, version_path(number))
     if found.version != number:
         raise DatasetError(
-            f"{store.url}/{version_path(number)} contains version {found.version}; copy the dataset again"
+            f"{store.url}/{version_path(number)} contains version {found.version} instead; copy the dataset again"
         )
     return found
 
@@ -98,7 +98,7 @@ def resolve(newest: Manifest, version: str | int | None, url: str) -> int:
     if not 1 <= number <= newest.version:
         tags = ", ".join(sorted(newest.tags)) or "none"
         raise ConfigError(
-            f"{url} has no version {version!r}; versions are 1 to {newest.version}, {LATEST!r}, and the tags: {tags}"
+            f"{url} has no version {version!r}; available: 1 to {newest.version}, {LATEST!r} and the tags ({tags})"
         )
     return number
 

@@ -84,9 +84,7 @@ def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = N
         return None
     port = require_integer(f"{name} plus the local rank", port + local_rank(), 1, _MAX_PORT)
     if importlib.util.find_spec("prometheus_client") is None:
-        raise ConfigError(
-            f"{name}={port}: requires the package prometheus-client; run pip install 'streamvid[metrics]'"
-        )
+        raise ConfigError(f"{name}={port} requires the package prometheus-client; run pip install 'streamvid[metrics]'")
     return MetricsAddress(output.metrics_host, port, is_required=output.metrics_port is not None)
 
 

@@ -68,15 +68,15 @@ class ViewOptions:
         most = self.max_interval
         if most > 1 and self.temporal not in _DRAWN:
             raise ConfigError(
-                f"max_interval={most}: cannot be combined with temporal={self.temporal!r}, which draws no interval; "
+                f"max_interval={most} cannot be combined with temporal={self.temporal!r}, which draws no interval; "
                 "use temporal='random', or leave max_interval out"
             )
         if self.spatial == "rand_size_crop" and self.spatial_scale is None:
-            raise ConfigError("spatial='rand_size_crop': requires spatial_scale; set it to a range such as (0.5, 1.0)")
+            raise ConfigError("spatial='rand_size_crop' requires spatial_scale; set it to a range such as (0.5, 1.0)")
         if self.spatial_scale is not None:
             if self.spatial != "rand_size_crop":
                 raise ConfigError(
-                    f"spatial_scale={self.spatial_scale!r}: requires spatial='rand_size_crop', not {self.spatial!r}; "
+                    f"spatial_scale={self.spatial_scale!r} requires spatial='rand_size_crop', not {self.spatial!r}; "
                     "leave spatial_scale out, or change spatial"
                 )
             _check_range(self.spatial_scale)

@@ -98,8 +98,8 @@ class Leftovers:
             sum(ends[name] - position for name, position in carried.items()) > _MAX_SAMPLES
         ):
             raise StateError(
-                f"carried={dict(carried)} in the loader state: the positions must be at most {ends}, and no more "
-                f"than {_MAX_SAMPLES} samples below in total; the state is damaged. Use an older state, or start "
+                f"carried={dict(carried)} in the loader state: the positions must be at most {ends}, and together at "
+                f"most {_MAX_SAMPLES} samples below these; the state is damaged. Use an older state, or start "
                 "without one"
             )
         self._rests = [self._rest(name, position, ends[name]) for name, position in sorted(carried.items())]

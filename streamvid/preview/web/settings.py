@@ -38,7 +38,7 @@ def whole(values: Values, name: str, default: int, least: int, most: int) -> int
 def _text(values: Values, name: str) -> str | None:
     text = values.get(name, "")
     if len(text) > MAX_TEXT:
-        raise ConfigError(f"{name}: has {len(text)} characters; at most {MAX_TEXT} are allowed")
+        raise ConfigError(f"{name} has {len(text)} characters; at most {MAX_TEXT} are allowed")
     return text if text.strip() else None
 
 

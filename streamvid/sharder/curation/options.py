@@ -53,7 +53,7 @@ class CurationOptions:
     black_bars: bool = option(False, help="Find constant black borders, and crop them from native clips.")
     dedup: Dedup | None = option(
         None,
-        help='Store groups of near-duplicates in column duplicate_group; "keep-largest" also drops smaller copies.',
+        help='Store groups of near-duplicates in the column duplicate_group; "keep-largest" also drops smaller copies.',
     )
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class CurationOptions:
             if name not in SCORES:
                 raise ConfigError(f"scores={list(self.scores)}: {name!r} is not a score; use {' or '.join(SCORES)}")
         if len(set(self.scores)) < len(self.scores):
-            raise ConfigError(f"scores={list(self.scores)}: contains a score twice; list each score only once")
+            raise ConfigError(f"scores={list(self.scores)} contains a score twice; list each score only once")
 
     @property
     def is_on(self) -> bool:

@@ -57,7 +57,7 @@ class StatedFacts:
             missing.append("fps (or duration)")
         if missing:
             raise SourceError(
-                f"trust_metadata=True: the metadata has no column {', '.join(missing)}; its other columns: "
+                f"trust_metadata=True: the metadata lacks the columns {', '.join(missing)}; its other columns: "
                 f"{', '.join(names) or 'none'}; add the columns, or omit trust_metadata to probe all files first"
             )
         return StatedFacts(**found)

@@ -162,7 +162,7 @@ def apply_where(
         )
     if options.trust_metadata and (names := sorted(where.node.columns & _OF_AUDIO)):
         raise ConfigError(
-            f"source.where={text!r}: {names[0]!r} is not known before files are probed, which trust_metadata=True "
+            f"source.where={text!r}: {names[0]!r} is known only after files are probed, which trust_metadata=True "
             "does last; to require audio, set clips.audio='require' (--audio require), or omit trust_metadata"
         )
     if not is_curated:

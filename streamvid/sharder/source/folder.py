@@ -69,7 +69,9 @@ def _walk(folder: Path, prefix: str, seen: set[tuple[int, int]]) -> Iterator[str
         seen.add((status.st_dev, status.st_ino))
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        raise SourceError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+        raise SourceError(
+            f"cannot read the folder {folder}: {error.strerror or error}; check its permissions"
+        ) from error
     for entry in entries:
         if entry.name.startswith("."):
             continue

@@ -212,7 +212,7 @@ class Media:
         if self.has_checksum and checksum_version(hashlib.sha256(data).digest()) != self.version:
             remedy = "restore that file (`streamvid verify --deep` lists all damaged files of the dataset)"
             if not self.is_part:  # a file that was embedded in metadata
-                remedy = "delete that file, and run the same command again to write it anew"
+                remedy = "delete that file, and run the same command again to recreate it"
             raise SourceError(f"{self.source} is damaged: checksum mismatch in {redact(self.file)}; {remedy}")
         return data
 

@@ -107,7 +107,7 @@ class CacheFolder:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise self._foreign("it is a symbolic link or a file, or belongs to another user")
         if not self._is_marked() and os.listdir(self.root) and not self._is_marked():  # noqa: PTH208
-            raise self._foreign(f"it is not empty and has no {_MARKER}")
+            raise self._foreign(f"it is not empty and does not contain {_MARKER}")
         os.chmod(self.root, 0o700)  # noqa: PTH101
         if not self._is_marked():
             flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -93,9 +93,9 @@ def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ConfigError("out must be C-contiguous and writable")
     if start < 0:
-        raise ConfigError(f"start is {start}; it must be 0 or more")
+        raise ConfigError(f"start is {start}; it must be at least 0")
     if stride < 1:
-        raise ConfigError(f"stride is {stride}; it must be 1 or more")
+        raise ConfigError(f"stride is {stride}; it must be at least 1")
 
 
 def _check_length(table: PacketTable, num_frames: int | None) -> None:

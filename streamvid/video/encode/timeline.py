@@ -63,7 +63,7 @@ def make_timeline(
     """
     if start < 0 or (num_frames is not None and num_frames < 1):
         raise ConfigError(
-            f"start is {start} and num_frames is {num_frames}; start must be 0 or more, and num_frames 1 or more"
+            f"start is {start} and num_frames is {num_frames}; start must be at least 0 and num_frames at least 1"
         )
     stop = len(timestamps) if num_frames is None else start + num_frames
     if stop > len(timestamps) or start >= stop:
