@@ -27,7 +27,7 @@ class Recipe:
     lora_targets: layers that get adapters, as `model.lora.target_modules`.
     base_model: child that trains.
     base_models: child that trains by the value of the option `expert`, for models with two experts.
-    example: id of such a model on the Hugging Face Hub.
+    example: id of a model of this family on the Hugging Face Hub.
     args: arguments of the factory that differ from its defaults.
     """
 

@@ -156,11 +156,10 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Within the context, read only the first bytes of a remote file's key frames; other packet data reads as
-        zeros.
+        """Within the context, read only the first bytes of a remote file's key frames.
 
-        This applies if the container's index contains sizes, times and key frames, and the codec needs nothing else
-        from packets. Bytes between packets are always read from the file.
+        Other packet data reads as zeros. This applies if the container's index contains sizes, times and key frames,
+        and the codec needs nothing else from packets. Bytes between packets are always read from the file.
         """
         far = self._far
         if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:

@@ -1,7 +1,7 @@
 """Random numbers of a training step, and the distribution of its times.
 
 Every sample draws from its own seed, so that its loss does not depend on its batch. A uniform number becomes a time by
-an increasing function, so that a part of the distribution (of one of two experts) can be drawn exactly.
+an increasing function, so that a part of the distribution (such as that of one of two experts) can be drawn exactly.
 
     uniform number ─► quantile of the distribution ─► shift toward the noise ─► time in 0..1 (1: only noise)
 """
@@ -78,7 +78,7 @@ def _number_of(time: float, config: DiffusionConfig, shift: float) -> float:
 
 
 def scheduler_shift(config: Mapping[str, Any], num_tokens: int) -> float:
-    """Return the time shift that a scheduler's config states: a constant, or one that depends on the token count.
+    """Return the time shift that a scheduler's config specifies: a constant, or one that depends on the token count.
 
     With `use_dynamic_shifting`, mu is linear in the number of tokens and the shift is exp(mu): `calculate_shift` and
     `time_shift` of diffusers 0.42.1 (pipelines/ltx/pipeline_ltx.py, scheduling_flow_match_euler_discrete.py).

@@ -1,6 +1,6 @@
 """Training module of a diffusion model over the components of a diffusers pipeline.
 
-Children have the names of the pipeline's components. A family's module states which classes they may have, what its
+Children have the names of the pipeline's components. A family's module specifies which classes they may have, what its
 text encoders return, and how its transformer is called; everything else is shared.
 """
 
@@ -33,9 +33,9 @@ CLASSES = Mapping[str, tuple[str, ...]]
 class DiffusionTraining(nn.Module):
     """Training module. Attributes in capitals are set by the family.
 
-    PIPELINES: names of the pipelines of diffusers that the family trains.
+    PIPELINES: names of the diffusers pipelines that the family trains.
     DENOISERS, ENCODERS: components that train, and frozen ones that only `encode` uses, with their allowed classes.
-    SAMPLERS: frozen components that only samples need.
+    SAMPLERS: frozen components that only sampling needs.
     TOKENIZERS: names of tokenizers and image processors.
     TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None: the one that renders samples.
     TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None: ignored. They are the fields
@@ -91,7 +91,7 @@ class DiffusionTraining(nn.Module):
         return tuple(name for name in self.ENCODERS if self.folder.class_of(name) is not None)
 
     def takes_first_frame(self) -> bool:
-        """Return True if the model can be given the first frame of some samples of a batch."""
+        """Return True if the model can be conditioned on the first frame of some samples of a batch."""
         return False
 
     def _encoder(self, name: str) -> nn.Module:
@@ -124,7 +124,10 @@ class DiffusionTraining(nn.Module):
         return {"latents": found, **self.conditions(batch, video), **self.encode_text(batch.text)}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return tensors that the transformer needs besides latents and texts. video: floats (B, 3, T, H, W)."""
+        """Return the tensors that the transformer needs in addition to latents and texts.
+
+        video: floats (B, 3, T, H, W).
+        """
         return {}
 
     def encode_text(self, texts: list[str]) -> dict[str, Tensor | list[Tensor]]:
@@ -142,7 +145,7 @@ class DiffusionTraining(nn.Module):
         return {name: tensor for name, tensor in named if name is not None}
 
     def prompt_settings(self) -> dict[str, Any]:
-        """Return further arguments of the pipeline's `encode_prompt`."""
+        """Return additional arguments for the pipeline's `encode_prompt`."""
         return {"do_classifier_free_guidance": False}
 
     @torch.no_grad()
@@ -215,7 +218,7 @@ class DiffusionTraining(nn.Module):
     # Samples
 
     def pipeline(self, name: str | None = None) -> Any:
-        """Build a pipeline of diffusers, by default the one that renders samples, from the children of this module."""
+        """Build a diffusers pipeline, by default the one that renders samples, from the children of this module."""
         import diffusers
 
         kind = getattr(diffusers, name or self.pipeline_name())
@@ -238,7 +241,7 @@ class DiffusionTraining(nn.Module):
         return tuple(name for name in names if self.folder.class_of(name) is not None)
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return further arguments of the pipeline's constructor."""
+        """Return additional arguments for the pipeline's constructor."""
         return {}
 
     def sampler(self) -> Any:
@@ -304,7 +307,7 @@ class DiffusionTraining(nn.Module):
         return texts
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return further arguments of the pipeline for one sample."""
+        """Return additional arguments for the pipeline for one sample."""
         return {"guidance_scale": self.config.guidance}
 
     # Sizes and first frames
@@ -325,7 +328,7 @@ class DiffusionTraining(nn.Module):
         raise NotImplementedError
 
     def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
-        """Raise ConfigError if a video of this size (T, H, W) cannot be encoded without cutting it."""
+        """Raise ConfigError if a video of this size (T, H, W) cannot be encoded without cropping it."""
         temporal, spatial = self.size_factors()
         if (size[0] - 1) % temporal or size[1] % spatial or size[2] % spatial:
             raise ConfigError(
@@ -335,7 +338,7 @@ class DiffusionTraining(nn.Module):
 
 
 def cast_inputs(module: Any) -> RemovableHandle:
-    """Cast floating-point inputs of a model of a pipeline to its dtype, except for times, until the hook is removed."""
+    """Cast floating-point inputs of a pipeline's model, except for times, to its dtype until the hook is removed."""
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()
@@ -356,7 +359,7 @@ def as_pixels(frames: Tensor) -> Tensor:
 
 
 def as_image(pixels: Tensor) -> Any:
-    """Return pixels, uint8 (3, H, W), as an image of Pillow."""
+    """Return pixels, uint8 (3, H, W), as a Pillow image."""
     from PIL import Image
 
     return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())

@@ -1,6 +1,6 @@
 """CogVideoX and 1.5: v-prediction on latents of a causal VAE, with T5 text states.
 
-Numbers and where they come from (diffusers 0.42.1, pipelines/cogvideo/, unless stated):
+Numbers and their sources (diffusers 0.42.1, pipelines/cogvideo/, unless stated):
 
 - 226 text tokens without a mask; CogVideoX 1.5: 224 (`max_text_seq_length` of the transformer's config).
 - uniform integer timesteps and `alphas_cumprod` of the scheduler. The official loss compares denoised latents with
@@ -11,7 +11,7 @@ Numbers and where they come from (diffusers 0.42.1, pipelines/cogvideo/, unless 
 - image to video: latents of the first frame with noise of scale exp(normal(-3, 0.5)), followed by zeros, and `ofs` 2
   (ibidem). They are zeros for 5 % of the samples (diffusers,
   examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712).
-- 8·k + 1 frames: the VAE encodes 8 at a time, and returns other numbers of frames than it was given otherwise
+- 8·k + 1 frames: the VAE encodes 8 at a time, and otherwise returns a different number of frames than it was given
   (`num_sample_frames_batch_size`, models/autoencoders/autoencoder_kl_cogvideox.py).
 - latents: `scaling_factor` of the VAE's config; those of the image are divided by it with `invert_scale_latents`.
 """
@@ -41,7 +41,7 @@ FRAMES_AT_ONCE = 8
 
 
 def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
-    """Build the training module of the CogVideoX model in `model`. Draws no random numbers.
+    """Build the training module of the CogVideoX model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -60,7 +60,7 @@ class CogVideoXTraining(DiffusionTraining):
     TEXT_OUTPUTS = ("prompt_embeds",)
 
     def uses_image(self) -> bool:
-        """Return True for image to video."""
+        """Return True for an image-to-video model."""
         return self.folder.pipeline == IMAGE_TO_VIDEO
 
     def prompt_settings(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class CogVideoXTraining(DiffusionTraining):
         return losses.squared_error(self.predict(noisy, drawn, batch), target)
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents, with copies of the first frame in front where the transformer merges several."""
+        """Return the latents, preceded by copies of the first frame if the transformer merges several frames."""
         latents = super().latents_of(batch)
         num_added = -latents.shape[2] % (self.transformer.config.patch_size_t or 1)
         return torch.cat([latents[:, :, :1].expand(-1, -1, num_added, -1, -1), latents], dim=2)
@@ -111,7 +111,7 @@ class CogVideoXTraining(DiffusionTraining):
         return steps.clamp(max=count - 1)
 
     def num_tokens(self, latents: Tensor) -> int:
-        """Return 0: the time shift does not depend on it."""
+        """Return 0, because the time shift does not depend on the number of tokens."""
         return 0
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:

@@ -1,6 +1,6 @@
 """Mochi 1: flow matching on latents of a VAE that merges 6 frames, with T5 text states.
 
-Numbers and where they come from:
+Numbers and their sources:
 
 - 256 text tokens, with a mask; an empty text is all padding if model_index.json sets `force_zeros_for_empty_prompt`
   (diffusers 0.42.1, pipelines/mochi/pipeline_mochi.py).
@@ -29,7 +29,7 @@ DEFAULTS = {"max_text_tokens": 256, "guidance": 4.5}
 
 
 def build(*, task: str = "sft", **settings: Any) -> MochiTraining:
-    """Build the training module of the Mochi model in `model`. Draws no random numbers.
+    """Build the training module of the Mochi model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.

@@ -153,7 +153,7 @@ def save_autoencoder(model: Autoencoder, path: Path, facts: dict[str, str]) -> N
 def load_autoencoder(path: Path | None = None) -> Autoencoder:
     """Load a frozen float32 autoencoder from a file written by `save_autoencoder`, by default the shipped file.
 
-    Draws no random numbers. Raises ConfigError if the file is missing or has another format.
+    No random numbers are drawn. Raises ConfigError if the file is missing or has another format.
     """
     source = path or SHIPPED
     try:

@@ -143,7 +143,7 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` and, with the same noise, `loss_without_text` (B,), to measure the benefit of the texts."""
+        """Return `loss` and, with the same noise, `loss_without_text` (B,), to measure the benefit of text."""
         return self(batch) | {"loss_without_text": self._losses(batch, self._velocity(batch, with_text=False))}  # type: ignore[no-any-return]
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Window of the timeline that decoded pieces are drawn on, and from which the delivered samples are computed.
+"""Window of the timeline on which decoded pieces are drawn, and from which the delivered samples are computed.
 
 Moments without audio stay silent. Where pieces overlap, the later one replaces the earlier.
 """
@@ -26,7 +26,7 @@ class AudioResult:
     """Facts about a delivered window.
 
     - is_present: True if the clip has audio within the window.
-    - num_present: number of delivered samples during which the clip has audio; the others are silence.
+    - num_present: number of delivered samples for which the clip has audio; the others are silent.
     """
 
     is_present: bool
@@ -45,7 +45,7 @@ class Span:
 
 
 def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int) -> Span:
-    """Return the samples at `in_rate` on which the window of `num_samples` from `first_sample` on depends."""
+    """Return the samples at `in_rate` on which the `num_samples` delivered samples from `first_sample` on depend."""
     margin = reach(in_rate, out_rate)
     last = first_sample + num_samples - 1
     return Span(first_sample * in_rate // out_rate - margin, -(-last * in_rate // out_rate) + margin + 1)
@@ -64,7 +64,7 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """Adjacent pieces of equal form, which are drawn at once: the cost per piece would exceed that of its samples."""
+    """Adjacent pieces of equal form, drawn together because a call per piece would cost more than its samples."""
 
     form: tuple[str, int, int]  # layout, sample rate, number of channels
     position: int
@@ -82,7 +82,10 @@ class _Run:
 
 
 class Canvas:
-    """Window `out` (channels, samples) of the delivered grid from `first_sample` on. It is complete after `render`."""
+    """Window `out` (channels, samples) of the delivered grid, starting at `first_sample`.
+
+    It is complete after `render`.
+    """
 
     def __init__(self, first_sample: int, out: Float32s, audio: AudioFormat) -> None:
         self._first, self._out, self._audio = first_sample, out, audio

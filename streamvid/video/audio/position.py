@@ -1,9 +1,9 @@
 """Positions of decoded audio frames on the timeline, in samples of the stream's own rate.
 
 Sample n of a stream with rate r has the time n / r. Within a contiguous run, positions are counted, because most time
-bases are too coarse for samples (1 ms in Matroska and FLV) or have other ticks (90 kHz in transport streams). A new run
-begins where timestamps step away from the count: by more than their rounding can explain, and for good. Timestamps that
-fluctuate around the count by up to 10 ms, as many recorders write them, do not tear the audio.
+bases are too coarse for samples (1 ms in Matroska and FLV) or have other ticks (90 kHz in transport streams). A new
+run begins where timestamps deviate permanently from the count, by more than rounding can explain. Timestamps that
+fluctuate around the count by up to 10 ms, as many recorders write them, do not split the audio.
 """
 
 from __future__ import annotations
