@@ -303,7 +303,7 @@ def base_digest(
 
 
 def index_files(manifest: Manifest) -> tuple[FileInfo, ...]:
-    """Return the index files that contribute to `Fingerprints.base`, in the order of `base_digest`."""
+    """Return the files that contribute to `Fingerprints.base`: samples, then removed samples."""
     return (*manifest.files.samples, *manifest.files.removed)
 
 

@@ -1,4 +1,4 @@
-"""Audio of a delivery: its options, its samples on the time line of the clip, and the bytes to read for them.
+"""Audio of a delivery: its options, its samples on the timeline of the clip, and the bytes to read for them.
 
 Output sample k has the time k / sample_rate on the clip's presentation timeline, on which its frames have their
 timestamps. The audio of a window begins with the sample nearest to the presentation time of the first delivered frame.

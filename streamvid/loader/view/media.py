@@ -191,7 +191,7 @@ class PictureRoom:
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill with black the items that a sample lacks.
+        """Fill the items that a sample lacks with black.
 
         first: byte offset of the batch in `memory`.
         present: (input name, item) of each item that the sample has.

@@ -19,7 +19,7 @@ Expert: TypeAlias = Literal["high", "low", "both"]
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(Options):
-    """Options of a recipe."""
+    """Options of a diffusion recipe."""
 
     model: str = option(help="Folder of a diffusers pipeline, or its id on the Hugging Face Hub with download: true.")
     download: bool = option(False, help="Download `model` from the Hugging Face Hub.")

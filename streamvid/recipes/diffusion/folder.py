@@ -149,7 +149,7 @@ def _class(name: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars of both libraries, which would interleave with the log of several ranks."""
+    """Hide the progress bars of transformers and diffusers, which would interleave with the log of several ranks."""
     import diffusers.utils.logging as of_diffusers
     import transformers.utils.logging as of_transformers
 

@@ -145,7 +145,7 @@ class DiffusionTraining(nn.Module):
         return {name: tensor for name, tensor in named if name is not None}
 
     def prompt_settings(self) -> dict[str, Any]:
-        """Return additional arguments for the pipeline's `encode_prompt`."""
+        """Return further arguments of the pipeline's `encode_prompt`."""
         return {"do_classifier_free_guidance": False}
 
     @torch.no_grad()
@@ -180,7 +180,7 @@ class DiffusionTraining(nn.Module):
         return NoiseDraw(noise, times, numbers[:, 1], given)
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents that get noise, float32 (B, C, t, h, w)."""
+        """Return the latents to which noise is added, float32 (B, C, t, h, w)."""
         found: Tensor = batch.latents.float()
         return found
 
@@ -299,7 +299,7 @@ class DiffusionTraining(nn.Module):
         )
 
     def negative_arguments(self) -> dict[str, Tensor]:
-        """Return the arguments of the pipeline for an empty text, which guidance moves away from."""
+        """Return the arguments of the pipeline for the empty text that guidance moves away from."""
         return self.prompt_arguments({f"negative_{name}": rows for name, rows in self.encode_text([""]).items()})
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
@@ -307,7 +307,7 @@ class DiffusionTraining(nn.Module):
         return texts
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return additional arguments for the pipeline for one sample."""
+        """Return the pipeline's additional arguments for one sample."""
         return {"guidance_scale": self.config.guidance}
 
     # Sizes and first frames

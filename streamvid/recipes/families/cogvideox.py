@@ -7,9 +7,9 @@ Numbers and their sources (diffusers 0.42.1, pipelines/cogvideo/, unless stated)
   weight 1 / (1 - alphas_cumprod), which equals the error of the velocity without a weight (`compute_loss` of
   THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07).
 - rotary positions: `_prepare_rotary_positional_embeddings` of the pipeline. 1.5 pairs latent frames (`patch_size_t`),
-  and an odd number of them is preceded by a copy of the first (ibidem).
+  and an odd number of them is preceded by a copy of the first (same pipeline).
 - image to video: latents of the first frame with noise of scale exp(normal(-3, 0.5)), followed by zeros, and `ofs` 2
-  (ibidem). They are zeros for 5 % of the samples (diffusers,
+  (same pipeline). They are zeros for 5 % of the samples (diffusers,
   examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712).
 - 8·k + 1 frames: the VAE encodes 8 at a time, and otherwise returns a different number of frames than it was given
   (`num_sample_frames_batch_size`, models/autoencoders/autoencoder_kl_cogvideox.py).
@@ -45,7 +45,7 @@ def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return CogVideoXTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
@@ -73,7 +73,7 @@ class CogVideoXTraining(DiffusionTraining):
         return FRAMES_AT_ONCE, spatial * self.transformer.config.patch_size
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return, for image to video, the first frame: its pixels and the latents (B, C, 1, h, w) of a noisy copy."""
+        """For image to video, return the first frame: its pixels and the latents (B, C, 1, h, w) of a noisy copy."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)

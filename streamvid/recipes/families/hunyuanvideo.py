@@ -1,6 +1,6 @@
 """HunyuanVideo and HunyuanVideo 1.5, text to video: flow matching with a multimodal text encoder and a second one.
 
-Numbers and their sources (diffusers 0.42.1, pipelines/hunyuan_video/pipeline_hunyuan_video.py and
+Numbers and where they come from (diffusers 0.42.1, pipelines/hunyuan_video/pipeline_hunyuan_video.py and
 pipelines/hunyuan_video1_5/pipeline_hunyuan_video1_5.py):
 
 - HunyuanVideo: 256 tokens of Llama after the template, with a mask, and the pooled state of CLIP. Its guidance input is
@@ -35,7 +35,7 @@ NUM_IMAGE_TOKENS = 729
 
 
 def build(*, task: str = "sft", **settings: Any) -> DiffusionTraining:
-    """Build the training module of the HunyuanVideo model in `model`, of either version. No random numbers are drawn.
+    """Build the training module of the HunyuanVideo model in `model`, of either version. Draws no random numbers.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
@@ -69,7 +69,7 @@ class HunyuanVideoTraining(DiffusionTraining):
         return vae.temporal_compression_ratio, vae.spatial_compression_ratio * self.transformer.config.patch_size
 
     def prompt_settings(self) -> dict[str, Any]:
-        """Return no additional arguments."""
+        """Return no further arguments."""
         return {}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
@@ -126,5 +126,5 @@ class HunyuanVideo15Training(HunyuanVideoTraining):
         return {"guider": ClassifierFreeGuidance(guidance_scale=self.config.guidance)}
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return no additional arguments, because the guider contains the guidance scale."""
+        """Return no further arguments: the guider has the guidance scale."""
         return {}

@@ -8,7 +8,7 @@ Numbers and their sources:
 - without audio: attention between video and audio is off (`isolate_modalities` of diffusers 0.42.1,
   models/transformers/transformer_ltx2.py), as in the official trainer with `audio: null`; one audio token of zeros
   satisfies the transformer's signature.
-- positions: seconds and pixels, from the frame rate of each clip (`prepare_video_coords`, ibidem).
+- positions: seconds and pixels, from the frame rate of each clip (`prepare_video_coords`, same file).
 - timesteps per token, and a given first frame with timestep 0 that is excluded from the loss (Lightricks/LTX-2,
   packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd).
 - time shift: by the number of tokens, from the scheduler's config (`calculate_shift` of the pipeline).
@@ -39,7 +39,7 @@ def build(*, task: str = "sft", **settings: Any) -> Ltx2Training:
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return Ltx2Training(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")

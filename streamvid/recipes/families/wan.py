@@ -40,7 +40,7 @@ def build(*, task: str = "sft", **settings: Any) -> WanTraining:
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return WanTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
@@ -82,13 +82,13 @@ class WanTraining(DiffusionTraining):
         return config.scale_factor_temporal, config.scale_factor_spatial * self.denoiser.config.patch_size[1]
 
     def encode_text(self, texts: list[str]) -> dict[str, Tensor | list[Tensor]]:
-        """Return text states, B tensors (L_i, D), without the zeros after the last token."""
+        """Return text states, B tensors (L_i, D), without the zeros behind the last token."""
         states = super().encode_text(texts)["prompt_embeds"]
         lengths = [int(row.any(dim=-1).nonzero().max()) + 1 for row in states]
         return {"prompt_embeds": [row[:length] for row, length in zip(states, lengths, strict=True)]}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return, for image to video, the first frame: its pixels, latents and CLIP states."""
+        """For image to video, return the first frame: its pixels, latents and CLIP states."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)

@@ -4,8 +4,8 @@
 
 It is causal: no output depends on later frames. The first latent of a clip depends on the first frame alone, so an
 image is a clip of one frame. The shipped weights were trained for a few minutes on two cores with the three scenes of
-the demo corpus (tools/train_autoencoder.py), and reach a PSNR of 26 dB on other videos of these scenes. They
-demonstrate training on latents and do not replace a published autoencoder.
+the demo corpus (tools/train_autoencoder.py), and reach a PSNR of 26 dB on other videos of these scenes. They are for
+demonstrating training on latents and do not replace a published autoencoder.
 """
 
 from __future__ import annotations

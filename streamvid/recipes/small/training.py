@@ -117,7 +117,7 @@ class SmallTraining(nn.Module):
                 self.text_encoder = build_text_encoder(config.text)
 
     def train(self, mode: bool = True) -> SmallTraining:
-        """Set the mode of all parts except the encoders, which stay in eval mode."""
+        """Set training or eval mode for all parts except the encoders, which stay in eval mode."""
         super().train(mode)
         for name in self.encoders:
             if hasattr(self, name):
@@ -143,7 +143,7 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` and, with the same noise, `loss_without_text` (B,), to measure the benefit of text."""
+        """Return `loss` and, with the same noise, `loss_without_text` (B,), to measure the benefit of the texts."""
         return self(batch) | {"loss_without_text": self._losses(batch, self._velocity(batch, with_text=False))}  # type: ignore[no-any-return]
 
     @torch.no_grad()

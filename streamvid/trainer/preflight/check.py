@@ -58,7 +58,7 @@ class BucketCheck:
 class CheckReport:
     """Result of `check`.
 
-    device_bytes: memory of the device, or of this machine without an accelerator.
+    device_bytes: memory of the device, or of this machine if it has no accelerator.
     largest: bucket whose step ran, or None if it did not fit.
     peak_bytes: measured peak of that step; None on the CPU, where it cannot be measured.
     epoch_seconds: predicted time of an epoch without waits for data.
@@ -85,7 +85,8 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
     """Check a configuration without saving anything.
 
     device_bytes: memory of the device that will train; None for the device of this machine.
-    Raises the errors of a run that prevent even its first batch, such as a dataset that the model's rule refuses.
+    Raises errors that would keep a run from reaching its first batch, such as for a dataset that the model's rule
+    rejects.
     """
     has_blocks = bool(config.model.activation_checkpointing.blocks)
     with open_trial(config, checkpoints_activations=False) as trial:

@@ -116,7 +116,7 @@ def _line(points: Sequence[tuple[int, float]]) -> ActivationLine:
 def _saved_bytes(trial: TrialRun, batch: Batch) -> float:
     """Return the bytes per sample that a forward pass stores for the backward pass, except for parameters.
 
-    Nothing is stored here, so that the count needs no more memory than generating a sample.
+    The tensors are only counted, not kept, so this needs no more memory than generating a sample.
     """
     parameters = {one.untyped_storage().data_ptr() for one in trial.module.parameters()}
     seen: dict[int, StorageWeakRef] = {}

@@ -1,6 +1,6 @@
 """Window of the timeline on which decoded pieces are drawn, and from which the delivered samples are computed.
 
-Moments without audio stay silent. Where pieces overlap, the later one replaces the earlier.
+Times without audio stay silent. Where pieces overlap, the later one replaces the earlier.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """Adjacent pieces of equal form, drawn together because a call per piece would cost more than its samples."""
+    """Adjacent pieces of equal form, which are drawn at once: the cost per piece would exceed that of its samples."""
 
     form: tuple[str, int, int]  # layout, sample rate, number of channels
     position: int
@@ -82,10 +82,7 @@ class _Run:
 
 
 class Canvas:
-    """Window `out` (channels, samples) of the delivered grid, starting at `first_sample`.
-
-    It is complete after `render`.
-    """
+    """Window `out` (channels, samples) of the delivered grid, from `first_sample` on. It is complete after `render`."""
 
     def __init__(self, first_sample: int, out: Float32s, audio: AudioFormat) -> None:
         self._first, self._out, self._audio = first_sample, out, audio
