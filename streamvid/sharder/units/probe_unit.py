@@ -142,7 +142,7 @@ def _probe(unit: ProbeUnit, source: Source) -> Finding:
 
 
 def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
-    """Return the facts about a video's audio. Only damaged audio rejects the video, and only if all is decoded."""
+    """Return the facts about a video's audio. Only damaged audio rejects a video, and only if all is decoded."""
     from streamvid.video.survey.audio_facts import read_audio_facts
     from streamvid.video.survey.audio_span import read_audio_span
 

@@ -82,7 +82,7 @@ class _Run:
 
 
 class Canvas:
-    """Window `out` (channels, samples) of the delivered grid, from `first_sample` on. It is complete after `render`."""
+    """Window `out` (channels, samples) of the delivered grid from `first_sample` on. It is complete after `render`."""
 
     def __init__(self, first_sample: int, out: Float32s, audio: AudioFormat) -> None:
         self._first, self._out, self._audio = first_sample, out, audio
