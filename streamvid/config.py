@@ -53,8 +53,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
     """Build the frozen dataclass `cls` from a YAML file and dotted overrides.
 
     path: YAML file of at most 1 MiB; None to start from the defaults.
-    overrides: strings of the form `a.b=c`, where c is YAML, or pairs of a name `a.b` and its value. Later overrides
-        win.
+    overrides: strings `a.b=c`, where c is YAML, or pairs of a name `a.b` and its value. Later overrides win.
     Raises one ConfigError that lists every unknown key (with the nearest known key), wrong type and invalid value.
     """
     source = "overrides" if path is None else str(path)
@@ -295,8 +294,7 @@ class OptionInfo:
 
     shown_default: text to show in place of a default that depends on other values.
     flag: name of the command-line flag; None for a name derived from the field's name, "" for no flag.
-    minimum, maximum: inclusive bounds of a number.
-    above: exclusive lower bound of a number.
+    minimum, maximum: inclusive bounds of a number. above: exclusive lower bound of a number.
     """
 
     help: str = ""
@@ -376,8 +374,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    name: name of the value in errors.
-    Raises ConfigError if the value is not an object or a required field is missing.
+    name: name of the value in errors. Raises ConfigError if the value is not an object or lacks a required field.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
@@ -407,9 +404,8 @@ def exact(name: str, value: object) -> Fraction:
 def check_options(instance: Any) -> None:
     """Check the type, choices and bounds of every field declared with `option`.
 
-    Also convert mappings to the nested options that they describe, and convert numbers and strings to Fraction for
-    fields of that type. Call this function first in `__post_init__`. Raises ConfigError with the allowed values if a
-    check fails.
+    Also convert mappings to nested options, and numbers and strings to Fraction for fields of that type. Call this
+    function first in `__post_init__`. Raises ConfigError with the allowed values if a check fails.
     """
     cls: Any = type(instance)
     members_of = option_types(cls)

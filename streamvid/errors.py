@@ -12,7 +12,10 @@ from streamvid.credentials import hide_all_credentials, hide_credentials
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape non-printable characters in `text`, except those in `keep`. Names in data may contain them (SAFE-1)."""
+    """Escape non-printable characters in `text`, except those in `keep`.
+
+    Names in data may contain such characters (SAFE-1).
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

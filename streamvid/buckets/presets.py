@@ -81,9 +81,7 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """Return the cost of the bucket with the most tokens, which needs the most memory; on a tie, of the first such
-    bucket.
-    """
+    """Return the cost of the (first) bucket with the most tokens, which needs the most memory."""
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 
 

@@ -31,7 +31,10 @@ _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """Type of values that `parse` converts. If `parse` raises ValueError, the message is "VALUE is not EXPECTED"."""
+    """Click type of values that `parse` converts.
+
+    If `parse` raises ValueError, the message is "VALUE is not EXPECTED".
+    """
 
     def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
         self.name = name

@@ -123,7 +123,7 @@ class Lease:
             )
 
     def close_to_tasks(self) -> None:
-        """Stop admitting tasks: from now on this process works alone."""
+        """Stop admitting tasks: from now on, this process works alone."""
         self._admits_tasks = False
         self.renew()
 
@@ -232,7 +232,7 @@ def _create(store: Store, path: str, admits_tasks: bool) -> bool:
 
 
 def wait_until_free(store: Store, folder: str, conflicts: Callable[[FoundLease], bool]) -> None:
-    """Wait until conflicting leases have ended or expired. Raises DatasetError if the holder of one is alive."""
+    """Wait until conflicting leases have ended or expired. Raises DatasetError if a conflicting holder is alive."""
     _Watch(store, folder).wait(conflicts)
 
 
@@ -245,7 +245,7 @@ class _Watch:
         self._since = time.monotonic()
 
     def wait(self, conflicts: Callable[[FoundLease], bool]) -> list[FoundLease]:
-        """Wait until no lease conflicts; return all leases. Raises DatasetError if the holder of one is alive."""
+        """Wait until no lease conflicts; return all leases. Raises DatasetError if a conflicting holder is alive."""
         has_told = False
         while True:
             leases = find_leases(self._store, self._folder)
@@ -309,7 +309,7 @@ def _parse(data: bytes) -> LeaseNote:
 
 
 def note_bytes(admits_tasks: bool) -> bytes:
-    """Return the content of a lease of this process, renewed now."""
+    """Return the content of this process's lease, renewed now."""
     pid = os.getpid()
     return json.dumps(asdict(LeaseNote(socket.gethostname(), pid, _process(pid), time.time(), admits_tasks))).encode()
 

@@ -55,7 +55,7 @@ class SlurmJobs:
 
     @property
     def name(self) -> str:
-        """Name of the jobs, which is the same for every submission for this destination."""
+        """Name of the jobs, which is the same for every submission to this destination."""
         return f"streamvid-{self.verb}-{hashlib.sha256(self.dest.encode()).hexdigest()[:8]}"
 
     @property

@@ -64,8 +64,8 @@ class FileInfo:
 class ShardInfo:
     """One tar of one bucket and one split, and the location of its rows in the samples index.
 
-    build_id: 0 for shards of the first build; otherwise a number from 1 to 2**32 - 1 that is derived from everything
-        that determines the shard. It is part of the file's name, so that names are never reused (SHARD-2).
+    build_id: 0 for shards of the first build; otherwise a number from 1 to 2**32 - 1 derived from everything that
+        determines the shard. It is part of the file's name, so that names are never reused (SHARD-2).
     num_samples: number of samples, excluding those that were removed later.
     """
 
@@ -112,11 +112,9 @@ def offsets_path(path: str) -> str:
 class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values of existing ones.
 
-    files: one file per samples file, in the same order, with the same row groups and rows. Each file also contains the
-        keys. None for a samples file whose samples were added after the columns: these samples have their own values,
-        or none.
-    columns: index column → type, as in `index.schema`.
-    source_sha256: checksum of the annotation.
+    files: one file per samples file, in the same order, with the same row groups and rows, and with the keys. None for
+        samples files added after the columns: their samples have their own values, or none.
+    columns: index column → type, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
     files: tuple[FileInfo | None, ...]
@@ -246,8 +244,7 @@ class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
     plan: digest of everything that a plan depends on.
-    base: digest of the tars, the index of samples and of removed samples, and the rules by which clips and conditioning
-        inputs are read.
+    base: digest of the tars, the index of samples and removed samples, and the rules for reading clips and inputs.
     content: digest of `base` and of columns added later; equal to `base` if there are none.
     """
 
@@ -300,8 +297,7 @@ def base_digest(
 ) -> str:
     """Return `Fingerprints.base`.
 
-    shard_lines: output of `content_line` for all tars, in chunks of any size.
-    index_files: the samples files, then the files of removed samples.
+    shard_lines: output of `content_line` for all tars, in chunks of any size. index_files: see `index_files`.
     """
     file_lines = (content_line(file.path, file.sha256) for file in index_files)
     rate_line = _field_line("frame_rate", {} if frame_rate.rule == "native" else frame_rate.to_json())
@@ -310,7 +306,7 @@ def base_digest(
 
 
 def index_files(manifest: Manifest) -> tuple[FileInfo, ...]:
-    """Return the index files that contribute to `Fingerprints.base`, in the order of `base_digest`."""
+    """Return the files that contribute to `Fingerprints.base`: samples, then removed samples."""
     return (*manifest.files.samples, *manifest.files.removed)
 
 

@@ -274,7 +274,7 @@ class Dataset:
         return tuple(name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX))
 
     def column(self, name: str, option: str = "columns") -> str:
-        """Return the index column for `name`. A user column takes precedence over a column of the format.
+        """Return the index column for `name`. A user column takes precedence over a built-in column.
 
         Raises ConfigError if neither exists. option: name of the option in the error message.
         """

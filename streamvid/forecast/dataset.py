@@ -91,7 +91,10 @@ class BucketScan:
     clip_bytes: Int64Array | None
 
     def sizes(self, shards: Int64Array, places: Int64Array) -> Int64Array:
-        """Return the clip sizes of samples in bytes, int64. If only some shards were read, all sizes are their mean."""
+        """Return the clip sizes of samples in bytes, int64.
+
+        If only some shards were read, every size is the mean size.
+        """
         if self.first is None or self.clip_bytes is None:
             return np.full(len(shards), round(self.shape.bytes_mean), np.int64)
         found: Int64Array = self.clip_bytes[self.first[shards] + places]

@@ -140,7 +140,7 @@ def figure_labels(dataset: Dataset) -> dict[str, str]:
 
 
 def histograms_of(dataset: Dataset, max_samples: int = MAX_SCANNED_SAMPLES) -> Histograms:
-    """Read the samples index, one row group per shard, and return the histograms of all samples, or of the view's.
+    """Read the samples index, one row group per shard, and return histograms of all samples or of those in the view.
 
     This reads at most about `max_samples` samples and MAX_SCANNED_SHARDS shards, spread evenly over the dataset.
     """

@@ -121,7 +121,7 @@ def _summary(source: Path, facts: FactsFile, found: AssignedRows, rate: FrameRat
 
 
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
-    """Return the batch sizes of the run or, if it has none, of the bucket configuration."""
+    """Return the batch sizes of the run or, if it has none, those of the bucket configuration."""
     if run.max_tokens_per_batch is not None or isinstance(run.batch_size, int | Mapping):
         return run.batch_size if isinstance(run.batch_size, int | Mapping) else None
     return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None

@@ -22,9 +22,9 @@ class Journal:
     """Journal of findings by key. Each line has a checksum; incomplete and damaged lines are ignored. Thread-safe.
 
     A key is a file state, followed by the other values that identify the finding.
-    header: settings on which the findings depend; a file with a different header is overwritten. The constructor reads
-    the findings in the file. New findings are written only inside a `with` block, unless `writable` is False. The file
-    is not locked. Methods raise OSError if the file cannot be read or written.
+    header: settings on which the findings depend; a file with a different header is overwritten.
+    The constructor reads the findings in the file. New findings are written only inside a `with` block, unless
+    `writable` is False. The file is not locked. Methods raise OSError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], writable: bool = True) -> None:

@@ -51,7 +51,7 @@ class RankLog:
     def records(self) -> Iterator[LoopStart | LoggedBatch]:
         """Yield the starts of loops and the batches, in order, up to the first damaged record.
 
-        They are read in blocks of at most a few MiB. Raises OSError if a file cannot be read.
+        The log is read in blocks of at most a few MiB. Raises OSError if a file cannot be read.
         """
         number = 0
         for path in (rank_file(self.session, self.rank), tail_file(self.session, self.rank)):
@@ -69,7 +69,7 @@ class RankLog:
                     yield from several
 
     def url(self, dataset: int) -> str:
-        """Return the location of a dataset of the loader; its index if the log does not contain the location."""
+        """Return the location of a dataset of the loader, or its index if the log does not contain the location."""
         return self.urls[dataset] if 0 <= dataset < len(self.urls) else str(dataset)
 
     @cached_property

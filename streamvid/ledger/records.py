@@ -55,7 +55,8 @@ class LoopStart:
 
     cursor: position in the plan (`Cursor.to_json`).
     is_again: True if the same loader began the epoch again after a `break`. Its earlier deliveries still count;
-        otherwise, a loop replaces all deliveries from its position on, because the model restarted from there.
+        otherwise, a loop replaces all deliveries that begin at its position or later, because the model restarted from
+        there.
     """
 
     cursor: Mapping[str, Any]
@@ -76,7 +77,7 @@ def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict
 def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
     """Return one batch as JSON: number, epoch, step, and a row per sample.
 
-    This takes less time than a block of one batch.
+    This takes less time than creating a block of one batch.
     """
     return [number, *batch.position, batch.samples]
 

@@ -209,7 +209,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """For each dataset, the values that determine the view of a visit, as JSON. Features must match them."""
+        """Values that determine the view of a visit, for each dataset, as JSON. Features must match them."""
         return self._setup.view_facts
 
     @property

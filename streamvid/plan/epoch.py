@@ -154,7 +154,7 @@ class EpochPlan:
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
 
     def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
-        """Return the number of steps from `positions` to the end of epoch `num_epochs - 1`, for a carrying tail."""
+        """Return the number of steps from `positions` to the end of epoch `num_epochs - 1`, with tail="carry"."""
         total = 0
         for lane in (*self._lanes, *self._idle):
             units = 0

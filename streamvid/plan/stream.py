@@ -162,7 +162,10 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return the result of `ordinals` for each (stream, positions). A single permutation call makes this faster."""
+    """Return the result of `ordinals` for each (stream, positions).
+
+    This is faster, because it needs only one permutation call.
+    """
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
     moved = iter(_permuted(shuffled) if shuffled else [])

@@ -36,7 +36,7 @@ _NUMPY = {
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """Facts about one stored tensor. Values are None if the tensor is empty, or of a type that numpy lacks."""
+    """Facts about one stored tensor. Values are None if the tensor is empty or has a type that numpy lacks."""
 
     name: str
     dtype: str

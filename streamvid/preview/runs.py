@@ -44,7 +44,7 @@ class Curve:
 
     @property
     def bounds(self) -> tuple[float, float, float, float]:
-        """(first step, last step, lowest value, highest value)."""
+        """Bounds of the curve: (first step, last step, lowest value, highest value)."""
         steps, values = zip(*self.points, strict=True)
         return min(steps), max(steps), min(values), max(values)
 
@@ -65,7 +65,7 @@ class Curve:
         return tuple((step, mean) for (step, _), mean in zip(self.points, means, strict=True))
 
     def path(self, width: float, height: float, *, is_smooth: bool = False) -> str:
-        """Return the curve, or its smoothed form, as the `d` of an SVG path in a box of this size."""
+        """Return the curve, or its smoothed form, as the `d` attribute of an SVG path in a box of this size."""
         first, last, low, high = self.bounds
         across, up = width / ((last - first) or 1), height / ((high - low) or 1)
         points = self.smoothed if is_smooth else self.points

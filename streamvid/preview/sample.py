@@ -20,7 +20,7 @@ Checksum: TypeAlias = Literal["verified", "mismatch"]
 
 @dataclass(frozen=True, slots=True)
 class SampleFacts:
-    """Index row of a sample, and where the sample is stored.
+    """Index row of a sample, and the location of the sample.
 
     values: index column → value, in the order of the index. Checksums are hexadecimal.
     """

@@ -22,7 +22,7 @@ MAX_SHOWN = 96
 
 @dataclass(frozen=True)
 class StepQuery:
-    """Step `step` of epoch `epoch`, for an uninterrupted run.
+    """Step `step` of epoch `epoch` in an uninterrupted run.
 
     repeats: deliveries per sample and epoch of each dataset, as in DatasetConfig; 1 for those that are missing.
     """

@@ -22,7 +22,7 @@ class Recipe:
     title: name in documents.
     factory: import path of the function that builds the training module.
     pipelines: classes of diffusers pipelines, as model_index.json names them, that the recipe trains.
-    kinds: what the recipe trains: text to video, image to video. A model's folder decides which.
+    kinds: kinds of models that the recipe trains, "T2V" or "I2V"; the model's folder determines which.
     presets: bucket presets of the model, the first one by default.
     lora_targets: layers that get adapters, as `model.lora.target_modules`.
     base_model: child that trains.

@@ -141,7 +141,7 @@ def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> 
 
 
 def shard_sizes(store: Store, shards: Sequence[PlannedShard]) -> dict[str, int]:
-    """Return path → size in bytes for the tars and offsets files of these shards that exist in the store."""
+    """Return the sizes in bytes, by path, of these shards' tars and offsets files that exist in the store."""
     if all(shard.build_id == 0 for shard in shards):  # the store contains no other dataset
         return {state.path: state.num_bytes for state in store.files("shards")}
     paths = [path for shard in shards for path in (shard.path, offsets_path(shard.path))]

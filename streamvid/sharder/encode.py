@@ -103,9 +103,9 @@ def _encoded(
 def restore_clips(
     samples: Iterable[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Make the missing clips of these samples again. Remove all other clips, unless other tasks may need them.
+    """Re-create the missing clips of these samples. Remove all other clips, unless other tasks may need them.
 
-    Raises StorageError if a clip cannot be made again with the same bytes.
+    Raises StorageError if a clip cannot be re-created with the same bytes.
     """
     wanted, clips = _wanted(samples, options), staging.clips(options)
     if staging.share.is_whole:
@@ -248,7 +248,10 @@ def journal_header(options: ShardOptions) -> dict[str, object]:
 
 
 def _holds(finding: Finding | None, options: ShardOptions) -> bool:
-    """Return True if a finding is still valid. A clip that was rejected under other worker limits is encoded again."""
+    """Return True if a finding is still valid.
+
+    A clip that was rejected under different worker limits is encoded again.
+    """
     return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
 
 
@@ -309,7 +312,7 @@ class _Growth:
                 self.warn()
 
     def warn(self) -> None:
-        """Log a warning if the clips are larger than their sources and no warning has been logged."""
+        """Log a warning if the clips are larger than their sources and no warning has been logged yet."""
         if self.clip_bytes > self.source_bytes and not self.has_warned:
             self.has_warned = True
             _logger.warning(

@@ -164,7 +164,7 @@ def check_engine(options: ShardOptions) -> None:
 
 
 def read_input(source: Sources, options: ShardOptions, folder: Path, *, extracts: bool = False) -> RecordSet:
-    """Read the input and reject rows by conditions on metadata alone."""
+    """Read the input and reject rows based on conditions on metadata alone."""
     records = read_records(source, options, folder, extracts=extracts)
     return apply_where(declare_columns(records, options), options)
 
@@ -345,7 +345,10 @@ def _build(
 
 
 def _check_accepted(plan: ShardPlan, base: Base | None) -> None:
-    """Raise SourceError if a new dataset would have no samples. An append records rejections."""
+    """Raise SourceError if a new dataset would have no samples.
+
+    An append may add no samples, because it then records the rejections.
+    """
     if not plan.num_samples and base is None:
         raise SourceError(_nothing_accepted(plan.rejections))
 

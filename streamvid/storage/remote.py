@@ -407,4 +407,4 @@ class _AbsentError(StorageError):
 
 
 class _ConflictError(StorageError):
-    """The object has another version, or exists where none was expected."""
+    """The object has an unexpected version, or exists unexpectedly."""

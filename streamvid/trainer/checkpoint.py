@@ -201,7 +201,7 @@ class Checkpoints:
 
 
 def _check_random_states(path: Path) -> None:
-    """Raise an error if accelerate failed to restore the random states, because it only logs the failure.
+    """Raise an error if accelerate failed to restore the random states, because accelerate only logs this.
 
     If this rank has no file, nothing is checked: the run that saved the checkpoint had fewer ranks.
     """

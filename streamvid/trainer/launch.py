@@ -127,7 +127,7 @@ def is_launched_alone(environ: Mapping[str, str]) -> bool:
 
 
 def checkpoint_function(accelerator: Accelerator) -> Callable[..., Any] | None:
-    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`; None selects torch's."""
+    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`, else None for torch's."""
     plugin = accelerator.state.deepspeed_plugin
     options = None if plugin is None else plugin.deepspeed_config.get("activation_checkpointing")
     return None if options is None else deepspeed_checkpoint(options, accelerator.device.type)

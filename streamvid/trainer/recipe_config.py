@@ -76,7 +76,7 @@ def _unknown_model(model: str, pipeline: str | None) -> str:
 
 
 def _decided(folder: Path, fitting: list[str]) -> str:
-    """Choose among the recipes for one pipeline class, by what distinguishes the model folders."""
+    """Choose among the recipes for one pipeline class, based on how their model folders differ."""
     index, transformer = _read(folder / "model_index.json"), _read(folder / "transformer" / "config.json")
     has_expert = bool((index.get("transformer_2") or [None])[0])
     name = {

@@ -207,7 +207,7 @@ class Run:
             _log.debug("generating samples failed at step %d", step, exc_info=True)
 
     def _save_samples(self, name: str) -> None:
-        """Generate videos with the current weights and, if the run averages them, with the averages."""
+        """Generate videos with the current weights and, if the run averages weights, with the averaged weights."""
         batch, folder = self.held_out[0], self.config.output / "samples"
         if self.prompts:
             batch = prompted(batch, self.prompts)

@@ -198,7 +198,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the indices of the first and last packets to decode, and of the wanted ones relative to the first."""
+        """Return the indices of the first and last packets to decode, and of wanted packets relative to the first."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[bisect_right(keys, int(numbers[0])) - 1])

@@ -179,10 +179,10 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Read only the first bytes of a remote file's key frames inside the block; other packet data reads as zeros.
+        """Within the context, read only the first bytes of a remote file's key frames.
 
-        This applies if the container's index contains sizes, times and key frames, and the codec needs nothing else
-        from packets. Bytes between packets are always read from the file.
+        Other packet data reads as zeros. This applies if the container's index contains sizes, times and key frames,
+        and the codec needs nothing else from packets. Bytes between packets are always read from the file.
         """
         far = self._far
         if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:
@@ -259,7 +259,7 @@ class _MemoryFile(RangeFile):
 
 @contextmanager
 def ffmpeg_errors(problem: str) -> Iterator[None]:
-    """Convert FFmpeg's errors inside the block to ProbeErrors whose messages start with `problem`."""
+    """Convert FFmpeg's errors inside the `with` block to ProbeErrors whose messages start with `problem`."""
     import av
 
     try:

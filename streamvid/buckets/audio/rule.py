@@ -61,7 +61,7 @@ class SampleRule:
 
 
 def round_half_up(value: Fraction) -> int:
-    """Return the nearest integer, or the larger one of two that are equally near."""
+    """Return the nearest integer, or the larger of two that are equally near."""
     return math.floor(value + Fraction(1, 2))
 
 

@@ -46,7 +46,7 @@ def command(
     storage: StorageOptions,
 ) -> None:
     """Write the samples with these keys to files, each in a separate folder: the stored clip, the frames that a model
-    gets as PNG, the caption, and all facts as JSON.
+    gets (as PNG), the caption, and all facts (as JSON).
     """
     from streamvid.config import load_config
     from streamvid.dataset.versions.open import open_dataset

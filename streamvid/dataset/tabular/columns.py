@@ -197,7 +197,7 @@ def _as_text(value: object) -> str:
 
 
 def plain_text(value: object) -> str:
-    """Return a text for a value that JSON cannot represent."""
+    """Return the text for a value that JSON cannot represent."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 

@@ -160,7 +160,7 @@ def verify_dataset(
 
 
 def _intact(store: Store, path: str, read: Callable[[], T]) -> T | Problem:
-    """Return what `read` returns, or the problem if the manifest at `path` exists but is damaged."""
+    """Return the result of `read`, or the problem if the manifest at `path` exists but is damaged."""
     try:
         return read()
     except StorageError:
@@ -337,7 +337,7 @@ def _check_shard(
     shard: ShardInfo,
     stop: threading.Event,
 ) -> tuple[ShardFindings, bool]:
-    """Verify a shard; without a journal, only its file sizes.
+    """Verify a shard, or only its file sizes if there is no journal.
 
     Return the findings, and True if an earlier run has verified the shard.
     """

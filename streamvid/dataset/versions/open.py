@@ -117,7 +117,7 @@ def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any]
 
 
 def open_cache(options: StorageOptions) -> BlockCache | None:
-    """Open the cache that the options configure. Return None if the options do not configure a cache."""
+    """Open the cache that the options configure, or return None if they configure none."""
     if options.cache_dir is None or options.cache_bytes is None:
         return None
     return BlockCache(Path(options.cache_dir), options.cache_bytes)
@@ -165,7 +165,7 @@ def check_newest(url: str | Path) -> str | Path:
 def view_of(manifest: Manifest, newest: Manifest, view: str | None, url: str) -> str | None:
     """Return the condition of a view, or None if `view` is None. Raises ConfigError for an unknown view.
 
-    If the version itself contains the view, its condition is used, so that a run can resume after the view was
+    If the version itself contains the view, that condition is used, so that a run can resume after the view was
     changed.
     """
     if view is None:

@@ -109,10 +109,11 @@ class Flight:
         return self._later.removes(number) and self._later.is_removed(number, self._rows.key(sample))
 
     def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
-        """Return the delivery of the sample that takes the place of a removed one. Raises SampleError if no sample is
-        left.
+        """Return the delivery of the sample that takes the place of a removed one.
 
-        A bad sample would be replaced by the same sample (BAD-1).
+        Raises SampleError if no sample is left.
+
+        The same sample would replace a bad sample (BAD-1).
         """
         key = self._rows.key(sample)
         visit = substitute_visit(key, sample.visit)

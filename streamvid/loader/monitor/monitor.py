@@ -56,7 +56,7 @@ class Monitor:
             self._ledger.add(logged_batch(pending, planned_keys))
 
     def watch(self, meter: StatsMeter, stats: Stats) -> None:
-        """Write statistics if they are due, and log a warning if the caller waits too much. stats: see `begin`."""
+        """Write statistics if they are due, and log a warning if the caller waits too long. stats: see `begin`."""
         if self._log is not None:
             self._log.write(stats)
         if self._stalls.is_due(meter.num_steps, meter.seconds):

@@ -1,4 +1,4 @@
-"""Audio of a delivery: its options, its samples on the time line of the clip, and the bytes to read for them.
+"""Audio of a delivery: its options, its samples on the timeline of the clip, and the bytes to read for them.
 
 Output sample k has the time k / sample_rate on the clip's presentation timeline, on which its frames have their
 timestamps. The audio of a window begins with the sample nearest to the presentation time of the first delivered frame.
@@ -109,8 +109,8 @@ class AudioShape:
     def check_speed(self, part: ClipPart, video: ClipIndex | None) -> None:
         """Raise ConfigError if a part's frames do not end within half a frame of their audio's end.
 
-        video: packets of the clip, whose timestamps tell how long the frames last even if the frame rate varies. The
-        clip's average rate decides if they are None, and the rate of the grid if frames are chosen by their times.
+        video: packets of the clip, whose timestamps give the duration of the frames even if the frame rate varies. If
+        None, the clip's average rate is used. If frames are chosen by time, the rate of the grid is used.
         """
         ours = float(self.fps)
         fps, num_intervals, tolerance = _speed(part, video)
@@ -124,7 +124,7 @@ class AudioShape:
 
 
 def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
-    """Return the rate of a part's frames, the number of intervals it is the average of, and the allowed error.
+    """Return the rate of a part's frames, the number of intervals over which it is averaged, and the allowed error.
 
     The error is in frames. The rate is 0.0 for images.
     """
@@ -140,7 +140,7 @@ def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
 
 
 def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
-    """Return the time from one frame of a clip to another, or 0.0 if the packets do not tell it."""
+    """Return the time from one frame of a clip to another, or 0.0 if the packets do not contain it."""
     if video is None or video.time_base is None or not last < video.num_frames:
         return 0.0
     times = video.frame_times

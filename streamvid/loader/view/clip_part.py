@@ -33,7 +33,7 @@ class AudioPart:
 
     - stream: AudioStreamInfo as JSON; "" if the audio is decoded through the clip's container, which is read whole.
     - packets: packet table, with offsets relative to the start of the part's bytes; None for a whole clip.
-    - first_sample: number of the first sample; None for a whole clip, whose container contains the timestamps.
+    - first_sample: number of the first sample; None for a whole clip, whose timestamps are in the container.
     - offset_seconds: time from the first frame to the first sample.
     - own_range: (first byte, size) of the byte range to read for the audio, which follows the part's first range in
       memory; None if the packets are within that range.
@@ -56,7 +56,7 @@ class ClipPart:
     """Bytes of a clip to read for one delivery, with their checksums.
 
     - pick: frames to deliver.
-    - numbers: indices of these frames in the clip; None if they depend on timestamps that only the container contains.
+    - numbers: indices of these frames in the clip; None if they depend on timestamps that are only in the container.
     - first_byte: start of the first byte range to read, relative to the start of the clip.
     - num_bytes: number of bytes to read.
     - checks: (start, end, checksum) of each piece of these bytes, as offsets in them. A checksum is a prefix of a

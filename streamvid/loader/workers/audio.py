@@ -18,7 +18,7 @@ from streamvid.video.limits import STORED_LIMITS
 def decode_audio(
     task: AudioTask, table: memoryview, data: memoryview, seconds: Fraction | None, ring: Any
 ) -> DecodedAudio:
-    """Decode the audio of a task into `ring`. Return whether the clip has audio, and when its first sample is.
+    """Decode the audio of a task into `ring`. Return whether the clip has audio, and the time of its first sample.
 
     table, data: packet table of the audio, and the bytes of the clip.
     seconds: presentation time of the first delivered frame; None if the task contains the first sample, or if `data` is

@@ -152,7 +152,7 @@ def _layer(key: str) -> str:
 
 
 def _facts(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return what the file's header, or peft's adapter_config.json next to it, states about the adapters.
+    """Return the facts about the adapters in the file's header, or in peft's adapter_config.json next to it.
 
     The keys are pipeline components, or only "" if the facts apply to the whole file.
     """

@@ -122,7 +122,7 @@ class Leftovers:
         return [_LeftoverStep(rest, n * size, -(-count // num_ranks) * num_ranks) for n, count in enumerate(counts)]
 
     def _fillers(self, num_steps: int, phase: int) -> Sequence[_LeftoverStep]:
-        """Return steps of one repeat per rank that complete the last group of `accumulate` steps."""
+        """Return steps with one repeat per rank, which complete the last group of `accumulate` steps."""
         size = self._plan.options.accumulate
         first = (num_steps + phase) % size
         if not first:
@@ -148,7 +148,7 @@ class Leftovers:
         return len(self._steps)
 
     def step(self, number: int, rank: int | None, first_source: int) -> Step:
-        """Return a step for one rank or, with None, for all. first_source: number to add to its sources."""
+        """Return a step for one rank, or for all if `rank` is None. first_source: number to add to its sources."""
         num_ranks = self._plan.num_ranks
         ranks = range(num_ranks) if rank is None else range(rank, rank + 1)
         return self._steps[number].step(ranks, num_ranks, self.epoch, first_source)

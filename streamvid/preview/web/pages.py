@@ -56,7 +56,7 @@ class _Visit:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Link in the header to the pages of a dataset of the server."""
+    """Header link to the pages of one of the server's datasets."""
 
     root: str
     name: str

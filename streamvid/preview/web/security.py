@@ -32,7 +32,7 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that refuses requests and adds headers, as this module describes.
+    """ASGI middleware that refuses requests and adds headers, as described in this module.
 
     host: address that the server listens on.
     token: token that requests must present; None to check the Host header instead.
@@ -59,7 +59,7 @@ class Guard:
         await (answer or self._app)(scope, receive, send_guarded)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the response to a request that must not reach the pages, or None."""
+        """Return the response to a request that must be refused, or None if it is allowed."""
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("only GET and HEAD are allowed", 405)
         headers = Headers(scope=scope)
@@ -93,7 +93,7 @@ def _host_name(header: str) -> str:
 
 
 def _cookie_name(scope: Scope) -> str:
-    """Return a name with the port, because browsers send the cookies of one port to all ports of the host."""
+    """Return a cookie name that contains the port, because browsers send cookies to all ports of a host."""
     server = scope.get("server")
     return f"{_COOKIE}-{server[1] if server else 0}"
 

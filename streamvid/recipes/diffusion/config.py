@@ -19,7 +19,7 @@ Expert: TypeAlias = Literal["high", "low", "both"]
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(Options):
-    """Options of a recipe."""
+    """Options of a diffusion recipe."""
 
     model: str = option(help="Folder of a diffusers pipeline, or its id on the Hugging Face Hub with download: true.")
     download: bool = option(False, help="Download `model` from the Hugging Face Hub.")
@@ -66,7 +66,7 @@ ENCODER_ARGS = ("model", "encoder_dtype", "vae_dtype", "posterior", "max_text_to
 
 
 def torch_dtype(name: Precision) -> torch.dtype:
-    """Return torch's dtype with this name."""
+    """Return the torch dtype with this name."""
     import torch
 
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

@@ -51,7 +51,7 @@ class ModelFolder:
         return default if found is None else found
 
     def load(self, name: str, allowed: Sequence[str], dtype: torch.dtype) -> nn.Module:
-        """Load a component on the CPU, in eval mode. Draws no random numbers.
+        """Load a component on the CPU, in eval mode. No random numbers are drawn.
 
         allowed: names of the classes that the recipe supports.
         Raises ConfigError if the component is missing, has another class, or cannot be loaded.
@@ -104,7 +104,7 @@ class ModelFolder:
 
 
 def open_folder(model: str, download: bool = False) -> ModelFolder:
-    """Open a local folder or, with `download`, a pipeline of the Hugging Face Hub.
+    """Open a local folder or, with `download`, a pipeline from the Hugging Face Hub.
 
     Raises ConfigError if the folder does not contain a diffusers pipeline.
     """
@@ -149,7 +149,7 @@ def _class(name: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars of both libraries, which would interleave with the log of several ranks."""
+    """Hide the progress bars of transformers and diffusers, which would interleave with the log of several ranks."""
     import diffusers.utils.logging as of_diffusers
     import transformers.utils.logging as of_transformers
 

@@ -1,9 +1,9 @@
-"""Latents of a VAE of diffusers, normalized with the mean, standard deviation and scale that its config states.
+"""Latents of a diffusers VAE, normalized with the mean, standard deviation and scale from its config.
 
     normalized = (latents - latents_mean) · scaling_factor / latents_std
 
-Wan, LTX and Mochi state mean and standard deviation per channel; CogVideoX and HunyuanVideo state a scale. The formula
-is the inverse of what their pipelines of diffusers 0.42.1 apply before `vae.decode`.
+Wan, LTX and Mochi specify mean and standard deviation per channel; CogVideoX and HunyuanVideo specify a scale. The
+formula is the inverse of the one that their pipelines in diffusers 0.42.1 apply before `vae.decode`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random numbers of a training step, and the distribution of its times.
 
-Every sample draws from its own seed, so that its loss does not depend on its batch. A uniform number becomes a time by
-an increasing function, so that a part of the distribution (of one of two experts) can be drawn exactly.
+Every sample draws from its own seed, so its loss does not depend on the rest of its batch. An increasing function maps
+uniform numbers to times, so a part of the distribution (such as that of one of two experts) can be drawn exactly.
 
     uniform number ─► quantile of the distribution ─► shift toward the noise ─► time in 0..1 (1: only noise)
 """
@@ -28,7 +28,7 @@ class NoiseDraw:
     noise: float32 (B, C, t, h, w).
     times: float32 (B,) in 0..1.
     numbers: uniform numbers (B,), for choices of the family.
-    given: bool (B,), True for a sample whose first frame is given.
+    given: bool (B,), True for samples whose first frame is an input of the model.
     """
 
     noise: Tensor
@@ -78,7 +78,7 @@ def _number_of(time: float, config: DiffusionConfig, shift: float) -> float:
 
 
 def scheduler_shift(config: Mapping[str, Any], num_tokens: int) -> float:
-    """Return the time shift that a scheduler's config states: a constant, or one that depends on the token count.
+    """Return the time shift that a scheduler's config specifies: a constant, or one that depends on the token count.
 
     With `use_dynamic_shifting`, mu is linear in the number of tokens and the shift is exp(mu): `calculate_shift` and
     `time_shift` of diffusers 0.42.1 (pipelines/ltx/pipeline_ltx.py, scheduling_flow_match_euler_discrete.py).

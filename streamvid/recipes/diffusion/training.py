@@ -1,6 +1,6 @@
 """Training module of a diffusion model over the components of a diffusers pipeline.
 
-Children have the names of the pipeline's components. A family's module states which classes they may have, what its
+Children have the names of the pipeline's components. A family's module specifies which classes they may have, what its
 text encoders return, and how its transformer is called; everything else is shared.
 """
 
@@ -33,9 +33,9 @@ CLASSES = Mapping[str, tuple[str, ...]]
 class DiffusionTraining(nn.Module):
     """Training module. Attributes in capitals are set by the family.
 
-    PIPELINES: names of the pipelines of diffusers that the family trains.
+    PIPELINES: names of the diffusers pipelines that the family trains.
     DENOISERS, ENCODERS: components that train, and frozen ones that only `encode` uses, with their allowed classes.
-    SAMPLERS: frozen components that only samples need.
+    SAMPLERS: frozen components that only sampling needs.
     TOKENIZERS: names of tokenizers and image processors.
     TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None: the one that renders samples.
     TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None: ignored. They are the fields
@@ -91,7 +91,7 @@ class DiffusionTraining(nn.Module):
         return tuple(name for name in self.ENCODERS if self.folder.class_of(name) is not None)
 
     def takes_first_frame(self) -> bool:
-        """Return True if the model can be given the first frame of some samples of a batch."""
+        """Return True if the model can be conditioned on the first frame of some samples of a batch."""
         return False
 
     def is_unused(self, name: str) -> bool:
@@ -134,7 +134,10 @@ class DiffusionTraining(nn.Module):
         return {"latents": found, **conditions, **self.encode_text(batch.text, conditions.get("first_frame"))}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return tensors that the transformer needs besides latents and texts. video: floats (B, 3, T, H, W)."""
+        """Return the tensors that the transformer needs in addition to latents and texts.
+
+        video: floats (B, 3, T, H, W).
+        """
         return {}
 
     def encode_text(self, texts: list[str], images: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
@@ -190,7 +193,7 @@ class DiffusionTraining(nn.Module):
         return NoiseDraw(noise, times, numbers[:, 1], given)
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents that get noise, float32 (B, C, t, h, w)."""
+        """Return the latents to which noise is added, float32 (B, C, t, h, w)."""
         found: Tensor = batch.latents.float()
         return found
 
@@ -233,7 +236,7 @@ class DiffusionTraining(nn.Module):
     # Samples
 
     def pipeline(self, name: str | None = None) -> Any:
-        """Build a pipeline of diffusers, by default the one that renders samples, from the children of this module."""
+        """Build a diffusers pipeline, by default the one that renders samples, from the children of this module."""
         import diffusers
 
         kind = getattr(diffusers, name or self.pipeline_name())
@@ -256,7 +259,7 @@ class DiffusionTraining(nn.Module):
         return tuple(name for name in names if self.folder.class_of(name) is not None)
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return further arguments of the pipeline's constructor."""
+        """Return additional arguments for the pipeline's constructor."""
         return {}
 
     def sampler(self) -> Any:
@@ -316,7 +319,7 @@ class DiffusionTraining(nn.Module):
         )
 
     def negative_arguments(self) -> dict[str, Tensor]:
-        """Return the arguments of the pipeline for an empty text, which guidance moves away from."""
+        """Return the arguments of the pipeline for the empty text that guidance moves away from."""
         return self.prompt_arguments({f"negative_{name}": rows for name, rows in self.encode_text([""]).items()})
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
@@ -324,7 +327,7 @@ class DiffusionTraining(nn.Module):
         return texts
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return further arguments of the pipeline for one sample."""
+        """Return the pipeline's additional arguments for one sample."""
         return {"guidance_scale": self.config.guidance}
 
     # Sizes and first frames
@@ -345,7 +348,7 @@ class DiffusionTraining(nn.Module):
         raise NotImplementedError
 
     def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
-        """Raise ConfigError if a video of this size (T, H, W) cannot be encoded without cutting it."""
+        """Raise ConfigError if a video of this size (T, H, W) cannot be encoded without cropping it."""
         temporal, spatial = self.size_factors()
         if (size[0] - 1) % temporal or size[1] % spatial or size[2] % spatial:
             raise ConfigError(
@@ -355,7 +358,7 @@ class DiffusionTraining(nn.Module):
 
 
 def cast_inputs(module: Any) -> RemovableHandle:
-    """Cast floating-point inputs of a model of a pipeline to its dtype, except for times, until the hook is removed."""
+    """Cast floating-point inputs of a pipeline's model, except for times, to its dtype until the hook is removed."""
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()
@@ -376,7 +379,7 @@ def as_pixels(frames: Tensor) -> Tensor:
 
 
 def as_image(pixels: Tensor) -> Any:
-    """Return pixels, uint8 (3, H, W), as an image of Pillow."""
+    """Return pixels, uint8 (3, H, W), as a Pillow image."""
     from PIL import Image
 
     return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())

@@ -1,17 +1,17 @@
 """CogVideoX and 1.5: v-prediction on latents of a causal VAE, with T5 text states.
 
-Numbers and where they come from (diffusers 0.42.1, pipelines/cogvideo/, unless stated):
+Numbers and their sources (diffusers 0.42.1, pipelines/cogvideo/, unless stated):
 
 - 226 text tokens without a mask; CogVideoX 1.5: 224 (`max_text_seq_length` of the transformer's config).
 - uniform integer timesteps and `alphas_cumprod` of the scheduler. The official loss compares denoised latents with
   weight 1 / (1 - alphas_cumprod), which equals the error of the velocity without a weight (`compute_loss` of
   THUDM/CogVideo, finetune/models/cogvideox_i2v/lora_trainer.py at 1789f07).
 - rotary positions: `_prepare_rotary_positional_embeddings` of the pipeline. 1.5 pairs latent frames (`patch_size_t`),
-  and an odd number of them is preceded by a copy of the first (ibidem).
+  and an odd number of them is preceded by a copy of the first (same pipeline).
 - image to video: latents of the first frame with noise of scale exp(normal(-3, 0.5)), followed by zeros, and `ofs` 2
-  (ibidem). They are zeros for 5 % of the samples (diffusers,
+  (same pipeline). They are zeros for 5 % of the samples (diffusers,
   examples/cogvideo/train_cogvideox_image_to_video_lora.py at 23cf712).
-- 8·k + 1 frames: the VAE encodes 8 at a time, and returns other numbers of frames than it was given otherwise
+- 8·k + 1 frames: the VAE encodes 8 at a time, and otherwise returns a different number of frames than it was given
   (`num_sample_frames_batch_size`, models/autoencoders/autoencoder_kl_cogvideox.py).
 - latents: `scaling_factor` of the VAE's config; those of the image are divided by it with `invert_scale_latents`.
 """
@@ -41,11 +41,11 @@ FRAMES_AT_ONCE = 8
 
 
 def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
-    """Build the training module of the CogVideoX model in `model`. Draws no random numbers.
+    """Build the training module of the CogVideoX model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return CogVideoXTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
@@ -60,7 +60,7 @@ class CogVideoXTraining(DiffusionTraining):
     TEXT_OUTPUTS = ("prompt_embeds",)
 
     def uses_image(self) -> bool:
-        """Return True for image to video."""
+        """Return True for an image-to-video model."""
         return self.folder.pipeline == IMAGE_TO_VIDEO
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class CogVideoXTraining(DiffusionTraining):
         return FRAMES_AT_ONCE, spatial * self.transformer.config.patch_size
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return, for image to video, the first frame: its pixels and the latents (B, C, 1, h, w) of a noisy copy."""
+        """For image to video, return the first frame: its pixels and the latents (B, C, 1, h, w) of a noisy copy."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)
@@ -102,7 +102,7 @@ class CogVideoXTraining(DiffusionTraining):
         return losses.squared_error(self.predict(noisy, drawn, batch), target)
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents, with copies of the first frame in front where the transformer merges several."""
+        """Return the latents, preceded by copies of the first frame if the transformer merges several frames."""
         latents = super().latents_of(batch)
         num_added = -latents.shape[2] % (self.transformer.config.patch_size_t or 1)
         return torch.cat([latents[:, :, :1].expand(-1, -1, num_added, -1, -1), latents], dim=2)
@@ -114,7 +114,7 @@ class CogVideoXTraining(DiffusionTraining):
         return steps.clamp(max=count - 1)
 
     def num_tokens(self, latents: Tensor) -> int:
-        """Return 0: the time shift does not depend on it."""
+        """Return 0, because the time shift does not depend on the number of tokens."""
         return 0
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:

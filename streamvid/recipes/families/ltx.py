@@ -1,14 +1,14 @@
 """LTX-Video: flow matching on latents of a VAE that divides sides by 32, with T5 text states and per-token timesteps.
 
-Numbers and where they come from:
+Numbers and their sources:
 
 - 128 text tokens, with a mask (`max_sequence_length` of diffusers 0.42.1, pipelines/ltx/pipeline_ltx.py).
-- positions: seconds and pixels, from the frame rate of each clip (`rope_interpolation_scale`, ibidem); an image has one
-  position in time, so its rate does not matter.
-- time shift: by the number of tokens, from the scheduler's config (`calculate_shift`, ibidem).
-- a given first frame has timestep 0 (pipeline_ltx_image2video.py) and is left out of the loss (Lightricks/LTX-2,
-  packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd); probability 0.1 (finetrainers,
-  finetrainers/models/ltx_video/base_specification.py at 1b23667).
+- positions: seconds and pixels, from the frame rate of each clip (`rope_interpolation_scale`, same file); an image has
+  one position in time, so its rate does not matter.
+- time shift: by the number of tokens, from the scheduler's config (`calculate_shift`, same file).
+- a first frame given to the model has timestep 0 (pipeline_ltx_image2video.py) and is excluded from the loss
+(Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd); probability 0.1
+(finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667).
 - latents: `latents_mean`, `latents_std` (buffers) and `scaling_factor` of the VAE.
 """
 
@@ -32,11 +32,11 @@ DEFAULT_RATE = 25.0
 
 
 def build(*, task: str = "sft", **settings: Any) -> LtxTraining:
-    """Build the training module of the LTX-Video model in `model`. Draws no random numbers.
+    """Build the training module of the LTX-Video model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return LtxTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")

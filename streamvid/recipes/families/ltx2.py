@@ -1,15 +1,15 @@
 """LTX-2, video only: flow matching with Gemma text states; the audio stream of the transformer is not trained.
 
-Numbers and where they come from:
+Numbers and their sources:
 
 - 1024 text tokens of Gemma, all layers, through the frozen `connectors` (`encode_prompt` and `__call__` of diffusers
-  0.42.1, pipelines/ltx2/pipeline_ltx2.py). Their outputs are what is stored, because the input is 3840 · 49 numbers per
-  token; samples therefore encode their texts again.
+  0.42.1, pipelines/ltx2/pipeline_ltx2.py). Their outputs are stored, because the input is 3840 · 49 numbers per token;
+  samples therefore encode their texts again.
 - without audio: attention between video and audio is off (`isolate_modalities` of diffusers 0.42.1,
   models/transformers/transformer_ltx2.py), as in the official trainer with `audio: null`; one audio token of zeros
   satisfies the transformer's signature.
-- positions: seconds and pixels, from the frame rate of each clip (`prepare_video_coords`, ibidem).
-- timesteps per token, and a given first frame with timestep 0 that is left out of the loss (Lightricks/LTX-2,
+- positions: seconds and pixels, from the frame rate of each clip (`prepare_video_coords`, same file).
+- timesteps per token, and a given first frame with timestep 0 that is excluded from the loss (Lightricks/LTX-2,
   packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd).
 - time shift: by the number of tokens, from the scheduler's config (`calculate_shift` of the pipeline).
 - latents: `latents_mean`, `latents_std` (buffers) and `scaling_factor` of the VAE.
@@ -36,11 +36,11 @@ DEFAULTS = {"max_text_tokens": 1024, "guidance": 4.0}
 
 
 def build(*, task: str = "sft", **settings: Any) -> Ltx2Training:
-    """Build the training module of the LTX-2 model in `model`. Draws no random numbers.
+    """Build the training module of the LTX-2 model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return Ltx2Training(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
@@ -108,5 +108,5 @@ class Ltx2Training(LtxTraining):
         return self._text_states(batch.text[row])
 
     def negative_arguments(self) -> dict[str, Tensor]:
-        """Return the same for an empty text."""
+        """Return the pipeline's input before the connectors for an empty text."""
         return {f"negative_{name}": states for name, states in self._text_states("").items()}

@@ -1,11 +1,11 @@
 """Mochi 1: flow matching on latents of a VAE that merges 6 frames, with T5 text states.
 
-Numbers and where they come from:
+Numbers and their sources:
 
 - 256 text tokens, with a mask; an empty text is all padding if model_index.json sets `force_zeros_for_empty_prompt`
   (diffusers 0.42.1, pipelines/mochi/pipeline_mochi.py).
-- The model counts time from the noise: its timestep is 1000 · (1 - time), and it predicts the opposite velocity
-  (finetrainers, finetrainers/models/mochi/lora.py at 452546c).
+- the model counts time from the noise: its timestep is 1000 · (1 - time), and it predicts the opposite velocity
+(finetrainers, finetrainers/models/mochi/lora.py at 452546c).
 - latents: `latents_mean`, `latents_std` and `scaling_factor` of the VAE's config.
 - 6·k + 1 frames, and sides that are multiples of 16: factors 6 and 8 of the VAE, times patch 2 (pipeline_mochi.py).
 """
@@ -29,11 +29,11 @@ DEFAULTS = {"max_text_tokens": 256, "guidance": 4.5}
 
 
 def build(*, task: str = "sft", **settings: Any) -> MochiTraining:
-    """Build the training module of the Mochi model in `model`. Draws no random numbers.
+    """Build the training module of the Mochi model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return MochiTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")

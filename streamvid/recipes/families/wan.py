@@ -1,14 +1,14 @@
 """Wan 2.1 and 2.2: flow matching on latents of a causal VAE, with UMT5 text states.
 
-Numbers and where they come from (diffusers 0.42.1, pipelines/wan/pipeline_wan.py and pipeline_wan_i2v.py):
+Numbers and their sources (diffusers 0.42.1, pipelines/wan/pipeline_wan.py and pipeline_wan_i2v.py):
 
 - 512 text tokens (`max_sequence_length`); states after the last token are zeros, and attention has no mask.
 - timestep: 1000 · time (`num_train_timesteps` of the scheduler); time shift: `flow_shift` of the scheduler's config.
 - experts: `transformer` for times of at least `boundary_ratio` of model_index.json, `transformer_2` for others.
 - one timestep per token: `expand_timesteps` of model_index.json (TI2V-5B). A given first frame has timestep 0 and is
-  left out of the loss (DiffSynth-Studio, diffsynth/diffusion/loss.py at 0e6976a).
-- image to video: the latents of the first frame followed by black frames, and 4 mask channels (`prepare_latents`); with
-  Wan 2.1, also the second last states of CLIP (`encode_image`).
+  excluded from the loss (DiffSynth-Studio, diffsynth/diffusion/loss.py at 0e6976a).
+- image to video: the latents of the first frame followed by black frames, and 4 mask channels (`prepare_latents`);
+  with Wan 2.1, also the second-to-last states of CLIP (`encode_image`).
 - latents: `latents_mean` and `latents_std` of the VAE's config.
 """
 
@@ -36,11 +36,11 @@ EXPERTS = {"high": ("transformer",), "low": ("transformer_2",), "both": ("transf
 
 
 def build(*, task: str = "sft", **settings: Any) -> WanTraining:
-    """Build the training module of the Wan model in `model`. Draws no random numbers.
+    """Build the training module of the Wan model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return WanTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
@@ -88,7 +88,7 @@ class WanTraining(DiffusionTraining):
         return {"prompt_embeds": [row[:length] for row, length in zip(states, lengths, strict=True)]}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return, for image to video, the first frame: its pixels, latents and CLIP states."""
+        """For image to video, return the first frame: its pixels, latents and CLIP states."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)
@@ -115,7 +115,7 @@ class WanTraining(DiffusionTraining):
         return {name: self.folder.setting(name, None) for name in ("boundary_ratio", "expand_timesteps")}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity, by the expert of each sample's time."""
+        """Return the velocity that the expert for each sample's time predicts."""
         models = [getattr(self, name) for name in self.denoiser_names()]
         if len(models) == 1:
             return self._velocity(models[0], slice(None), noisy, drawn, batch)

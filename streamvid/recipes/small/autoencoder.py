@@ -4,8 +4,8 @@
 
 It is causal: no output depends on later frames. The first latent of a clip depends on the first frame alone, so an
 image is a clip of one frame. The shipped weights were trained for a few minutes on two cores with the three scenes of
-the demo corpus (tools/train_autoencoder.py), and reach a PSNR of 26 dB on other videos of these scenes. They
-demonstrate training on latents and do not replace a published autoencoder.
+the demo corpus (tools/train_autoencoder.py), and reach a PSNR of 26 dB on other videos of these scenes. They are for
+demonstrating training on latents and do not replace a published autoencoder.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def save_autoencoder(model: Autoencoder, path: Path, facts: dict[str, str]) -> N
 def load_autoencoder(path: Path | None = None) -> Autoencoder:
     """Load a frozen float32 autoencoder from a file written by `save_autoencoder`, by default the shipped file.
 
-    Draws no random numbers. Raises ConfigError if the file is missing or has another format.
+    No random numbers are drawn. Raises ConfigError if the file is missing or has another format.
     """
     source = path or SHIPPED
     try:

@@ -2,7 +2,7 @@
 
 x_t = (1 - t)·x_0 + t·noise        velocity = noise - x_0        t = shifted(sigmoid(normal)), most often near 1/2
 
-Noise and time are drawn from each sample's own seed, so that its loss does not depend on its batch.
+Noise and time are drawn from each sample's own seed, so its loss does not depend on the rest of its batch.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class SmallTraining(nn.Module):
                     self.audio_encoder = SpectrumEncoder(config.audio_window)
 
     def train(self, mode: bool = True) -> SmallTraining:
-        """Set the mode of all parts except the encoders, which stay in eval mode."""
+        """Set training or eval mode for all parts except the encoders, which stay in eval mode."""
         super().train(mode)
         for name in self.encoders:
             if hasattr(self, name):

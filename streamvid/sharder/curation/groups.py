@@ -91,7 +91,7 @@ def _neighbors(signatures: Words, rows: Numbers, key: int) -> Numbers:
 
 
 def _ordered(signatures: Words, rows: Numbers, key: int) -> Numbers:
-    """Return the rows in the order of some bits of their signatures. Rows with equal bits keep their order."""
+    """Return the rows sorted by some bits of their signatures. Rows with equal bits keep their order."""
     values = np.zeros(len(rows), np.uint64)
     for word, bit in _key_bits(key):
         values = values << np.uint64(1) | signatures[word][rows] >> np.uint64(bit) & np.uint64(1)

@@ -81,7 +81,7 @@ class Base:
         return pa.schema([]) if smallest is None else SamplesFile(self.dataset.store, smallest).arrow_schema()
 
     def added_types(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Return the columns among `types` that samples files cannot store: new ones and ones with a wider type."""
+        """Return the columns of `types` that samples files cannot store: new columns and columns of a wider type."""
         return {name: kind for name, kind in types.items() if self.stored_types.get(name) != kind}
 
     def without_known(self, records: RecordSet) -> tuple[RecordSet, Base]:

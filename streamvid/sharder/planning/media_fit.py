@@ -49,7 +49,7 @@ def still_media(
 ) -> frozenset[str]:
     """Return the names of the inputs that are declared as images or have only image files.
 
-    there: inputs of the dataset to which the records are added. These remain images or videos.
+    there: inputs of the dataset to which the records are added. Their kinds do not change.
     """
     found: dict[str, bool] = {}
     for (extra,) in records.tuples("extra") if columns else ():

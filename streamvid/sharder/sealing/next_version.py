@@ -26,7 +26,7 @@ def publish_next(
 ) -> None:
     """Publish the next version of the dataset, which also contains the planned samples.
 
-    files: index files of the plan. index: stores further files.
+    files: index files of the plan. index: writer of further files.
     """
     assert base.writing is not None
     store, draft = base.dataset.store, _draft(base.manifest, plan, files, media)

@@ -72,7 +72,7 @@ class Staging:
     """Unfinished work on the dataset in `store`.
 
     folder: staging folder on this machine, which tasks share. lock_fd: descriptor of the lock on `own`.
-    lease: lease of this run or task among all machines.
+    lease: lease of this run or task, which all machines see.
     """
 
     store: Store
@@ -142,7 +142,7 @@ class Staging:
         return folder
 
     def _join_plan(self, folder: Path, paths: Iterable[str]) -> None:
-        """Record the names of the plan's files, unless another task has done so. Tasks remove no files."""
+        """Record the names of the plan's files, unless another task has done so. Tasks do not remove files."""
         with self.exclusive():
             if self._plan_names() - {folder.name}:
                 raise self._other_work()
@@ -173,7 +173,7 @@ class Staging:
         return {state.path.rpartition("/")[2] for state in self.store.files(f"{STAGING}/{folder.name}")}
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
-        """Copy the markers of shards that other machines finished into the plan's folder."""
+        """Copy into the plan's folder the markers of shards that other machines finished."""
         if self.store.is_local:
             return
         prefix = f"{STAGING}/{folder.name}"

@@ -185,7 +185,7 @@ class BlockCache:
         return [found[number] for number in sorted(found)]
 
     def _read(self, block: CacheBlock) -> bool:
-        """Fill a block's pieces from its file. Return True, or False if there is no complete and readable file."""
+        """Fill a block's pieces from its file. Return False if there is no complete, readable file, else True."""
         process = self._process()
         if block.path in process.wrong:
             return False

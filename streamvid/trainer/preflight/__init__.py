@@ -1,1 +1,1 @@
-"""Before a run: does the dataset fit the model, does a step fit in memory, and how long does each bucket take?"""
+"""Checks before a run: whether the dataset fits the model, and what memory and time a step in each bucket needs."""

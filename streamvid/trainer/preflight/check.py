@@ -1,4 +1,4 @@
-"""Preflight of a run: the dataset against the model, memory per bucket, one step of the largest bucket, time."""
+"""Preflight check of a run: dataset and model, memory per bucket, one step of the largest bucket, and time."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class BucketCheck:
 class CheckReport:
     """Result of `check`.
 
-    device_bytes: memory of the device, or of this machine without an accelerator.
+    device_bytes: memory of the device, or of this machine if it has no accelerator.
     largest: bucket whose step ran, or None if it did not fit.
     peak_bytes: measured peak of that step; None on the CPU, where it cannot be measured.
     epoch_seconds: predicted time of an epoch without waits for data.
-    problems: what prevents the run. advice: what would make it fit.
+    problems: reasons why the run cannot start. advice: changes that would make it fit.
     """
 
     device: str
@@ -85,7 +85,8 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
     """Check a configuration without saving anything.
 
     device_bytes: memory of the device that will train; None for the device of this machine.
-    Raises the errors of a run that prevent even its first batch, such as a dataset that the model's rule refuses.
+    Raises errors that would keep a run from reaching its first batch, such as for a dataset that the model's rule
+    rejects.
     """
     has_blocks = bool(config.model.activation_checkpointing.blocks)
     with open_trial(config, checkpoints_activations=False) as trial:
@@ -177,7 +178,7 @@ def _rows(
 def _advice(
     config: TrainConfig, worst: BucketCheck, fixed: FixedMemory, activations: Activations, limit: int
 ) -> tuple[str, ...]:
-    """Return the changes that make the worst bucket fit, each alone, or all that help if none is enough."""
+    """Return the changes that each make the worst bucket fit or, if none is sufficient, all changes that help."""
     used = worst.needed_bytes
     saved: list[tuple[int, str]] = []
     has_blocks = bool(config.model.activation_checkpointing.blocks)
@@ -202,7 +203,7 @@ def _advice(
 
 
 def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
-    """Let the module refuse sizes that it cannot take, if it has a method `check_size` and its VAE is at hand."""
+    """Let the module reject unsupported sizes, if it has a method `check_size` and its VAE is available."""
     model: Any = trial.module.model
     if not hasattr(model, "check_size") or not hasattr(model, "vae"):
         return

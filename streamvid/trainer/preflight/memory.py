@@ -8,7 +8,7 @@
 Activations are counted, not assumed: the forward pass of the two smallest buckets runs with torch's
 saved_tensors_hooks, and a line through both gives those of other token counts. The line is exact for attention that
 does not store its matrix (flash, memory-efficient). With checkpointing, blocks store their inputs. One block at a time
-is computed again, so its activations are added: those of all blocks divided by their number.
+is recomputed, so its activations are added: those of all blocks divided by their number.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Activations:
     num_blocks: int
 
     def checkpointed(self, tokens: int) -> int:
-        """Return the bytes per sample with checkpointing, at the block that is computed again."""
+        """Return the bytes per sample with checkpointing, including one block that is recomputed."""
         if not self.num_blocks:
             return self.stored.of(tokens)
         return self.inputs.of(tokens) + self.stored.of(tokens) // self.num_blocks
@@ -96,7 +96,7 @@ def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequenc
 
 
 def checkpoint_blocks(trial: TrialRun) -> int:
-    """Checkpoint the activations of all blocks of the parts that train, for good; return the number of blocks."""
+    """Permanently checkpoint the activations of all blocks of the parts that train; return the number of blocks."""
     model = trial.module.model
     encoders = tuple(f"{name}." for name in getattr(model, "encoders", ()))
     lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) > 1]
@@ -116,7 +116,7 @@ def _line(points: Sequence[tuple[int, float]]) -> ActivationLine:
 def _saved_bytes(trial: TrialRun, batch: Batch) -> float:
     """Return the bytes per sample that a forward pass stores for the backward pass, except for parameters.
 
-    Nothing is stored here, so that the count needs no more memory than generating a sample.
+    The tensors are only counted, not kept, so this needs no more memory than generating a sample.
     """
     parameters = {one.untyped_storage().data_ptr() for one in trial.module.parameters()}
     seen: dict[int, StorageWeakRef] = {}

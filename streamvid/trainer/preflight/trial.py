@@ -1,4 +1,4 @@
-"""Steps of a run without the run: the real module, optimizer and batches, but nothing is saved."""
+"""Training steps outside of a run: real module, optimizer and batches, but nothing is saved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Window of the timeline that decoded pieces are drawn on, and from which the delivered samples are computed.
+"""Window of the timeline on which decoded pieces are drawn, and from which the delivered samples are computed.
 
-Moments without audio stay silent. Where pieces overlap, the later one replaces the earlier.
+Times without audio stay silent. Where pieces overlap, the later one replaces the earlier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class AudioResult:
     """Facts about a delivered window.
 
     - is_present: True if the clip has audio within the window.
-    - num_present: number of delivered samples during which the clip has audio; the others are silence.
+    - num_present: number of delivered samples for which the clip has audio; the others are silent.
     """
 
     is_present: bool
@@ -42,7 +42,7 @@ class Span:
 
 
 def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int) -> Span:
-    """Return the samples at `in_rate` on which the window of `num_samples` from `first_sample` on depends."""
+    """Return the samples at `in_rate` on which the `num_samples` delivered samples from `first_sample` on depend."""
     margin = reach(in_rate, out_rate)
     last = first_sample + num_samples - 1
     return Span(first_sample * in_rate // out_rate - margin, -(-last * in_rate // out_rate) + margin + 1)

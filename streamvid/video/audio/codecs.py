@@ -72,5 +72,5 @@ def preroll(codec: str, extradata: bytes, sample_rate: int) -> tuple[int, int]:
 
 
 def can_start_anywhere(codec: str, extradata: bytes) -> bool:
-    """Return whether packets of an indexed codec decode from any place after its preroll."""
+    """Return whether packets of an indexed codec can be decoded from any position after the codec's preroll."""
     return codec != "aac" or not extradata or extradata[0] >> 3 != _ESCAPE

@@ -1,7 +1,7 @@
-"""Measurement of how soon the packets of a stream decode correctly from a start in its middle.
+"""Measurement of how soon packets decode correctly if decoding starts in the middle of a stream.
 
-Opus predicts the energies of a frame from those before, so that windows need 0.8 s before their start. Encoders can
-leave out the prediction, as ours does, but the container does not say so. Therefore it is measured.
+Opus predicts the energies of a frame from those of earlier frames, so decoding must begin 0.8 s before a window.
+Encoders can omit this prediction, as ours does, but containers do not record that. The preroll is therefore measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _TOLERANCE = 1e-6
 def short_preroll(info: AudioStreamInfo, packets: Iterable[memoryview]) -> int | None:
     """Return the codec's preroll in SHORT_PREROLLS if it is long enough before every packet of the stream.
 
-    Return None if it is not, or if the codec is not listed. The first wrong packet ends the measurement.
+    Return None if it is too short for any packet, or if the codec is not listed. The first wrong packet ends the
+    measurement.
     """
     wanted = SHORT_PREROLLS.get(info.codec)
     if wanted is None:

@@ -1,8 +1,8 @@
 """Samples of PyAV's audio frames, and filter graphs that audio passes through.
 
-Two defects of PyAV (17 and 18), which crash the process, are avoided here. It counts the planes of a frame by reading
+This module avoids two defects of PyAV 17 and 18 that crash the process. PyAV counts the planes of a frame by reading
 until a null pointer, which fails for planar frames of 8 and more channels; arrays are therefore exchanged in packed
-formats. And it frees the list of a custom order of channels twice; such streams are refused.
+formats. PyAV also frees the list of a custom channel order twice; such streams are refused.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _FORMATS = {
 
 
 def check_layout(layout: AudioLayout) -> None:
-    """Raise ProbeError for channels in an order that FFmpeg has no name for.
+    """Raise ProbeError for a channel order that has no name in FFmpeg.
 
-    Nothing else may read the layout of such a stream or frame, because PyAV frees it with each object that shows it.
+    Nothing else may read the layout of such a stream or frame, because PyAV frees it with each object that exposes it.
     """
     if " channels (" in layout.name or layout.name.startswith("ambisonic"):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(layout))  # so that this object never frees it
@@ -109,7 +109,7 @@ class AudioChain:
         self._graph = graph
 
     def run(self, samples: Float32s | None) -> list[AudioFrame]:
-        """Filter further samples (channels, n), or None at the end. Return the frames that are ready."""
+        """Filter the next samples (channels, n); None ends the input. Return the frames that are ready."""
         import av
 
         frame = None

@@ -101,7 +101,7 @@ class AudioIndex:
         return int((self.offsets + self.sizes).max())
 
     def window(self, first_sample: int, num_samples: int, sample_rate: int) -> AudioPackets:
-        """Return the packets needed to decode `num_samples` samples of the delivered grid from `first_sample` on.
+        """Return the packets needed to decode `num_samples` samples of the delivered grid, starting at `first_sample`.
 
         sample_rate: of the delivered grid, in Hz.
         """
@@ -156,11 +156,11 @@ def _segment_edges(offsets: Int64s, sizes: Int64s) -> Int64s:
 
 
 def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], None] | None = None) -> AudioIndex | None:
-    """Return the index of a clip's audio packets, or None if it has no audio or it must be decoded by its container.
+    """Return the index of a clip's audio packets, or None if it has no audio or must be decoded through its container.
 
     The container is required for packets that are not stored whole and unchanged in the file (transport streams), for
     codecs whose decoders need more of the container, and if the sample rate or the codec header changes.
-    All audio is decoded once, because only that tells how many samples each packet contains.
+    All audio is decoded once, because only decoding shows how many samples each packet contains.
 
     see: function that is called with each decoded piece (such as `FactsMeasure.add`), even if the result is None.
     Raises ProbeError if the audio does not decode or is not allowed.
@@ -188,7 +188,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
 
 
 class _PieceNumbers:
-    """The numbers of all pieces, without their samples."""
+    """Positions and counts of all pieces, without their samples."""
 
     def __init__(self) -> None:
         self.packets, self.positions, self.heads, self.counts = (array("q") for _ in range(4))

@@ -1,7 +1,7 @@
 """Mixing of channels by libswresample's matrices (ITU-R BS.775).
 
-They are normalized as for integers, so that a mix of full-scale channels is not above full scale. A mono track fills
-both channels of stereo unchanged.
+The matrices are normalized as for integers, so that a mix of full-scale channels is not above full scale. A mono track
+fills both channels of stereo unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _mix(samples: Float32s, matrix: Float32s, out: Float32s) -> None:
 def mixing_matrix(layout: str, num_sources: int, num_channels: int) -> Float32s | None:
     """Return the matrix (num_channels, num_sources), or None if no mixing is needed.
 
-    Its columns are what libswresample makes of 1 in a single channel.
+    Each column is libswresample's output for an input of 1 in a single channel.
     """
     target = LAYOUTS[num_channels]
     if layout == target:

@@ -1,9 +1,9 @@
 """Positions of decoded audio frames on the timeline, in samples of the stream's own rate.
 
 Sample n of a stream with rate r has the time n / r. Within a contiguous run, positions are counted, because most time
-bases are too coarse for samples (1 ms in Matroska and FLV) or have other ticks (90 kHz in transport streams). A new run
-begins where timestamps step away from the count: by more than their rounding can explain, and for good. Timestamps that
-fluctuate around the count by up to 10 ms, as many recorders write them, do not tear the audio.
+bases are too coarse for samples (1 ms in Matroska and FLV) or have other ticks (90 kHz in transport streams). A new
+run begins where timestamps deviate permanently from the count, by more than rounding can explain. Timestamps that
+fluctuate around the count by up to 10 ms, as many recorders write them, do not split the audio.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Positions:
             self._tolerance = max(self._sample, self._tick * 3 // 2)
 
     def _continues(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> bool:
-        """Return whether the frame begins at the position that was counted, although its timestamp may deviate."""
+        """Return whether the frame begins at the counted position, although its timestamp may deviate."""
         if not self._is_counted:
             return False
         step = self._deviation(frame, position)
@@ -154,7 +154,7 @@ class _Positions:
         return abs(step) <= self._jitter and not is_lasting
 
     def _deviation(self, frame: DecodedFrame, position: int) -> int:
-        """Return the frame's time minus that of a position of its first sample, in units."""
+        """Return the frame's time minus its time if its first sample is at `position`, in units."""
         return self._units(frame) - (position + frame.head) * self._sample
 
     def _units(self, frame: DecodedFrame) -> int:

@@ -125,7 +125,7 @@ def _num_declared(stream: AudioStream, last: Packet[AudioStream], rate: int) -> 
 
 
 def _first_frames(decoder: AudioCodecContext, packet: Packet[AudioStream], number: int) -> list[AudioFrame]:
-    """Decode one of the first packets. The first ones of a stream that was cut may be incomplete, and give no frame."""
+    """Decode one of the first packets, which may be incomplete in a stream that was cut and then yield no frame."""
     try:
         return decode_packet(decoder, packet)
     except ProbeError as error:
@@ -178,7 +178,7 @@ def _layout_error(frame: AudioFrame) -> ProbeError | None:
 
 
 def declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
-    """Return the numbers of samples to cut from the start and end of what a packet decodes to, or None."""
+    """Return the numbers of samples to cut from the start and end of a packet's decoded samples, or None."""
     if not packet.has_sidedata("skip_samples"):
         return None
     data = bytes(packet.get_sidedata("skip_samples"))

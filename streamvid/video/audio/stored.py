@@ -32,8 +32,8 @@ def decode_audio_packets(
     packets: field of the AudioPackets. data: the bytes of its range.
     first_sample: the window's first sample on the delivered grid, as passed to `window`.
 
-    The result depends on the arguments alone, because each call opens a decoder (0.02 to 0.4 ms): some decoders replace
-    noise by random numbers, and continue their sequence even after a flush.
+    The result depends on the arguments alone, because each call opens a decoder (0.02 to 0.4 ms): some decoders
+    replace noise with random numbers, and continue their sequence even after a flush.
     Raises DecodeError if a packet does not decode (the contents of `out` are then undefined).
     """
     check_out(out, audio)

@@ -124,7 +124,7 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
 
 
 def stream_decoder(stream: AudioStream) -> AudioCodecContext:
-    """Return a fresh decoder for a stream: the one that its packets get without the container, if that is possible."""
+    """Return a new decoder for a stream, if possible the same one that its packets get without the container."""
     if stream.codec_context.codec.canonical_name not in INDEXED_CODECS:
         return stream.codec_context
     try:

@@ -26,7 +26,7 @@ class Waveform:
 def read_waveform(
     source: Source, num_parts: int, duration_seconds: float, limits: Limits = STORED_LIMITS
 ) -> Waveform | None:
-    """Return the waveform of a video's default audio stream, from its first frame on, or None if it has none.
+    """Return the waveform of a video's default audio stream, starting at its first frame, or None if it has none.
 
     duration_seconds: duration of the video, which the parts divide.
     Raises ProbeError if the file cannot be read, or its audio is not allowed or does not decode.

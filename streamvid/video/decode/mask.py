@@ -65,7 +65,7 @@ class MaskReader:
 
 
 def _nearest(first: int, size: int, num_values: int) -> NDArray[np.intp]:
-    """Split the `size` pixels at `first` into `num_values` equal parts; return the pixel nearest to each center."""
+    """Split the `size` pixels from `first` into `num_values` equal parts; return the pixel nearest each center."""
     return first + (2 * np.arange(num_values) + 1) * size // (2 * num_values)
 
 

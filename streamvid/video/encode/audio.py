@@ -159,7 +159,7 @@ class AudioTrack:
         encoder.flags |= Flags.bitexact
 
     def write_until(self, seconds: Fraction | None) -> None:
-        """Write the packets that begin before a time of the clip; None: all of them."""
+        """Write the packets that begin before a time of the clip, or all packets if it is None."""
         end = None if seconds is None else seconds * self._window.format.sample_rate
         while not self._is_ended and (end is None or not self._packets or cast("int", self._packets[-1].pts) < end):
             self._encode_frame()
@@ -203,8 +203,8 @@ def as_integers(samples: Samples) -> NDArray[np.int16]:
 def check_track(data: bytes, window: AudioWindow) -> None:
     """Raise DecodeError unless the audio of the file `data` is that of the window, at the same position.
 
-    A lossless track must have identical samples. A lossy track must correlate with the window, most strongly without
-    any shift.
+    A lossless track must have identical samples. A lossy track must correlate with the window, most strongly at zero
+    shift.
     """
     second = 0
     for (wanted, _), (found, is_present) in zip(window.blocks(), window.blocks_of(data, 0), strict=True):

@@ -133,7 +133,7 @@ def encode_clip(
 def _within(
     max_bytes: float | None, encode: Callable[[Encoding], tuple[bytes, float]], encoding: Encoding
 ) -> tuple[bytes, float]:
-    """Encode with decreasing quality until the clip has at most `max_bytes`, or the quality cannot be lowered."""
+    """Encode with decreasing quality until the clip has at most `max_bytes` or no lower quality is possible."""
     while True:
         data, psnr_y = encode(encoding)
         if max_bytes is None or len(data) <= max_bytes:

@@ -110,7 +110,7 @@ class Cutter:
         )
 
     def _copy(self, first: int, line: Timeline, sound: AudioWindow | None) -> bytes:
-        """Return a file with the packets from position `first` to the last one that the window needs."""
+        """Return a file with the packets from position `first` to the last packet that the window needs."""
         video, table = self._video, self._table
         if self._has_new_headers:
             raise _refused("the codec headers change within the file")
@@ -128,7 +128,7 @@ class Cutter:
             return writer.finish(line.ticks[-1] + line.last_ticks)
 
     def _probe(self, data: bytes, line: Timeline, verify: bool) -> VideoInfo:
-        """Probe a file. Raises ProbeError unless it shows the frames of `line` as its source does."""
+        """Probe a file. Raises ProbeError unless it shows the frames of `line` exactly as its source does."""
         info = probe(data, self._video.limits)
         ticks_per_tick = line.time_base / info.time_base
         times = tuple(time - info.timestamps[0] for time in info.timestamps)
@@ -228,7 +228,7 @@ class _Writer:
 
 @contextmanager
 def _muxing() -> Iterator[None]:
-    """Convert the muxer's errors inside the block to ProbeError."""
+    """Convert the muxer's errors inside the `with` block to ProbeErrors."""
     import av
 
     try:
