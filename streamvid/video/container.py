@@ -305,9 +305,7 @@ def _is_heif_still(head: bytes) -> bool:
     return head[8:12] in STILL_BRANDS and not brands & SEQUENCE_BRANDS
 
 
-def _open_container(
-    reader: _Nameless, limits: Limits, containers: Sequence[str], is_far: bool
-) -> InputContainer:
+def _open_container(reader: _Nameless, limits: Limits, containers: Sequence[str], is_far: bool) -> InputContainer:
     import av
 
     options = {

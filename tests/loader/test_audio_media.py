@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import wave
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
@@ -14,15 +13,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.errors import ConfigError
 from streamvid.sharder.sharder import shard
 from tests.files import write_rows
-from tests.loader.conftest import open_loader, state_after
+from tests.loader.conftest import open_loader
 from tests.loader.sounds import FPS, HEIGHT, RATE, WIDTH, Sound, folder_of, numbers_of, times_of
+from tests.loader.speech import samples_of, write_wav
 from tests.shard_options import shard_options
-from tests.sounding import chirps
 from tests.video.clips import run_ffmpeg
 
 COUNT, NUM_FRAMES = 9, 72
@@ -38,25 +35,13 @@ SPEECH: dict[str, tuple[float, tuple[str, ...]]] = {
 }
 
 
-def write_wav(path: Path, samples: NDArray[np.int16], rate: int = RATE) -> None:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(len(samples))
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(np.ascontiguousarray(samples.T).tobytes())
-
-
-def speech_of(number: int, seconds: float) -> NDArray[np.int16]:
-    return chirps(seconds, RATE, seed=number)
-
-
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = folder_of(tmp_path_factory.mktemp("clips"), CLIPS)
     rows: list[dict[str, Any]] = []
     for number, (clip, (name, (share, options))) in enumerate(zip(CLIPS, SPEECH.items(), strict=True)):
         if name:
-            write_wav(folder / "made.wav", speech_of(number, share * SECONDS))
+            write_wav(folder / "made.wav", samples_of(number, share * SECONDS))
             run_ffmpeg("-y", "-i", folder / "made.wav", *options, folder / name)
         rows.append({"path": clip.name, "speech": name or None})
     (folder / "made.wav").unlink()
@@ -84,7 +69,7 @@ def window_of(times: Sequence[Fraction], number: int, first_frame: int, num_samp
     share = list(SPEECH.values())[number][0]
     whole = np.zeros((2, round(2 * SECONDS * RATE)), np.float32)
     if share:
-        samples = speech_of(number, share * SECONDS)
+        samples = samples_of(number, share * SECONDS)
         whole[:, : samples.shape[1]] = samples / 32768
     first = round((times[first_frame] - times[0]) * RATE)
     return whole[:, first : first + num_samples]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
 
-from streamvid.buckets.bucket import TICKS_PER_SECOND
 from streamvid.buckets.audio.rule import AUDIO_PRESETS, EXACT, SampleRule
+from streamvid.buckets.bucket import TICKS_PER_SECOND
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError, DecodeError, IntegrityError
 from streamvid.loader.view.clip_part import AudioPart, ClipPart, fits, whole_clip
@@ -180,9 +180,7 @@ def with_audio(
     return replace(whole_clip(clip, part.pick, part.numbers), audio=AudioPart())
 
 
-def audio_only(
-    clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int
-) -> ClipPart:
+def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int) -> ClipPart:
     """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part does.
 
     index: packets of the file; None if it is decoded through its container. max_pieces: see `clip_part`.

@@ -372,7 +372,9 @@ def _stored_medium(medium: PlannedMedium, window: Window, bucket: Bucket, option
     if not medium.column.is_audio:
         shown = Window(0, 1, 1) if medium.is_still else window
         return _stored(medium.clip, medium.probe, shown, bucket, options)
-    return replace(medium.clip, path="", num_bytes=0, extension="", codec="") if options.clips.is_native else medium.clip
+    return (
+        replace(medium.clip, path="", num_bytes=0, extension="", codec="") if options.clips.is_native else medium.clip
+    )
 
 
 def sample_key(

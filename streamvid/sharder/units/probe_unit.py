@@ -18,10 +18,10 @@ from streamvid.video.cropping import Margins
 from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
-    from streamvid.sharder.source.extra_media import MediaFile
-    from streamvid.sharder.source.records import Record
     from fractions import Fraction
 
+    from streamvid.sharder.source.extra_media import MediaFile
+    from streamvid.sharder.source.records import Record
     from streamvid.video.container import Source
 
 _EXTENSIONS = {
