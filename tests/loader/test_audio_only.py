@@ -134,17 +134,18 @@ def test_damaged_files_are_replaced(source: Path, tmp_path: Path) -> None:
     """BAD-1: bytes that do not decode never shift or silence a sample."""
     folder = tmp_path / "in"
     folder.mkdir()
-    for name in ("1.flac", "4.flac", "2.mka"):
+    for name in ("4.flac", "2.mka"):
         (folder / name).write_bytes((source / name).read_bytes())
-    data = bytearray((folder / "1.flac").read_bytes())
-    data[len(data) // 3 : -2000] = bytes(len(data) - 2000 - len(data) // 3)
-    (folder / "1.flac").write_bytes(data)
-    build(folder, tmp_path / "ds")
+    run_ffmpeg("-i", source / "1.flac", "-c:a", "alac", folder / "1.m4a")
+    data = bytearray((folder / "1.m4a").read_bytes())
+    data[-50_000:-2000] = bytes(48_000)
+    (folder / "1.m4a").write_bytes(data)
+    assert not build(folder, tmp_path / "ds").rejections
     with open_loader(tmp_path / "ds", batch_size=1, columns=["source"], output=OUTPUT, tail="uneven") as loader:
         names = [batch["source"][0] for batch in loader]
     assert sorted(names) == ["2.mka", "4.flac", "4.flac"]
     report = build(folder, tmp_path / "checked", verify="decode")
-    assert [(one.source, one.kind) for one in report.rejections] == [("1.flac", "audio")]
+    assert [(one.source, one.kind) for one in report.rejections] == [("1.m4a", "audio")]
 
 
 def test_datasets_grow_and_are_joined(source: Path, dataset: Path, tmp_path: Path) -> None:
@@ -213,7 +214,8 @@ def test_options_of_pictures_are_refused(source: Path, tmp_path: Path, options: 
         ({"view": {"spatial": "random_crop"}}, "holds audio files, which have no pictures"),
         ({"view": {"temporal": "uniform"}}, "changes the speed"),
         ({"media": ["control"]}, "the dataset has none"),
-        ({"output": {"pixels": "yuv420p"}}, "output.pixels='yuv420p': .*only audio"),
+        ({"output": {"pixels": "yuv420p"}}, "output.pixels='yuv420p': cannot be combined with .*only audio"),
+        ({"output": {"layout": "BTCHW"}}, "output.layout='BTCHW': cannot be combined with .*only audio"),
     ],
 )
 def test_options_of_a_loader_that_need_pictures_are_refused(
