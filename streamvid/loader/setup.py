@@ -223,6 +223,8 @@ def set_up(
         check_view(rule, data.view)
     stage = DeviceStage(delivery.device)
     _check_output(data, delivery)
+    if all(part.dataset.manifest.clips == "audio" for part in mix.parts):
+        _check_heard(delivery.output)
     return Setup(
         selection,
         columns,
@@ -340,6 +342,18 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
             f"output.decode=False cannot be combined with {', '.join(names)}, because nothing is decoded; leave out "
             "output.decode, or leave out these options"
         )
+
+
+def _check_heard(output: OutputOptions) -> None:
+    """Raise ConfigError for options of pictures if there are none."""
+    plain = OutputOptions()
+    for name in ("layout", "pixels", "accuracy"):
+        value = getattr(output, name)
+        if value != getattr(plain, name):
+            raise ConfigError(
+                f"output.{name}={value!r}: cannot be combined with datasets of only audio, which have no pictures; "
+                f"leave output.{name} out"
+            )
 
 
 def _pipeline(

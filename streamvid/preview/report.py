@@ -125,7 +125,7 @@ def _sheet(browser: Browser, deliverer: Deliverer, bucket_id: str, num_samples: 
 
 
 def _picture(deliverer: Deliverer, facts: SampleFacts) -> SheetPicture:
-    if facts.values.get("codec") == "text":
+    if not facts.values.get("clip_width"):  # text or audio
         return SheetPicture(facts, None)
     try:
         (frame,) = deliverer.poster(facts.place, ViewSettings())

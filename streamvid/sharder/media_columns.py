@@ -48,7 +48,8 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
     """Parse conditioning inputs such as ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte"}``.
 
     A name is a lowercase letter followed by up to 31 lowercase letters, digits or underscores. "?" after a name makes
-    the input optional; "video:", "image:", "mask:" or "audio:" before a name sets its kind. Raises ConfigError for anything else.
+    the input optional; "video:", "image:", "mask:" or "audio:" before a name sets its kind. Raises ConfigError for
+    anything else.
     """
     found: list[MediaColumn] = []
     for key, column in given.items():

@@ -16,6 +16,8 @@ from streamvid.loader.view.view import ViewOptions
 
 _EXACT_RULES = ("resample", "fix_frame_rate")
 _MAX_DENOMINATOR = 1001
+DEFAULT_AUDIO = AudioOptions(sample_rate=48_000, num_channels=2)
+"""Audio of datasets that contain only audio, unless output.audio is set."""
 
 
 def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *, is_decoded: bool) -> Mix:
@@ -24,7 +26,8 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
     Raises ConfigError if the audio cannot be combined with the other options, or does not fit the datasets.
     """
     if options is None:
-        _check_inputs(mix)
+        options = _default(mix) if is_decoded else None
+    if options is None:
         return mix
     _check(mix, view, is_decoded=is_decoded)
     rates = {name: _rate(mix, bucket, options.fps) for name, bucket in mix.buckets.items() if not bucket.is_text}
@@ -44,20 +47,26 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
     return replace(mix, parts=tuple(parts))
 
 
-def _check_inputs(mix: Mix) -> None:
-    """Raise ConfigError if conditioning audio is requested without a form to deliver it in."""
-    for part in mix.parts:
-        if part.dataset.manifest.clips == "audio" and part.sidecar is None:
-            raise ConfigError(
-                f"output.audio is not set, but {part.dataset.url} contains only audio; set it, such as "
-                "output={'audio': {'sample_rate': 16000, 'num_channels': 1}}"
-            )
+def _default(mix: Mix) -> AudioOptions | None:
+    """Return the audio of datasets that contain nothing else; None for other datasets.
+
+    Raises ConfigError if audio is needed whose form the caller must choose.
+    """
+    heard = [part for part in mix.parts if part.dataset.manifest.clips == "audio" and part.sidecar is None]
+    if len(heard) == len(mix.parts):
+        return DEFAULT_AUDIO
+    if heard:
+        raise ConfigError(
+            f"output.audio is not set, but {heard[0].dataset.url} contains only audio and is mixed with other datasets;"
+            " set it, such as output={'audio': {'sample_rate': 16000, 'num_channels': 1}}"
+        )
     names = [medium.name for medium in mix.parts[0].media if medium.is_audio]
     if names:
         raise ConfigError(
             f"media={names!r}: audio inputs are delivered in the form of output.audio, which is not set; set it, such "
             "as output={'audio': {'sample_rate': 16000, 'num_channels': 1}}, or leave them out of media"
         )
+    return None
 
 
 def _check(mix: Mix, view: ViewOptions, *, is_decoded: bool) -> None:

@@ -163,7 +163,7 @@ class Pages:
         place, extension = facts.place, str(facts.values.get("clip_extension"))
         at = (place.shard.bucket_id, place.shard.number, place.index)
         shown = {} if asked is None else asked.to_query()
-        is_text = self.dataset.manifest.bucket(place.shard.bucket_id).is_text
+        has_pictures = self.dataset.manifest.bucket(place.shard.bucket_id).has_pictures
         version = query({"v": self._version})
         plays = facts.values.get("codec") in _PLAYABLE.get(extension, set())
         poster = self.path("poster", *at) + version
@@ -172,9 +172,9 @@ class Pages:
         return Card(
             facts,
             self.path("sample", *at) + query({**shown, "visit": visit or None}),
-            "" if is_text else poster,
+            poster if has_pictures else "",
             self.path("clip", *at) + version if plays else None,
-            None if plays or is_text or facts.values.get("fps") in (0.0, None) else self.path("strip", *at) + version,
+            None if plays or not has_pictures or not facts.values.get("fps") else self.path("strip", *at) + version,
         )
 
     def sample(self, place: SamplePlace, values: Values) -> str:
@@ -199,7 +199,7 @@ class Pages:
             bucket=bucket,
             part=part,
             checksum=checksum_of(dataset, part) if is_checked else None,
-            timeline=None if bucket.is_text else timeline_of(dataset, facts),
+            timeline=timeline_of(dataset, facts) if bucket.has_pictures else None,
             geometry=None if shown is None or shown.frames is None else self._geometry(facts, shown, asked),
             card=self.card(facts),
             frame=self.path("frame", *at),

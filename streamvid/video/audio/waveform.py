@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamvid.video.audio.file import own_zero
 from streamvid.video.audio.samples import audio_packets, decode_pieces
 from streamvid.video.audio.stream import audio_stream
-from streamvid.video.container import Source, open_video
+from streamvid.video.container import Source, open_audio
 from streamvid.video.limits import STORED_LIMITS, Limits
-from streamvid.video.packets import read_packets
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,15 @@ class Waveform:
 def read_waveform(
     source: Source, num_parts: int, duration_seconds: float, limits: Limits = STORED_LIMITS
 ) -> Waveform | None:
-    """Return the waveform of a video's default audio stream, starting at its first frame, or None if it has none.
+    """Return the waveform of a file's default audio stream from its zero (see `own_zero`), or None if it has none.
 
-    duration_seconds: duration of the video, which the parts divide.
+    duration_seconds: duration of the video, or of a file with only audio. The parts divide it.
     Raises ProbeError if the file cannot be read, or its audio is not allowed or does not decode.
     """
-    with open_video(source, limits) as video:
+    with open_audio(source, limits) as video:
         if not video.has_audio or duration_seconds <= 0:
             return None
-        table = read_packets(video)
-        begin = float(table.timestamps[0] * table.time_base)
-        video.reopen()
+        begin = float(own_zero(source, limits))
         stream = audio_stream(video)
         if stream is None:
             return None
