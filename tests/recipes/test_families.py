@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.presets import preset_names
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Batch
@@ -20,15 +17,9 @@ from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.modules.encoding import with_encoded
 from streamvid.modules.factory import import_object
 from streamvid.recipes.registry import RECIPES, find_recipe
-from streamvid.trainer import train
-from streamvid.trainer.config import CheckpointConfig, FeaturesConfig, OptimizerConfig
-from streamvid.trainer.encode import encode
-from tests.loader.conftest import build_dataset
 from tests.recipes.small_batches import make_batch
 from tests.recipes.test_losses_of_families import built, recipe_of
 from tests.recipes.tiny import MODELS, make_model
-from tests.trainer.configs import changed
-from tests.trainer.runs import config_of, last_step_in, losses_in, run, start
 
 # Frames, height and width of two buckets that the family accepts, one of them an image.
 SIZES = {
