@@ -45,10 +45,10 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
     return found.num_layers
 
 
-def write_pipeline_folder(weights: Path | Sequence[Path], model: Path, output: Path) -> tuple[str, ...]:
+def write_pipeline_folder(weights: Sequence[Path], model: Path, output: Path) -> tuple[str, ...]:
     """Write the folder `output`: a copy of the base model's folder that contains the tensors of `weights`.
 
-    weights: file of a run, or several, whose names begin with that of a component (or belong to `transformer`).
+    weights: files of one save of a run. Tensor names begin with the name of a component, or belong to `transformer`.
     model: diffusers folder of the base model. Its unchanged files are hard-linked if possible, otherwise copied.
     The trained tensors get the dtypes of the tensors that they replace. Return the names of the changed components.
     Raises ConfigError if the folder exists, is not a model, or has tensors that do not match the file.
@@ -59,12 +59,11 @@ def write_pipeline_folder(weights: Path | Sequence[Path], model: Path, output: P
         raise ConfigError(
             f"--model {model} is not a diffusers folder: it has no model_index.json; pass the folder of the base model"
         )
-    files = [weights] if isinstance(weights, Path) else list(weights)
-    parts = _by_component(read_state(files), model)
+    parts = _by_component(read_state(weights), model)
     temporary = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     for component, tensors in parts.items():
-        _write_component(tensors, model / component, temporary / component, files[0])
+        _write_component(tensors, model / component, temporary / component, some([str(path) for path in weights]))
     for file in sorted(path for path in model.rglob("*") if path.is_file()):
         name = file.relative_to(model)
         is_replaced = name.parts[0] in parts and (file.suffix == SAFETENSORS or file.name.endswith(".index.json"))
@@ -83,20 +82,20 @@ def _by_component(state: Mapping[str, Tensor], model: Path) -> dict[str, dict[st
     return parts
 
 
-def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, weights: Path) -> None:
+def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, source: str) -> None:
     from huggingface_hub import save_torch_state_dict
 
     files = sorted(base.glob(f"*{SAFETENSORS}"))
     if not files:
         raise ConfigError(
-            f"{base} has no {SAFETENSORS} files, but {weights} contains tensors for it; use the folder of the model "
+            f"{base} has no {SAFETENSORS} files, but {source} contains tensors for it; use the folder of the model "
             "that the run trained"
         )
     state = read_state(files)
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
     if strange:
         raise ConfigError(
-            f"{weights} contains {some(strange)}, which {base} does not have in these shapes; use the folder of the "
+            f"{source} contains {some(strange)}, which {base} does not have in these shapes; use the folder of the "
             "model that the run trained"
         )
     state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}
