@@ -55,6 +55,8 @@ def recipe_options(
         "optimizer.lr": _LORA_LR if is_lora else _FULL_LR,
         "model.trainable": [] if is_lora else base.split(","),
     }
+    if recipe.inputs:
+        found["data.extra_inputs"] = list(recipe.inputs)
     if model is not None:
         found["model.args.model"] = model
     if is_lora:

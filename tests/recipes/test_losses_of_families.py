@@ -67,7 +67,9 @@ def text_fields(name: str, count: int) -> dict[str, Tensor]:
 
 
 def conditions(name: str, count: int, shape: tuple[int, int, int], num_channels: int) -> dict[str, Tensor]:
-    """Made-up latents and states of first frames, for models of images."""
+    """Made-up latents and states of first frames, for models of images, and of control inputs."""
+    if name == "wan-vace":
+        return {"control": normal(count, 2 * num_channels + 64, shape[0] + 1, *shape[1:], seed=6)}
     if not name.endswith("i2v"):
         return {}
     # Wan's latents are those of a whole clip, the others' of a still picture.

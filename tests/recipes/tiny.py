@@ -136,6 +136,23 @@ def wan_2_2_i2v(folder: Path) -> Any:
     )
 
 
+def wan_vace(folder: Path) -> Any:
+    from diffusers import UniPCMultistepScheduler, WanVACEPipeline, WanVACETransformer3DModel
+
+    transformer = WanVACETransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        text_dim=16,
+        freq_dim=32,
+        ffn_dim=48,
+        num_layers=2,
+        rope_max_seq_len=64,
+        vace_layers=[0, 1],
+    )
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    return WanVACEPipeline(vae=wan_vae(), scheduler=scheduler, transformer=shake(transformer), **wan_text(folder))
+
+
 def wan_i2v(folder: Path) -> Any:
     from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
     from transformers import CLIPVisionConfig, CLIPVisionModel
@@ -562,6 +579,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "wan2.2": wan_2_2,
     "wan2.2-i2v": wan_2_2_i2v,
     "wan2.2-5b": wan_2_2_5b,
+    "wan-vace": wan_vace,
     "ltx-video": ltx,
     "ltx-2": ltx_2,
     "mochi": mochi,

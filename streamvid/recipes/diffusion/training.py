@@ -22,6 +22,7 @@ from streamvid.recipes.diffusion import latents as latent_space
 from streamvid.recipes.diffusion import losses
 from streamvid.recipes.diffusion.config import ENCODER_ARGS, DiffusionConfig, torch_dtype
 from streamvid.recipes.diffusion.folder import INDEX, ModelFolder
+from streamvid.recipes.diffusion.inputs import channels_first
 from streamvid.recipes.diffusion.times import NoiseDraw, scheduler_shift, times_of, uniform_numbers
 
 if TYPE_CHECKING:
@@ -371,11 +372,6 @@ def as_image(pixels: Tensor) -> Any:
     from PIL import Image
 
     return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
-
-
-def channels_first(batch: Batch, video: Tensor) -> Tensor:
-    """Return a video in the batch's layout as (B, C, T, H, W)."""
-    return video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
 
 
 def pad_text(states: Tensor, length: int) -> Tensor:
