@@ -77,8 +77,7 @@ class DiffusionTraining(nn.Module):
             )
         self.encoders = self.encoder_names()
         for name in self.denoiser_names():
-            setattr(self, name, folder.load(name, self.DENOISERS[name], torch_dtype(config.dtype)))
-            getattr(self, name).requires_grad_(True)
+            setattr(self, name, self._loaded(name).requires_grad_(True))
         if with_encoders:
             for name in self.encoders:
                 setattr(self, name, self._encoder(name))
@@ -97,11 +96,15 @@ class DiffusionTraining(nn.Module):
 
     def _encoder(self, name: str) -> nn.Module:
         """Load a frozen component: an encoder, or a denoiser that does not train."""
+        return self._loaded(name).requires_grad_(False)
+
+    def _loaded(self, name: str) -> nn.Module:
         config = self.config
         decodes = name == "vae" or name in self.SAMPLERS
         dtype = config.dtype if name in self.DENOISERS else config.vae_dtype if decodes else config.encoder_dtype
         allowed = {**self.DENOISERS, **self.ENCODERS, **self.SAMPLERS}[name]
-        return self.folder.load(name, allowed, torch_dtype(dtype)).requires_grad_(False)
+        file = getattr(config, name) if name in self.DENOISERS else None
+        return self.folder.load(name, allowed, torch_dtype(dtype), file)
 
     @property
     def denoiser(self) -> Any:
