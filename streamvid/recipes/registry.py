@@ -31,7 +31,7 @@ class Recipe:
         two experts.
     inputs: conditioning inputs that the model uses, as `data.extra_inputs`.
     example: id of such a model on the Hugging Face Hub.
-    args: arguments of the factory that differ from its defaults.
+    options: further options of TrainConfig, by dotted name.
     """
 
     name: str
@@ -45,9 +45,10 @@ class Recipe:
     inputs: tuple[str, ...] = ()
     base_model: str = "transformer"
     base_models: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    args: Mapping[str, object] = field(default_factory=lambda: _NONE)
+    options: Mapping[str, object] = field(default_factory=lambda: _NONE)
 
 
+_LTX2_PIPELINES = ("LTX2Pipeline", "LTX2ImageToVideoPipeline")
 _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 # Joint attention also projects the text states.
 _JOINT_ATTENTION = (*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
@@ -115,11 +116,28 @@ _ALL = (
         name="ltx-2",
         title="LTX-2 (video only)",
         factory=f"{_FAMILIES}.ltx2:build",
-        pipelines=("LTX2Pipeline", "LTX2ImageToVideoPipeline"),
+        pipelines=_LTX2_PIPELINES,
         kinds=("T2V", "I2V"),
         presets=("ltx",),
         lora_targets=tuple(f"{layer}.{name}" for layer in ("attn1", "attn2") for name in _ATTENTION),
         example="Lightricks/LTX-2",
+    ),
+    Recipe(
+        name="ltx-2-audio",
+        title="LTX-2 (video and audio)",
+        factory=f"{_FAMILIES}.ltx2:build",
+        pipelines=_LTX2_PIPELINES,
+        kinds=("T2V", "I2V"),
+        presets=("ltx",),
+        lora_targets=_ATTENTION,
+        example="Lightricks/LTX-2",
+        options=MappingProxyType(
+            {
+                "data.loader.output": {"audio": {"preset": "ltx-2"}},
+                # Layers between video and audio have no part in a batch of clips without audio.
+                "accelerate.find_unused_parameters": True,
+            }
+        ),
     ),
     Recipe(
         name="cogvideox",

@@ -174,7 +174,9 @@ def open_loaders(
         features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
         build = functools.partial(build_module, config.model, task=ENCODE_ONLY, seed=config.seed)
         check_fresh(features, config.model, module, build if is_main else None)
-        options.pop("media", None)  # the features contain what `encode` computed from them
+        # The features contain what `encode` computed from conditioning inputs and audio.
+        options.pop("media", None)
+        options["output"] = replace(options_of(OutputOptions, options.get("output"), "data.loader.output"), audio=None)
         options["features"] = features
     # By their URLs, so that a run can resume in the version of its state, or follow newer ones.
     datasets = config.data.dataset if "features" not in options else sources

@@ -52,7 +52,7 @@ def recipe_options(
     base = recipe.base_models.get(expert or "high", recipe.base_model)
     found: dict[str, object] = {
         "model.factory": recipe.factory,
-        **{f"model.args.{name}": value for name, value in recipe.args.items()},
+        **recipe.options,
         "data.batch_size": 1,
         "data.loader.preset": recipe.presets[0],
         "optimizer.lr": _LORA_LR if is_lora else _FULL_LR,
@@ -88,6 +88,7 @@ def _decided(folder: Path, fitting: list[str]) -> str:
     has_expert = bool((index.get("transformer_2") or [None])[0])
     name = {
         "wan2.1": "wan2.2" if has_expert else "wan2.2-5b" if index.get("expand_timesteps") else "wan2.1",
+        "ltx-2": "ltx-2",
         "cogvideox": "cogvideox" if transformer.get("patch_size_t") is None else "cogvideox1.5",
     }.get(fitting[0])
     if name not in fitting:

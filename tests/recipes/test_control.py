@@ -56,7 +56,7 @@ def test_vace_gets_what_its_pipeline_computes_from_the_same_inputs(names: tuple[
     batch = with_media(**{name: media[name] for name in names})
     found = module.encode(batch)["control"]
     pipe = module.pipeline()
-    video = images(media["control"]) if "control" in names else None
+    video: Any = images(media["control"]) if "control" in names else None
     if names == ("mask",):  # inpainting of the clip itself, with middle gray in place of what is to be generated
         hidden = (batch.normalized(torch.float32) * (media["mask"] == 0) + 1) / 2
         video = hidden[0].transpose(0, 1)[None]

@@ -50,7 +50,7 @@ def text_fields(name: str, count: int) -> dict[str, Tensor]:
     """Made-up encoded texts of unequal lengths."""
     recipe = recipe_of(name)
     lengths = {"ltx-video": 128, "mochi": 256, "hunyuanvideo": 24, "hunyuanvideo1.5": 24}
-    if recipe == "ltx-2":
+    if recipe.startswith("ltx-2"):
         texts = {"video_text": normal(count, 9, 16, seed=3), "audio_text": normal(count, 9, 16, seed=4)}
         return {**texts, "text_attention": (torch.arange(9)[None] < torch.arange(3, 3 + count)[:, None]).long()}
     length = lengths.get(recipe, 16 if recipe.startswith("cogvideox") else 7)

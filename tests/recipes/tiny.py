@@ -234,7 +234,7 @@ def ltx_2(folder: Path) -> Any:
     vae.latents_mean.copy_(torch.linspace(-0.2, 0.2, 8))
     vae.latents_std.copy_(torch.linspace(0.5, 1.5, 8))
     audio_vae = diffusers.AutoencoderKLLTX2Audio(
-        base_channels=8, ch_mult=(1, 2), num_res_blocks=1, latent_channels=2, mel_bins=16, resolution=32
+        base_channels=8, ch_mult=(1, 1, 1), num_res_blocks=1, latent_channels=2, mel_bins=16, resolution=32
     )
     transformer = diffusers.LTX2VideoTransformer3DModel(
         in_channels=8,
@@ -582,6 +582,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "wan-vace": wan_vace,
     "ltx-video": ltx,
     "ltx-2": ltx_2,
+    "ltx-2-audio": ltx_2,
     "mochi": mochi,
     "cogvideox": cog,
     "cogvideox-2b": cog_2b,

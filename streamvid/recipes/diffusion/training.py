@@ -100,7 +100,7 @@ class DiffusionTraining(nn.Module):
 
     def _loaded(self, name: str) -> nn.Module:
         config = self.config
-        decodes = name == "vae" or name in self.SAMPLERS
+        decodes = name.endswith("vae") or name in self.SAMPLERS
         dtype = config.dtype if name in self.DENOISERS else config.vae_dtype if decodes else config.encoder_dtype
         allowed = {**self.DENOISERS, **self.ENCODERS, **self.SAMPLERS}[name]
         file = getattr(config, name) if name in self.DENOISERS else None
@@ -208,14 +208,18 @@ class DiffusionTraining(nn.Module):
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
         """Return the weighted flow-matching loss per sample, float32 (B,)."""
         latents = self.latents_of(batch)
-        noisy = losses.mix(latents, drawn.noise, drawn.times)
-        if bool(drawn.given.any()):
-            given = self.given_frames(latents, batch)
-            first = torch.where(drawn.given.view(-1, 1, 1, 1, 1), given, noisy[:, :, :1])
-            noisy = torch.cat([first, noisy[:, :, 1:]], dim=2)
-        predicted = self.predict(noisy, drawn, batch)
+        predicted = self.predict(self.noisy_latents(latents, drawn, batch), drawn, batch)
         errors = losses.squared_error(predicted, drawn.noise - latents, drawn.given)
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
+
+    def noisy_latents(self, latents: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
+        """Return latents with noise, except for given first frames."""
+        noisy = losses.mix(latents, drawn.noise, drawn.times)
+        if not bool(drawn.given.any()):
+            return noisy
+        given = self.given_frames(latents, batch)
+        first = torch.where(drawn.given.view(-1, 1, 1, 1, 1), given, noisy[:, :, :1])
+        return torch.cat([first, noisy[:, :, 1:]], dim=2)
 
     def given_frames(self, latents: Tensor, batch: Batch) -> Tensor:
         """Return latents (B, C, 1, h, w) of the first frames, for samples whose first frame is given."""
