@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from streamvid.errors import ConfigError
 
-RecipeKind: TypeAlias = Literal["T2V", "I2V"]
+RecipeKind: TypeAlias = Literal["T2V", "I2V", "control"]
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
@@ -22,14 +22,16 @@ class Recipe:
     title: name in documents.
     factory: import path of the function that builds the training module.
     pipelines: classes of diffusers pipelines, as model_index.json names them, that the recipe trains.
-    kinds: kinds of models that the recipe trains, "T2V" or "I2V"; the model's folder determines which.
+    kinds: what the recipe trains: text to video, image to video, video from control inputs. A model's folder decides
+        which.
     presets: bucket presets of the model, the first one by default.
     lora_targets: layers that get adapters, as `model.lora.target_modules`.
     base_model: child that trains.
     base_models: child that trains, or several separated by commas, by the value of the option `expert`, for models with
         two experts.
+    inputs: conditioning inputs that the model uses, as `data.extra_inputs`.
     example: id of such a model on the Hugging Face Hub.
-    args: arguments of the factory that differ from its defaults.
+    options: further options of TrainConfig, by dotted name.
     """
 
     name: str
@@ -40,16 +42,21 @@ class Recipe:
     presets: tuple[str, ...]
     lora_targets: tuple[str, ...]
     example: str
+    inputs: tuple[str, ...] = ()
     base_model: str = "transformer"
     base_models: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    args: Mapping[str, object] = field(default_factory=lambda: _NONE)
+    options: Mapping[str, object] = field(default_factory=lambda: _NONE)
 
 
+_LTX2_PIPELINES = ("LTX2Pipeline", "LTX2ImageToVideoPipeline")
 _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 # Joint attention also projects the text states.
 _JOINT_ATTENTION = (*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 _FAMILIES = "streamvid.recipes.families"
 _WAN_TARGETS = (*_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
+
+# One expert trains per run, unless both are asked for. A model without experts has only the first one.
+_EXPERTS = MappingProxyType({"high": "transformer", "low": "transformer_2", "both": "transformer,transformer_2"})
 
 _ALL = (
     Recipe(
@@ -71,9 +78,7 @@ _ALL = (
         presets=("wan2.2-a14b-480p", "wan2.2-a14b-720p"),
         lora_targets=_WAN_TARGETS,
         example="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-        base_models=MappingProxyType(
-            {"high": "transformer", "low": "transformer_2", "both": "transformer,transformer_2"}
-        ),
+        base_models=_EXPERTS,
     ),
     Recipe(
         name="wan2.2-5b",
@@ -84,6 +89,18 @@ _ALL = (
         presets=("wan2.2-ti2v-5b",),
         lora_targets=_WAN_TARGETS,
         example="Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+    ),
+    Recipe(
+        name="wan-vace",
+        title="Wan 2.1 and 2.2 VACE",
+        factory=f"{_FAMILIES}.wan_vace:build",
+        pipelines=("WanVACEPipeline",),
+        kinds=("T2V", "control"),
+        presets=("wan2.1-480p", "wan2.1-720p", "wan2.2-a14b-480p", "wan2.2-a14b-720p"),
+        lora_targets=_WAN_TARGETS,
+        inputs=("control?", "mask?", "reference?"),
+        example="Wan-AI/Wan2.1-VACE-1.3B-diffusers",
+        base_models=_EXPERTS,
     ),
     Recipe(
         name="ltx-video",
@@ -99,11 +116,28 @@ _ALL = (
         name="ltx-2",
         title="LTX-2 (video only)",
         factory=f"{_FAMILIES}.ltx2:build",
-        pipelines=("LTX2Pipeline", "LTX2ImageToVideoPipeline"),
+        pipelines=_LTX2_PIPELINES,
         kinds=("T2V", "I2V"),
         presets=("ltx",),
         lora_targets=tuple(f"{layer}.{name}" for layer in ("attn1", "attn2") for name in _ATTENTION),
         example="Lightricks/LTX-2",
+    ),
+    Recipe(
+        name="ltx-2-audio",
+        title="LTX-2 (video and audio)",
+        factory=f"{_FAMILIES}.ltx2:build",
+        pipelines=_LTX2_PIPELINES,
+        kinds=("T2V", "I2V"),
+        presets=("ltx",),
+        lora_targets=_ATTENTION,
+        example="Lightricks/LTX-2",
+        options=MappingProxyType(
+            {
+                "data.loader.output": {"audio": {"preset": "ltx-2"}},
+                # Layers between video and audio have no part in a batch of clips without audio.
+                "accelerate.find_unused_parameters": True,
+            }
+        ),
     ),
     Recipe(
         name="cogvideox",

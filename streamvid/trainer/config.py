@@ -48,8 +48,10 @@ class DataConfig(Options):
     )
     storage: StorageOptions = option(default_factory=StorageOptions, help="Object store access and cache.")
     features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
-    extra_inputs: tuple[str, ...] = option((), help="Columns and conditioning inputs that the module needs.")
     audio: AudioOptions | None = option(None, help="Audio of the clips, as `batch.audio`.")
+    extra_inputs: tuple[str, ...] = option(
+        (), help="Columns and conditioning inputs that the module needs; those that end with ? may be missing."
+    )
     loader: dict[str, Any] = option(default_factory=dict, help="Additional arguments for streamvid.VideoLoader.")
 
     def __post_init__(self) -> None:

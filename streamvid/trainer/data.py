@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import nn
 
@@ -111,17 +111,32 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
         "output": _output_of(config),
     }
     for name in data.extra_inputs:
-        for dataset in map(_opened, sources):
-            media = dataset.manifest.media
-            if name not in media and name not in dataset.user_columns:
-                raise ConfigError(
-                    f"data.extra_inputs contains {name!r}, which is neither a column nor a conditioning input of "
-                    f"{dataset.url}; columns: {', '.join(dataset.user_columns) or 'none'}; conditioning inputs: "
-                    f"{', '.join(media) or 'none'}"
-                )
-            kind = "media" if name in media else "columns"
-        options[kind] = list(dict.fromkeys([*options.get(kind, ()), name]))
+        kind = _kind_of_input(name.removesuffix("?"), sources, is_optional=name.endswith("?"))
+        if kind is not None:
+            options[kind] = list(dict.fromkeys([*options.get(kind, ()), name.removesuffix("?")]))
     return options
+
+
+def _kind_of_input(
+    name: str, sources: Sequence[DatasetConfig], is_optional: bool
+) -> Literal["media", "columns"] | None:
+    """Return whether a name in `data.extra_inputs` is one of conditioning inputs or of columns.
+
+    Return None for an optional name that a dataset lacks. Raises ConfigError for another name that it lacks.
+    """
+    kind: Literal["media", "columns"] | None = None
+    for dataset in map(_opened, sources):
+        media = dataset.manifest.media
+        if name not in media and name not in dataset.user_columns:
+            if is_optional:
+                return None
+            raise ConfigError(
+                f"data.extra_inputs contains {name!r}, which is neither a column nor a conditioning input of "
+                f"{dataset.url}; columns: {', '.join(dataset.user_columns) or 'none'}; conditioning inputs: "
+                f"{', '.join(media) or 'none'}"
+            )
+        kind = "media" if name in media else "columns"
+    return kind
 
 
 def schedule_of(config: TrainConfig) -> ScheduleOptions:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from streamvid.errors import ConfigError
+from streamvid.recipes.diffusion.single_file import single_file_remedy
 from streamvid.recipes.registry import RECIPES, Recipe, find_recipe
 
 #: Learning rates that the trainers of these models use in their examples: for adapters, and for all weights.
@@ -30,6 +31,8 @@ def recipe_named(name: str | None, model: str | None) -> Recipe:
             raise ConfigError(_unknown_model(str(model), pipeline))
         return RECIPES[fitting[0] if len(fitting) == 1 else _decided(Path(str(model)).expanduser(), fitting)]
     recipe = find_recipe(name)
+    if model is not None and Path(model).expanduser().is_file():
+        raise ConfigError(_unknown_model(model, None))
     if pipeline is not None and pipeline not in recipe.pipelines:
         remedy = f"use --recipe {' or '.join(fitting)}" if fitting else f"use {' or '.join(recipe.pipelines)}"
         raise ConfigError(f"--model {model} is a {pipeline}, which recipe {name!r} does not train; {remedy}")
@@ -49,12 +52,14 @@ def recipe_options(
     base = recipe.base_models.get(expert or "high", recipe.base_model)
     found: dict[str, object] = {
         "model.factory": recipe.factory,
-        **{f"model.args.{name}": value for name, value in recipe.args.items()},
+        **recipe.options,
         "data.batch_size": 1,
         "data.loader.preset": recipe.presets[0],
         "optimizer.lr": _LORA_LR if is_lora else _FULL_LR,
         "model.trainable": [] if is_lora else base.split(","),
     }
+    if recipe.inputs:
+        found["data.extra_inputs"] = list(recipe.inputs)
     if model is not None:
         found["model.args.model"] = model
     if is_lora:
@@ -67,6 +72,8 @@ def recipe_options(
 
 
 def _unknown_model(model: str, pipeline: str | None) -> str:
+    if Path(model).expanduser().is_file():
+        return f"--model {model} is a file; {single_file_remedy(model)}"
     if pipeline is None:
         return (
             f"--model {model} is not a folder with model_index.json; use the folder of a diffusers pipeline or, for an "
@@ -81,6 +88,7 @@ def _decided(folder: Path, fitting: list[str]) -> str:
     has_expert = bool((index.get("transformer_2") or [None])[0])
     name = {
         "wan2.1": "wan2.2" if has_expert else "wan2.2-5b" if index.get("expand_timesteps") else "wan2.1",
+        "ltx-2": "ltx-2",
         "cogvideox": "cogvideox" if transformer.get("patch_size_t") is None else "cogvideox1.5",
     }.get(fitting[0])
     if name not in fitting:

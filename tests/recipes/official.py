@@ -5,6 +5,8 @@ Each function maps (the transformers, a Case) to the loss of one sample. What is
 - Wan: a-r-r-o-w/finetrainers, finetrainers/models/wan/base_specification.py at 01d612b; with a given first frame and for
   experts modelscope/DiffSynth-Studio, diffsynth/diffusion/loss.py at 0e6976a; the inputs of image to video are those of
   diffusers 0.42.1, pipelines/wan/pipeline_wan_i2v.py.
+- Wan VACE: DiffSynth-Studio, diffsynth/pipelines/wan_video.py (WanVideoUnit_InputVideoEmbedder, WanVideoUnit_VACE) at
+  bd640b4a, with the loss of diffsynth/diffusion/loss.py at 0e6976a.
 - LTX-Video: finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667; the given first frame as in
   Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd.
 - LTX-2: the same trainer with `audio: null`.
@@ -73,6 +75,24 @@ def wan(case: Case) -> float:
         timestep = (mask[:, ::2, ::2] * timestep).flatten()[None]
     out = model(hidden_states=x, timestep=timestep, encoder_hidden_states=text, return_dict=False, **others)[0]
     return mse(out[:, :, 1:], target[:, :, 1:]) if case.first_frame else mse(out, target)
+
+
+def wan_vace(case: Case) -> float:
+    """One reference image: its latents are the first frame of what is denoised, and of the context."""
+    text = case.fields["prompt_embeds"]
+    text = torch.cat([text, text.new_zeros(1, 512 - text.shape[1], text.shape[2])], dim=1)
+    context = case.fields["control"]
+    input_latents = torch.cat([context[:, :16, :1], case.latents], dim=2)
+    x = (1.0 - case.sigma) * input_latents + case.sigma * case.noise
+    out = case.module.transformer(
+        hidden_states=x,
+        timestep=case.timestep,
+        encoder_hidden_states=text,
+        control_hidden_states=context,
+        control_hidden_states_scale=torch.ones(2),
+        return_dict=False,
+    )[0]
+    return mse(out, case.noise - input_latents)
 
 
 def ltx(case: Case) -> float:
@@ -219,8 +239,10 @@ STEPS: Mapping[str, Callable[[Case], float]] = {
     "wan2.2": wan,
     "wan2.2-i2v": wan,
     "wan2.2-5b": wan,
+    "wan-vace": wan_vace,
     "ltx-video": ltx,
     "ltx-2": ltx2,
+    "ltx-2-audio": ltx2,
     "cogvideox": cogvideox,
     "cogvideox-2b": cogvideox,
     "cogvideox-i2v": cogvideox,

@@ -25,6 +25,7 @@ from tests.recipes.tiny import MODELS, make_model
 SIZES = {
     "ltx-video": [(9, 64, 96), (1, 64, 64)],
     "ltx-2": [(9, 64, 96), (1, 64, 64)],
+    "ltx-2-audio": [(9, 64, 96), (1, 64, 64)],
     "mochi": [(7, 32, 48), (1, 32, 32)],
 }
 # Given the first frame, this model has nothing to predict for an image.

@@ -50,7 +50,7 @@ def text_fields(name: str, count: int) -> dict[str, Tensor]:
     """Made-up encoded texts of unequal lengths."""
     recipe = recipe_of(name)
     lengths = {"ltx-video": 128, "mochi": 256, "hunyuanvideo": 24, "hunyuanvideo1.5": 24}
-    if recipe == "ltx-2":
+    if recipe.startswith("ltx-2"):
         texts = {"video_text": normal(count, 9, 16, seed=3), "audio_text": normal(count, 9, 16, seed=4)}
         return {**texts, "text_attention": (torch.arange(9)[None] < torch.arange(3, 3 + count)[:, None]).long()}
     length = lengths.get(recipe, 16 if recipe.startswith("cogvideox") else 7)
@@ -67,7 +67,9 @@ def text_fields(name: str, count: int) -> dict[str, Tensor]:
 
 
 def conditions(name: str, count: int, shape: tuple[int, int, int], num_channels: int) -> dict[str, Tensor]:
-    """Made-up latents and states of first frames, for models of images."""
+    """Made-up latents and states of first frames, for models of images, and of control inputs."""
+    if name == "wan-vace":
+        return {"control": normal(count, 2 * num_channels + 64, shape[0] + 1, *shape[1:], seed=6)}
     if not name.endswith("i2v"):
         return {}
     # Wan's latents are those of a whole clip, the others' of a still picture.

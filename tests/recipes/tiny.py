@@ -136,6 +136,23 @@ def wan_2_2_i2v(folder: Path) -> Any:
     )
 
 
+def wan_vace(folder: Path) -> Any:
+    from diffusers import UniPCMultistepScheduler, WanVACEPipeline, WanVACETransformer3DModel
+
+    transformer = WanVACETransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        text_dim=16,
+        freq_dim=32,
+        ffn_dim=48,
+        num_layers=2,
+        rope_max_seq_len=64,
+        vace_layers=[0, 1],
+    )
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    return WanVACEPipeline(vae=wan_vae(), scheduler=scheduler, transformer=shake(transformer), **wan_text(folder))
+
+
 def wan_i2v(folder: Path) -> Any:
     from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
     from transformers import CLIPVisionConfig, CLIPVisionModel
@@ -217,7 +234,7 @@ def ltx_2(folder: Path) -> Any:
     vae.latents_mean.copy_(torch.linspace(-0.2, 0.2, 8))
     vae.latents_std.copy_(torch.linspace(0.5, 1.5, 8))
     audio_vae = diffusers.AutoencoderKLLTX2Audio(
-        base_channels=8, ch_mult=(1, 2), num_res_blocks=1, latent_channels=2, mel_bins=16, resolution=32
+        base_channels=8, ch_mult=(1, 1, 1), num_res_blocks=1, latent_channels=2, mel_bins=16, resolution=32
     )
     transformer = diffusers.LTX2VideoTransformer3DModel(
         in_channels=8,
@@ -562,8 +579,10 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "wan2.2": wan_2_2,
     "wan2.2-i2v": wan_2_2_i2v,
     "wan2.2-5b": wan_2_2_5b,
+    "wan-vace": wan_vace,
     "ltx-video": ltx,
     "ltx-2": ltx_2,
+    "ltx-2-audio": ltx_2,
     "mochi": mochi,
     "cogvideox": cog,
     "cogvideox-2b": cog_2b,

@@ -23,6 +23,12 @@ class DiffusionConfig(Options):
 
     model: str = option(help="Folder of a diffusers pipeline, or its id on the Hugging Face Hub with download: true.")
     download: bool = option(False, help="Download `model` from the Hugging Face Hub.")
+    transformer: str | None = option(
+        None, help="Safetensors file with the weights of the transformer.", shown_default="those in `model`"
+    )
+    transformer_2: str | None = option(
+        None, help="The same for the second expert of Wan 2.2.", shown_default="those in `model`"
+    )
     dtype: Precision = option(
         "float32", help="Precision of the transformer's frozen weights; trained weights are float32."
     )

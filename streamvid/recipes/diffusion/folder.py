@@ -1,6 +1,7 @@
 """Folder of a diffusers pipeline: `model_index.json` and one subfolder per component.
 
-Only safetensors are read, no code in the folder runs, and a component's class must be one that the recipe allows.
+A transformer may come from a single file instead, with diffusers' names or those of the original code. Only safetensors
+are read, no code in the folder runs, and a component's class must be one that the recipe allows.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from streamvid.errors import ConfigError
+from streamvid.recipes.diffusion.single_file import quiet, read_single_file, single_file_remedy
 
 INDEX = "model_index.json"
 _MAX_INDEX_BYTES = 1 << 20
@@ -50,10 +51,11 @@ class ModelFolder:
         found = self.index.get(name)
         return default if found is None else found
 
-    def load(self, name: str, allowed: Sequence[str], dtype: torch.dtype) -> nn.Module:
+    def load(self, name: str, allowed: Sequence[str], dtype: torch.dtype, file: str | None = None) -> nn.Module:
         """Load a component on the CPU, in eval mode. No random numbers are drawn.
 
         allowed: names of the classes that the recipe supports.
+        file: single file with the weights of the component, in place of those in the folder.
         Raises ConfigError if the component is missing, has another class, or cannot be loaded.
         """
         found = self.class_of(name)
@@ -62,6 +64,9 @@ class ModelFolder:
                 f"{self.root / INDEX}: {name} is {found}, but this recipe needs {' or '.join(allowed)}; choose the "
                 "recipe of this model's family"
             )
+        if file is not None:
+            self._require(name)
+            return read_single_file(_class(found), Path(file).expanduser(), self.root / name, dtype)
         module: nn.Module = self._from_pretrained(_class(found), name, torch_dtype=dtype, use_safetensors=True)
         return module.eval()
 
@@ -85,14 +90,17 @@ class ModelFolder:
             raise ConfigError(f"{self.root / INDEX}: scheduler is {found}; allowed: a scheduler of diffusers")
         return self._from_pretrained(_class(found), "scheduler")
 
-    def _from_pretrained(self, kind: Any, name: str, **settings: Any) -> Any:
+    def _require(self, name: str) -> None:
         # Both libraries take a path that does not exist for an id on the Hugging Face Hub.
         if not (self.root / name).is_dir():
             raise ConfigError(
                 f"{self.root} has no folder {name}, which {INDEX} names as {self.index.get(name)}; copy or download "
                 "the model again, with all of its folders"
             )
-        with _quiet():
+
+    def _from_pretrained(self, kind: Any, name: str, **settings: Any) -> Any:
+        self._require(name)
+        with quiet():
             try:
                 return kind.from_pretrained(self.root / name, local_files_only=True, **settings)
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -117,6 +125,8 @@ def open_folder(model: str, download: bool = False) -> ModelFolder:
 
         root = Path(snapshot_download(model, allow_patterns=[f"**/{one}" for one in _PATTERNS] + list(_PATTERNS)))
     file = root / INDEX
+    if root.is_file():
+        raise ConfigError(f"model={model!r} is a file; {single_file_remedy(model)}")
     if not file.is_file():
         raise ConfigError(
             f"model={model!r}: {file} does not exist; specify the folder of a diffusers pipeline, such as a download "
@@ -145,19 +155,3 @@ def _class(name: str) -> Any:
     raise ConfigError(
         f"neither diffusers nor transformers has a class {name}; upgrade them: pip install 'streamvid[recipes]'"
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the progress bars of transformers and diffusers, which would interleave with the log of several ranks."""
-    import diffusers.utils.logging as of_diffusers
-    import transformers.utils.logging as of_transformers
-
-    shown = [one for one in (of_diffusers, of_transformers) if one.is_progress_bar_enabled()]
-    for one in shown:
-        one.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for one in shown:
-            one.enable_progress_bar()

@@ -22,6 +22,7 @@ from streamvid.recipes.diffusion import latents as latent_space
 from streamvid.recipes.diffusion import losses
 from streamvid.recipes.diffusion.config import ENCODER_ARGS, DiffusionConfig, torch_dtype
 from streamvid.recipes.diffusion.folder import INDEX, ModelFolder
+from streamvid.recipes.diffusion.inputs import channels_first
 from streamvid.recipes.diffusion.times import NoiseDraw, scheduler_shift, times_of, uniform_numbers
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ class DiffusionTraining(nn.Module):
             )
         self.encoders = self.encoder_names()
         for name in self.denoiser_names():
-            setattr(self, name, folder.load(name, self.DENOISERS[name], torch_dtype(config.dtype)))
-            getattr(self, name).requires_grad_(True)
+            setattr(self, name, self._loaded(name).requires_grad_(True))
         if with_encoders:
             for name in self.encoders:
                 setattr(self, name, self._encoder(name))
@@ -95,7 +95,7 @@ class DiffusionTraining(nn.Module):
         return False
 
     def is_unused(self, name: str) -> bool:
-        """Return True if the loss never depends on the parameter with this name."""
+        """Return True if the loss of some or all batches does not depend on the parameter with this name."""
         return False
 
     @property
@@ -105,11 +105,15 @@ class DiffusionTraining(nn.Module):
 
     def _encoder(self, name: str) -> nn.Module:
         """Load a frozen component: an encoder, or a denoiser that does not train."""
+        return self._loaded(name).requires_grad_(False)
+
+    def _loaded(self, name: str) -> nn.Module:
         config = self.config
-        decodes = name == "vae" or name in self.SAMPLERS
+        decodes = name.endswith("vae") or name in self.SAMPLERS
         dtype = config.dtype if name in self.DENOISERS else config.vae_dtype if decodes else config.encoder_dtype
         allowed = {**self.DENOISERS, **self.ENCODERS, **self.SAMPLERS}[name]
-        return self.folder.load(name, allowed, torch_dtype(dtype)).requires_grad_(False)
+        file = getattr(config, name) if name in self.DENOISERS else None
+        return self.folder.load(name, allowed, torch_dtype(dtype), file)
 
     @property
     def denoiser(self) -> Any:
@@ -216,14 +220,18 @@ class DiffusionTraining(nn.Module):
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
         """Return the weighted flow-matching loss per sample, float32 (B,)."""
         latents = self.latents_of(batch)
-        noisy = losses.mix(latents, drawn.noise, drawn.times)
-        if bool(drawn.given.any()):
-            given = self.given_frames(latents, batch)
-            first = torch.where(drawn.given.view(-1, 1, 1, 1, 1), given, noisy[:, :, :1])
-            noisy = torch.cat([first, noisy[:, :, 1:]], dim=2)
-        predicted = self.predict(noisy, drawn, batch)
+        predicted = self.predict(self.noisy_latents(latents, drawn, batch), drawn, batch)
         errors = losses.squared_error(predicted, drawn.noise - latents, drawn.given)
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
+
+    def noisy_latents(self, latents: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
+        """Return latents with noise, except for given first frames."""
+        noisy = losses.mix(latents, drawn.noise, drawn.times)
+        if not bool(drawn.given.any()):
+            return noisy
+        given = self.given_frames(latents, batch)
+        first = torch.where(drawn.given.view(-1, 1, 1, 1, 1), given, noisy[:, :, :1])
+        return torch.cat([first, noisy[:, :, 1:]], dim=2)
 
     def given_frames(self, latents: Tensor, batch: Batch) -> Tensor:
         """Return latents (B, C, 1, h, w) of the first frames, for samples whose first frame is given."""
@@ -383,11 +391,6 @@ def as_image(pixels: Tensor) -> Any:
     from PIL import Image
 
     return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
-
-
-def channels_first(batch: Batch, video: Tensor) -> Tensor:
-    """Return a video in the batch's layout as (B, C, T, H, W)."""
-    return video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
 
 
 def pad_text(states: Tensor, length: int) -> Tensor:

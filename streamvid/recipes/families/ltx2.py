@@ -1,16 +1,21 @@
-"""LTX-2, video only: flow matching with Gemma text states; the audio stream of the transformer is not trained.
+"""LTX-2: flow matching with Gemma text states, on latents of video and, where a batch has audio, of audio.
 
 Numbers and their sources:
 
 - 1024 text tokens of Gemma, all layers, through the frozen `connectors` (`encode_prompt` and `__call__` of diffusers
-  0.42.1, pipelines/ltx2/pipeline_ltx2.py). Their outputs are stored, because the input is 3840 · 49 numbers per token;
-  samples therefore encode their texts again.
+  0.42.1, pipelines/ltx2/pipeline_ltx2.py). Their outputs are stored, because the input is 3840 · 49 numbers per
+  token; samples therefore encode their texts again.
+- audio: log-mel spectrograms with 1024-point transforms, the mean of the audio VAE, and its `latents_mean` and
+  `latents_std` per channel and bin (`encode_audio`, Lightricks/LTX-2, packages/ltx-core/src/ltx_core/model/audio_vae/
+  audio_vae.py at 2362161). Audio has the time of the video, and its loss is added (`FlowMatchSFTAudioVideoLoss`,
+  DiffSynth-Studio, diffsynth/diffusion/loss.py at a5a54d83); the pipeline denoises both at equal times too.
 - without audio: attention between video and audio is off (`isolate_modalities` of diffusers 0.42.1,
   models/transformers/transformer_ltx2.py), as in the official trainer with `audio: null`; one audio token of zeros
   satisfies the transformer's signature.
-- positions: seconds and pixels, from the frame rate of each clip (`prepare_video_coords`, same file).
-- timesteps per token, and a given first frame with timestep 0 that is excluded from the loss (Lightricks/LTX-2,
-  packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd).
+- positions: seconds and pixels, from the frame rate of each clip (`prepare_video_coords`, ibidem).
+- timesteps per token, and a given first frame with timestep 0 that is left out of the loss (Lightricks/LTX-2,
+  packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd). Attention between video and audio is
+  modulated by the time of the other one (`use_cross_timestep`, the pipeline's default).
 - time shift: by the number of tokens, from the scheduler's config (`calculate_shift` of the pipeline).
 - latents: `latents_mean`, `latents_std` (buffers) and `scaling_factor` of the VAE.
 """
@@ -18,14 +23,19 @@ Numbers and their sources:
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from streamvid.config import options_of
+from streamvid.plan.hashing import hash64
+from streamvid.recipes.diffusion import losses
+from streamvid.recipes.diffusion.audio import check_audio, encode_audio
 from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import open_folder
-from streamvid.recipes.diffusion.times import NoiseDraw
+from streamvid.recipes.diffusion.times import NoiseDraw, uniform_numbers
 from streamvid.recipes.diffusion.training import CLASSES
 from streamvid.recipes.families.ltx import DEFAULT_RATE, LtxTraining, pack, per_token_times
 
@@ -55,15 +65,13 @@ class Ltx2Training(LtxTraining):
         "vae": ("AutoencoderKLLTX2Video",),
         "text_encoder": ("Gemma3ForConditionalGeneration",),
         "connectors": ("LTX2TextConnectors",),
-    }
-    SAMPLERS: ClassVar[CLASSES] = {
         "audio_vae": ("AutoencoderKLLTX2Audio",),
-        "vocoder": ("LTX2Vocoder", "LTX2VocoderWithBWE"),
     }
+    SAMPLERS: ClassVar[CLASSES] = {"vocoder": ("LTX2Vocoder", "LTX2VocoderWithBWE")}
     TEXT_PIPELINE = "LTX2Pipeline"
 
     def is_unused(self, name: str) -> bool:
-        """Return True for the audio stream and its attention to and from the video."""
+        """Return True for the audio stream and its attention to and from the video, which only batches with audio use."""
         return re.search("audio|a2v|v2a|av_cross", name) is not None
 
     def _encode_one(self, text: str, image: Tensor | None) -> dict[str, Tensor]:
@@ -76,28 +84,72 @@ class Ltx2Training(LtxTraining):
     def _text_states(self, text: str) -> dict[str, Tensor]:
         return super()._encode_one(text, None)
 
+    def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
+        """Also return, if the batch has audio, its normalized latents (B, L, C) and which samples have any."""
+        found = super().conditions(batch, video)
+        if "audio" not in batch:
+            return found
+        audio_vae: Any = self.audio_vae
+        check_audio(batch, audio_vae.config.in_channels, audio_vae.config.sample_rate, "ltx-2")
+        latents = encode_audio(audio_vae, batch.audio)
+        return {**found, "audio_latents": latents, "has_audio": batch.audio_present.to(latents.device)}
+
+    def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
+        """Return the loss of the video plus, for samples with audio, that of the audio, float32 (B,)."""
+        if "audio_latents" not in batch:
+            return super().losses(batch, drawn)
+        latents, audio, noise = self.latents_of(batch), batch.audio_latents.float(), self.audio_noise(batch)
+        noisy, noisy_audio = self.noisy_latents(latents, drawn, batch), losses.mix(audio, noise, drawn.times)
+        total, has_audio = torch.zeros_like(drawn.times), batch.has_audio.bool()
+        for rows in (has_audio, ~has_audio):
+            if not bool(rows.any()):
+                continue
+            given = noisy_audio[rows] if rows is has_audio else None
+            of_video, of_audio = self._velocities(rows, noisy[rows], given, drawn, batch)
+            errors = losses.squared_error(of_video, (drawn.noise - latents)[rows], drawn.given[rows])
+            if given is not None:
+                errors = errors + losses.squared_error(of_audio, (noise - audio)[rows])
+            total = total.index_add(0, rows.nonzero()[:, 0], errors)
+        return total * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
+
+    def audio_noise(self, batch: Batch) -> Tensor:
+        """Draw noise for the audio latents of a batch, independent of that for its video."""
+        latents = batch.audio_latents
+        seeds = [hash64(seed, 1) & (2**63 - 1) for seed in batch.sample_seeds]
+        return uniform_numbers(latents.shape[1:], seeds, latents.device)[0]
+
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the velocity of the video."""
+        """Return the velocity of the video, without audio."""
+        return self._velocities(slice(None), noisy, None, drawn, batch)[0]
+
+    def _velocities(
+        self, rows: Any, noisy: Tensor, audio: Tensor | None, drawn: NoiseDraw, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """Return the velocities of latents (b, C, t, h, w) and audio (b, L, C) of some rows of a batch."""
         model, (t, h, w) = self.transformer, noisy.shape[2:]
-        found: Tensor = model(
+        times, given = drawn.times[rows], drawn.given[rows]
+        some = replace(drawn, times=times, given=given)
+        tokens = noisy.new_zeros(len(noisy), 1, model.config.audio_in_channels) if audio is None else audio
+        of_video, of_audio = model(
             hidden_states=pack(noisy).to(model.dtype),
-            audio_hidden_states=noisy.new_zeros(len(noisy), 1, model.config.audio_in_channels).to(model.dtype),
-            encoder_hidden_states=batch.video_text.to(model.dtype),
-            audio_encoder_hidden_states=batch.audio_text.to(model.dtype),
-            timestep=per_token_times(drawn, noisy) * self.NUM_STEPS,
-            audio_timestep=drawn.times * self.NUM_STEPS,
-            sigma=drawn.times * self.NUM_STEPS,
-            encoder_attention_mask=batch.text_attention,
-            audio_encoder_attention_mask=batch.text_attention,
+            audio_hidden_states=tokens.to(model.dtype),
+            encoder_hidden_states=batch.video_text[rows].to(model.dtype),
+            audio_encoder_hidden_states=batch.audio_text[rows].to(model.dtype),
+            timestep=per_token_times(some, noisy) * self.NUM_STEPS,
+            audio_timestep=times * self.NUM_STEPS,
+            sigma=times * self.NUM_STEPS,
+            encoder_attention_mask=batch.text_attention[rows],
+            audio_encoder_attention_mask=batch.text_attention[rows],
             num_frames=t,
             height=h,
             width=w,
-            fps=batch.fps.nan_to_num(DEFAULT_RATE).to(noisy).view(-1, 1, 1),
-            audio_num_frames=1,
-            isolate_modalities=True,
+            fps=batch.fps[rows].nan_to_num(DEFAULT_RATE).to(noisy).view(-1, 1, 1),
+            audio_num_frames=tokens.shape[1],
+            isolate_modalities=audio is None,
+            use_cross_timestep=audio is not None,
             return_dict=False,
-        )[0]
-        return found.transpose(1, 2).reshape(len(noisy), -1, t, h, w)
+        )
+        return of_video.transpose(1, 2).reshape(len(noisy), -1, t, h, w), of_audio
 
     def pipeline_name(self) -> str:
         """Return the name of the pipeline that renders samples."""

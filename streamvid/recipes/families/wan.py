@@ -49,14 +49,14 @@ def build(*, task: str = "sft", **settings: Any) -> WanTraining:
 class WanTraining(DiffusionTraining):
     """Training module of Wan."""
 
-    PIPELINES = ("WanPipeline", IMAGE_TO_VIDEO)
+    PIPELINES: ClassVar[tuple[str, ...]] = ("WanPipeline", IMAGE_TO_VIDEO)
     DENOISERS: ClassVar[CLASSES] = dict.fromkeys(("transformer", "transformer_2"), ("WanTransformer3DModel",))
     ENCODERS: ClassVar[CLASSES] = {
         "vae": ("AutoencoderKLWan",),
         "text_encoder": ("UMT5EncoderModel",),
         "image_encoder": ("CLIPVisionModel", "CLIPVisionModelWithProjection"),
     }
-    TOKENIZERS = ("tokenizer", "image_processor")
+    TOKENIZERS: ClassVar[tuple[str, ...]] = ("tokenizer", "image_processor")
     TEXT_PIPELINE = "WanPipeline"  # that of images fails without the package ftfy
     TEXT_OUTPUTS = ("prompt_embeds",)
 
@@ -130,13 +130,10 @@ class WanTraining(DiffusionTraining):
 
     def _velocity(self, model: Any, rows: Any, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         noisy, times, given = noisy[rows], drawn.times[rows] * self.NUM_STEPS, drawn.given[rows]
-        others = {}
         if "condition" in batch:
             mask = torch.zeros_like(noisy[:, :4])
             mask[:, :, 0] = 1
             noisy = torch.cat([noisy, mask, batch.condition[rows].to(noisy)], dim=1)
-        if "image_embeds" in batch:
-            others["encoder_hidden_states_image"] = batch.image_embeds[rows].to(model.dtype)
         if self.takes_first_frame():
             per_frame = times[:, None].expand(-1, noisy.shape[2]).clone()
             per_frame[given, 0] = 0
@@ -146,9 +143,13 @@ class WanTraining(DiffusionTraining):
             timestep=times,
             encoder_hidden_states=self._states(batch.prompt_embeds)[rows].to(model.dtype),
             return_dict=False,
-            **others,
+            **{name: states[rows].to(model.dtype) for name, states in self.other_inputs(batch).items()},
         )[0]
         return found
+
+    def other_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return further inputs of the transformer, (B, …) by name."""
+        return {"encoder_hidden_states_image": batch.image_embeds} if "image_embeds" in batch else {}
 
     def prompt_arguments(self, texts: dict[str, Any]) -> dict[str, Tensor]:
         """Return padded text states."""

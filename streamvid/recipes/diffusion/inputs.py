@@ -1,0 +1,89 @@
+"""Conditioning inputs of a batch, as floats: control videos, masks and reference images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from streamvid.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamvid.loader.batch.batch import Batch
+
+_WHITE = 128
+
+
+def channels_first(batch: Batch, video: Tensor) -> Tensor:
+    """Return a video in the batch's layout as (B, C, T, H, W)."""
+    return video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
+
+
+def video_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
+    """Return a control video in -1..1, (B, 3, T, H, W) as `like`, with 0 where a sample lacks it; None without it.
+
+    Raises ConfigError for an input of another kind.
+    """
+    if not _has(batch, name):
+        return None
+    found = channels_first(batch, batch.normalized(torch.float32, medium=name))
+    if found.shape != like.shape:
+        raise ConfigError(
+            f"the conditioning input {name} has shape {tuple(found.shape)}, but a video of shape {tuple(like.shape)} "
+            f"is required; shard with --media video:{name}=COLUMN"
+        )
+    return found * _present(batch, name).to(found).view(-1, 1, 1, 1, 1)
+
+
+def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
+    """Return a mask of 0 and 1, (B, 1, T, H, W), with 1 where a sample lacks it; None without this input.
+
+    Values of 128 and more are 1. Raises ConfigError for masks that hold only smaller ones, such as class ids.
+    """
+    if not _has(batch, name):
+        return None
+    values = _first_channel(batch, name)
+    largest = int(values.max())
+    if 0 < largest < _WHITE:
+        raise ConfigError(
+            f"the conditioning input {name} has values up to {largest}, but a mask is white (255) where the model "
+            "generates and black (0) where it keeps the control video; store it with these values"
+        )
+    mask = (values >= _WHITE).to(like)
+    mask = torch.where(_present(batch, name).view(-1, 1, 1, 1, 1), mask, 1.0)
+    return mask.expand(-1, -1, like.shape[2], -1, -1)
+
+
+def image_inputs(batch: Batch, name: str, like: Tensor) -> Tensor | None:
+    """Return reference images in -1..1, (B, 3, N, H, W), or None without this input.
+
+    Raises ConfigError if a sample has fewer images than others.
+    """
+    if not _has(batch, name):
+        return None
+    if not bool(_present(batch, name, is_all=True).all()):
+        raise ConfigError(
+            f"a sample has fewer images of the conditioning input {name} than others, but all samples need the same "
+            f"number; shard with --media image:{name}=COLUMN, without a question mark, and with lists of equal lengths"
+        )
+    values = batch.normalized(torch.float32, medium=name)
+    if values.ndim == 6:
+        per_image = [channels_first(batch, values[:, i])[:, :, :1] for i in range(values.shape[1])]
+        return torch.cat(per_image, dim=2).to(like)
+    return channels_first(batch, values)[:, :, :1].to(like)
+
+
+def _has(batch: Batch, name: str) -> bool:
+    return name in getattr(batch, "media", {})
+
+
+def _first_channel(batch: Batch, name: str) -> Tensor:
+    """Return values of a mask, or the first channel of pictures of one, (B, 1, T, H, W)."""
+    return channels_first(batch, batch.media[name])[:, :1]
+
+
+def _present(batch: Batch, name: str, is_all: bool = False) -> Tensor:
+    """Return which samples have an input, bool (B,): any of its images, or all of them."""
+    found: Tensor = batch.media_present[name].to(batch.media[name].device)
+    return found if found.ndim == 1 else found.all(dim=1) if is_all else found.any(dim=1)

@@ -1,0 +1,96 @@
+"""A transformer in a single safetensors file, as ComfyUI and the authors of models publish them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from streamvid.errors import ConfigError
+from streamvid.modules.parts import some
+from streamvid.modules.weight_files import SAFETENSORS, read_state
+
+_SAME = "use the file and the folder of the same model"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) -> nn.Module:
+    """Build a model of a diffusers class with the weights of a file. Draws no random numbers.
+
+    file: safetensors, with the names of the original code or, also after `transformer.`, those of diffusers.
+    config: folder with the config.json of the model.
+    Raises ConfigError for a file that is damaged, quantized or of another model.
+    """
+    if file.suffix != SAFETENSORS:
+        raise ConfigError(f"{file}: must be a {SAFETENSORS} file; other formats can run code when they are read")
+    if not hasattr(kind, "from_single_file"):
+        raise ConfigError(f"diffusers cannot read {kind.__name__} from a single file; use the folder of the model")
+    state = _plain(read_state([file]), f"{config.name}.")
+    _require_floats(state, file)
+    with quiet():
+        try:
+            module: nn.Module = kind.from_single_file(state, config=str(config), local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:500]
+            raise ConfigError(
+                f"cannot load {file} as {kind.__name__} with {config / 'config.json'}: {type(error).__name__}: "
+                f"{reason}; {_SAME}"
+            ) from error
+    lacking = [name for name, parameter in module.named_parameters() if parameter.is_meta]
+    if lacking:
+        raise ConfigError(
+            f"{file} lacks {some(lacking)} of {kind.__name__}; use the file and the folder of the same model"
+        )
+    return _cast(module, dtype).eval()
+
+
+def single_file_remedy(file: str) -> str:
+    """Return what to do with a file in place of a model's folder."""
+    return (
+        "use the folder of the pipeline that it belongs to, for the VAE and the text encoders, and the file for the "
+        f"transformer: --model FOLDER --set model.args.transformer={file}"
+    )
+
+
+def _plain(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return tensors without the prefix that the files of runs have."""
+    if not all(name.startswith(prefix) for name in state):
+        return state
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def _require_floats(state: dict[str, Tensor], file: Path) -> None:
+    kinds = sorted({str(one.dtype).removeprefix("torch.") for one in state.values() if one.dtype not in _DTYPES})
+    if kinds:
+        raise ConfigError(
+            f"{file} is quantized (it holds tensors of {some(kinds)}); use the model in bfloat16, float16 or float32. "
+            "model.fp8 stores its frozen weights in FP8"
+        )
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert weights as `from_pretrained` does: some parts stay in float32."""
+    exact = set(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in module.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if exact & set(name.split(".")) else dtype)
+    return module
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the progress bars of both libraries, which would interleave with the log of several ranks."""
+    import diffusers.utils.logging as of_diffusers
+    import transformers.utils.logging as of_transformers
+
+    shown = [one for one in (of_diffusers, of_transformers) if one.is_progress_bar_enabled()]
+    for one in shown:
+        one.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for one in shown:
+            one.enable_progress_bar()

@@ -1,0 +1,115 @@
+"""Conditioning inputs of a batch in the recipes: what they become is what the pipelines compute from the same pixels."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from streamvid.errors import ConfigError
+from streamvid.loader.batch.batch import Batch
+from streamvid.modules.encoding import with_encoded
+from tests.recipes.small_batches import make_batch
+from tests.recipes.test_losses_of_families import built
+
+SIZE = (5, 32, 48)
+
+
+def with_media(**media: Tensor) -> Batch:
+    batch = make_batch(SIZE, ("a red bike",))
+    there = {name: torch.ones(1, dtype=torch.bool) for name in media}
+    return batch.with_fields({"media": media, "media_present": there})
+
+
+def pixels(*shape: int, seed: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def mask_of(boxes: int) -> Tensor:
+    """White boxes that move over black, with one channel."""
+    mask = torch.zeros(1, 1, *SIZE, dtype=torch.uint8)
+    for frame in range(SIZE[0]):
+        mask[:, :, frame, 4 : 4 + boxes, 5 + frame : 21 + frame] = 255
+    return mask
+
+
+def images(video: Tensor) -> list[Any]:
+    """The frames of a video or mask as the pipelines take them."""
+    return [Image.fromarray(one.numpy()) for one in video[0].expand(3, -1, -1, -1).permute(1, 2, 3, 0)]
+
+
+@pytest.mark.parametrize(
+    "names", [("control",), ("control", "mask"), ("control", "mask", "reference"), ("reference",), ("mask",)]
+)
+def test_vace_gets_what_its_pipeline_computes_from_the_same_inputs(names: tuple[str, ...], tmp_path: Path) -> None:
+    module = built("wan-vace", tmp_path, vae_dtype="float32")
+    media = {
+        "control": pixels(1, 3, *SIZE, seed=1),
+        "mask": mask_of(16),
+        "reference": pixels(1, 3, 1, *SIZE[1:], seed=2),
+    }
+    batch = with_media(**{name: media[name] for name in names})
+    found = module.encode(batch)["control"]
+    pipe = module.pipeline()
+    video: Any = images(media["control"]) if "control" in names else None
+    if names == ("mask",):  # inpainting of the clip itself, with middle gray in place of what is to be generated
+        hidden = (batch.normalized(torch.float32) * (media["mask"] == 0) + 1) / 2
+        video = hidden[0].transpose(0, 1)[None]
+    frames, mask, references = pipe.preprocess_conditions(
+        video,
+        images(media["mask"]) if "mask" in names else None,
+        images(media["reference"])[0] if "reference" in names else None,
+        1,
+        *(SIZE[1], SIZE[2], SIZE[0]),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    expected = [pipe.prepare_video_latents(frames, mask, references), pipe.prepare_masks(mask, references)]
+    torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-4)
+
+
+def test_vace_trains_and_samples_with_and_without_references(tmp_path: Path) -> None:
+    module = built("wan-vace", tmp_path, sample_steps=2, guidance=2.0)
+    control, reference = pixels(1, 3, *SIZE, seed=1), pixels(1, 3, 1, *SIZE[1:], seed=2)
+    made = []
+    for media in ({"control": control}, {"control": control, "reference": reference}):
+        batch = with_media(**media)
+        ready = with_encoded(batch, module.encode(batch))
+        loss = module(ready)["loss"]
+        loss.mean().backward()
+        assert all(one.grad is not None and one.grad.any() for one in module.transformer.vace_blocks.parameters())
+        made.append(module.sample(ready))
+        assert made[-1].shape == (1, 3, *SIZE)
+    assert not torch.equal(*made)
+
+
+def test_inputs_that_do_not_fit_name_the_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module = built("wan-vace", tmp_path)
+    with pytest.raises(ConfigError, match="mask has values up to 1, but a mask is white"):
+        module.encode(with_media(mask=mask_of(16).clamp(max=1)))
+    with pytest.raises(ConfigError, match=r"control has shape \(1, 3, 1, 32, 48\).*--media video:control=COLUMN"):
+        module.encode(with_media(control=pixels(1, 3, 1, 32, 48, seed=1)))
+    lacking = with_media(reference=pixels(1, 2, 3, 1, 32, 48, seed=1))
+    lacking = lacking.with_fields({"media_present": {"reference": torch.tensor([[True, False]])}})
+    with pytest.raises(ConfigError, match="fewer images of the conditioning input reference"):
+        module.encode(lacking)
+    with caplog.at_level(logging.WARNING):
+        module.encode(make_batch(SIZE))
+    assert "trains as text to video; shard with --media control=COLUMN" in caplog.text
+
+
+def test_a_sample_without_an_optional_input_is_trained_without_it(tmp_path: Path) -> None:
+    """Zeros in place of the control video, and no pixel that the model keeps."""
+    module = built("wan-vace", tmp_path)
+    absent = {name: torch.zeros(1, dtype=torch.bool) for name in ("control", "mask")}
+    media = {
+        "control": torch.zeros(1, 3, *SIZE, dtype=torch.uint8),
+        "mask": torch.zeros(1, 1, *SIZE, dtype=torch.uint8),
+    }
+    found = module.encode(with_media(**media).with_fields({"media_present": absent}))["control"]
+    assert torch.equal(found, module.encode(make_batch(SIZE, ("a red bike",)))["control"])
