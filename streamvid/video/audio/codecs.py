@@ -15,13 +15,13 @@ INDEXED_CODECS = PCM_CODECS | {"aac", "ac3", "eac3", "alac", "flac", "mp2", "mp3
 #: Codecs whose decoders need fields of the container that PyAV does not expose.
 _CONTAINER_CODECS = frozenset(
     {
-        *("adpcm_ima_qt", "adpcm_ima_wav", "adpcm_ms", "adpcm_swf", "amrnb", "amrwb", "dca", "mp1", "nellymoser"),
+        *("adpcm_ima_qt", "adpcm_ima_wav", "adpcm_ms", "adpcm_swf", "amr_nb", "amr_wb", "dts", "mp1", "nellymoser"),
         *("pcm_bluray", "pcm_dvd", "wmav1", "wmav2", "wmapro"),
     }
 )
 
 AUDIO_CODECS = INDEXED_CODECS | _CONTAINER_CODECS
-"""FFmpeg's names of the decoders that may run (SAFE-1)."""
+"""FFmpeg's names of the codecs that may be decoded (SAFE-1)."""
 
 #: Codecs whose decoders return the encoder's samples. Windows of all others equal the whole track within a tolerance.
 EXACT_CODECS = PCM_CODECS | {"alac", "flac"}

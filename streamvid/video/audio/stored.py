@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
 
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.audio.canvas import AudioResult, Canvas, check_out
@@ -18,9 +16,12 @@ from streamvid.video.container import ffmpeg_errors
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
+    from av.audio.frame import AudioFrame
     from av.audio.layout import AudioLayout
     from av.packet import Packet
 
+_DAMAGED = "the data is damaged: a packet of the audio does not decode to its samples"
+_MAX_RUN = 1 << 12  # samples, which stay in the processor's caches
 _MAX_USUAL = 1 << 16  # samples of a frame of any number of channels that is within all limits
 
 
@@ -47,29 +48,66 @@ def decode_audio_packets(
 
 
 def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, data: memoryview, canvas: Canvas) -> None:
-    layout: AudioLayout | None = None
-    name = ""
+    run = _Run(info, canvas)
     with ffmpeg_errors("the audio does not decode"):
         for position, offset, size, head, count in packets.tolist():
             packet = packet_of(data[offset : offset + size])
-            if not count:
+            if count:
+                run.add(decoder.decode(packet), position, head, count)
+            else:
                 _warm_up(decoder, packet)
-                continue
-            frames = decoder.decode(packet)
-            # Checking each frame would cost as much as copying its samples.
-            if any(frame.layout != layout or frame.samples > _MAX_USUAL for frame in frames):
-                check_frames(frames)
-                layout = frames[0].layout
-                name = layout.name
-            is_right = sum([frame.samples for frame in frames]) >= head + count
-            if not is_right or any([frame.sample_rate != info.sample_rate for frame in frames]):
-                raise DecodeError("the data is damaged: a packet of the audio does not decode to its samples")
-            parts = [samples_of(frame) for frame in frames]
-            samples = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-            canvas.draw(position, samples[:, head : head + count], name, info.sample_rate)
+    run.draw()
 
 
 def _warm_up(decoder: AudioCodecContext, packet: Packet[Any]) -> None:
     """Decode a packet without samples of the window. It may refer to packets before the first one, and then fails."""
     with suppress(ProbeError):
         decode_packet(decoder, packet)
+
+
+class _Run:
+    """Decoded frames of adjacent packets. They are drawn at once, because drawing costs as much as decoding."""
+
+    def __init__(self, info: AudioStreamInfo, canvas: Canvas) -> None:
+        from av.audio.fifo import AudioFifo
+
+        self._rate, self._canvas, self._new_fifo = info.sample_rate, canvas, AudioFifo
+        self._fifo, self._layout, self._name, self._form = AudioFifo(), cast("AudioLayout | None", None), "", ""
+        self._position = self._end = self._head = 0
+
+    def add(self, frames: list[AudioFrame], position: int, head: int, count: int) -> None:
+        """Add the frames of a packet, of whose samples `count` are kept after the first `head`."""
+        num_decoded = 0
+        for frame in frames:
+            if frame.layout != self._layout or frame.format.name != self._form or frame.samples > _MAX_USUAL:
+                self._change_form(frames)
+            if frame.sample_rate != self._rate:
+                raise DecodeError(_DAMAGED)
+            num_decoded += frame.samples
+        if num_decoded < head + count:
+            raise DecodeError(_DAMAGED)
+        if position != self._end or head or position - self._position > _MAX_RUN:
+            self.draw()
+            self._position, self._head = position, head
+        for frame in frames:
+            self._fifo.write(frame)
+        self._end = position + count
+        if num_decoded > head + count:
+            self.draw()
+
+    def _change_form(self, frames: list[AudioFrame]) -> None:
+        """Check the frames of a packet, which must be of one form, and begin a run of this form."""
+        self.draw()
+        check_frames(frames)
+        self._fifo, self._layout, self._form = self._new_fifo(), frames[0].layout, frames[0].format.name
+        self._name = frames[0].layout.name
+        if any(frame.layout != self._layout or frame.format.name != self._form for frame in frames):
+            raise DecodeError(_DAMAGED)
+
+    def draw(self) -> None:
+        """Draw the frames, and begin another run after them."""
+        frame = self._fifo.read()
+        if frame is not None:
+            samples = samples_of(frame)[:, self._head : self._head + self._end - self._position]
+            self._canvas.draw(self._position, samples, self._name, self._rate)
+        self._position, self._head = self._end, 0
