@@ -158,7 +158,9 @@ def _compare(
     rate, count = audio.sample_rate, out.shape[1]
     heard, reach = np.zeros(count, np.bool_), max(1, round(tolerance * rate))
     edge, shift = round(_EDGE_SECONDS * rate) + reach, 0
-    for (time, samples), (following, _) in zip(track.frames, [*track.frames[1:], (Fraction(1 << 40), None)], strict=True):
+    for (time, samples), (following, _) in zip(
+        track.frames, [*track.frames[1:], (Fraction(1 << 40), None)], strict=True
+    ):
         place = round(time * rate) - first
         heard[max(0, place - edge) : max(0, place + samples.shape[1] + edge)] = True
         size = min(samples.shape[1], round(following * rate) - first - place)  # later samples replace earlier ones
@@ -174,9 +176,7 @@ def _compare(
     return None if not np.abs(out[:, ~heard]).max(initial=0) else "it is not silent where ffmpeg has no audio"
 
 
-def _find(
-    out: Samples, place: int, samples: Samples, reach: int, likely: int, codec: str
-) -> tuple[int, bool] | None:
+def _find(out: Samples, place: int, samples: Samples, reach: int, likely: int, codec: str) -> tuple[int, bool] | None:
     """Return by how many samples a frame is off, and whether it is equal, or None if it is not found."""
     size = samples.shape[1]
     shifts = sorted(range(-reach, reach + 1), key=lambda shift: (shift != likely, abs(shift)))

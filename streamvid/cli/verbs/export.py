@@ -60,9 +60,7 @@ def command(
         what = f"adapters of {num_layers} layers"
     else:
         if format != "diffusers":
-            raise ConfigError(
-                f"{names}: full weights cannot be written with --format {format}, which is for adapters; use --format diffusers"
-            )
+            raise ConfigError(f"{names}: full weights cannot be written with --format {format}; use --format diffusers")
         if base is None:
             raise ConfigError(
                 f"{names}: full weights need their base; add --model FOLDER with the model that the run trained"

@@ -71,7 +71,7 @@ class Ltx2Training(LtxTraining):
     TEXT_PIPELINE = "LTX2Pipeline"
 
     def is_unused(self, name: str) -> bool:
-        """Return True for the audio stream and its attention to and from the video, which only batches with audio use."""
+        """Return True for the audio stream and its attention to the video, which only batches with audio use."""
         return re.search("audio|a2v|v2a|av_cross", name) is not None
 
     def _encode_one(self, text: str, image: Tensor | None) -> dict[str, Tensor]:
