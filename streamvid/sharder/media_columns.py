@@ -51,8 +51,8 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
         match = _SPELLING.fullmatch(key) if isinstance(key, str) else None
         if match is not None and match[1] == "audio":
             raise ConfigError(
-                f"media {key!r}={column!r}: audio as a conditioning input is not supported; the clip's own audio is "
-                "stored, so add the audio to the video (ffmpeg -i VIDEO -i AUDIO OUT.mp4)"
+                f"media {key!r}={column!r}: audio as a conditioning input is not supported; the audio of the clip "
+                "itself is stored with it, so add the audio to the video (ffmpeg -i VIDEO -i AUDIO OUT.mp4)"
             )
         if match is None or match[1] not in (None, *KINDS) or not isinstance(column, str) or not column:
             raise ConfigError(

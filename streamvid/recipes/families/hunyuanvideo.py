@@ -105,9 +105,7 @@ class HunyuanVideo15Training(HunyuanVideoTraining):
         """Return the velocity."""
         model = self.transformer
         if model.config.use_meanflow:
-            raise ConfigError(
-                f"{self.folder.root} is a step-distilled model; train the model that it was distilled from"
-            )
+            raise ConfigError(f"{self.folder.root} is a step-distilled model; train the model that it was made from")
         no_image = torch.zeros_like(noisy[:, :1]).expand(-1, noisy.shape[1] + 1, -1, -1, -1)
         found: Tensor = model(
             hidden_states=torch.cat([noisy, no_image], dim=1).to(model.dtype),

@@ -48,7 +48,7 @@ def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, da
             continue
         is_right = sum(frame.samples for frame in frames) >= head + count
         if not is_right or any(frame.sample_rate != info.sample_rate for frame in frames):
-            raise DecodeError("the data is damaged: a packet of the audio cannot be decoded to its samples")
+            raise DecodeError("the data is damaged: a packet of the audio does not decode to its samples")
         parts = [samples_of(frame) for frame in frames]
         samples = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         canvas.draw(position, samples[:, head : head + count], frames[0].layout.name, info.sample_rate)
