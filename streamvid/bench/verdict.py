@@ -161,7 +161,7 @@ class Need:
 
 
 def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
-    """Return the usage in a run. store: pass over the store with the same share of cached data as the run."""
+    """Return the resource usage of a run. store: pass over the store with the same share of cached data as the run."""
     cpu = run.cpu_seconds
     return Usage(
         num_workers=run.num_workers,
@@ -287,19 +287,12 @@ def need_of(
         "store": (1 + margin) * share(num_local_ranks * mean_samples, store.samples_per_second),
         "main": (1 + margin) * main_seconds,
     }
-    obstacles = []
-    if fastest["cores"] > step_seconds:
-        obstacles.append(
-            f"{num_local_ranks} rank(s) need {cores:.1f} cores to load their data, but only {num_cores} are available"
-        )
-    if fastest["store"] > step_seconds:
-        obstacles.append(
-            f"the store delivers {store.samples_per_second:.1f} samples/s, but {rate * (1 + margin):.1f} are needed"
-        )
-    if fastest["main"] > step_seconds:
-        obstacles.append(
-            f"the main process needs {main_seconds:.3f} s of CPU time per batch, which is longer than a step"
-        )
+    needed = (1 + margin) * rate
+    reasons = {
+        "cores": f"{num_local_ranks} rank(s) need {cores:.1f} cores to load data, but only {num_cores} are available",
+        "store": f"the store delivers {store.samples_per_second:.1f} samples/s, but {needed:.1f} are needed",
+        "main": f"the main process needs {main_seconds:.3f} s of CPU time per batch, which is longer than a step",
+    }
     return Need(
         step_seconds=step_seconds,
         margin=margin,
@@ -311,5 +304,5 @@ def need_of(
         samples_per_second=rate,
         fastest_step_seconds=max(fastest.values()),
         unmeasured=tuple(sorted(name for name, number in steps.items() if number and name not in costs)),
-        obstacles=tuple(obstacles),
+        obstacles=tuple(reasons[name] for name, seconds in fastest.items() if seconds > step_seconds),
     )
