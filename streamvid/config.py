@@ -377,7 +377,7 @@ def from_fields(cls: type[T], value: object, name: str) -> T:
     name: name of the value in errors. Raises ConfigError if the value is not an object or lacks a required field.
     """
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
+        raise ConfigError(f"{name}={value!r}: must be an object with the fields of {cls.__name__}")
     _refuse_missing(cls, value, name)
     known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     return cls(**{name: value[name] for name in known if name in value})
@@ -398,7 +398,7 @@ def exact(name: str, value: object) -> Fraction:
             return Fraction(str(value).replace(":", "/"))
         except (ValueError, ZeroDivisionError):
             pass  # this also rejects inf and nan
-    raise ConfigError(f"{name}={value!r}: expected a finite number without an exponent, such as 0.5 or '9/16'")
+    raise ConfigError(f"{name}={value!r}: must be a finite number without an exponent, such as 0.5 or '9/16'")
 
 
 def check_options(instance: Any) -> None:

@@ -45,8 +45,8 @@ def counted(sizes: list[int], batch_size: int, chosen: PlanOptions, num_ranks: i
         "move": sum(abs(place - place_of[sample]) for sample, place in new_place_of.items())
         / len(delivered)
         / max(1.0, full_move),
-        "neighbours_kept": sum(near) / max(1, len(near)),
-        "neighbours_by_chance": sum(abs(i - j) <= reach for i, j in every) / max(1, len(every)),
+        "neighbors_kept": sum(near) / max(1, len(near)),
+        "neighbors_by_chance": sum(abs(i - j) <= reach for i, j in every) / max(1, len(every)),
         "shards_per_batch": sum(len({shard for shard, _ in batch}) for batch in samples) / len(samples),
         "reads_per_batch": sum(reads) / len(reads),
     }
@@ -71,10 +71,10 @@ def test_one_window_over_all_is_a_full_permutation_and_none_is_no_shuffle() -> N
     sizes = {"b": [90, 110] * 40}
     full = shuffle_quality(sizes, {"b": 2}, PlanOptions(window=EVERYTHING, shard_locality=1))
     assert full.move == pytest.approx(1, abs=0.03)
-    assert full.neighbours_kept == pytest.approx(full.neighbours_by_chance, abs=0.002)
+    assert full.neighbors_kept == pytest.approx(full.neighbors_by_chance, abs=0.002)
     assert full.shards_per_batch > 1.95
     stored = shuffle_quality(sizes, {"b": 2}, PlanOptions(shuffle="none"))
-    assert (stored.move, stored.neighbours_kept, stored.reads_per_batch) == (0, 1, 1)
+    assert (stored.move, stored.neighbors_kept, stored.reads_per_batch) == (0, 1, 1)
 
 
 def test_a_larger_window_mixes_more_and_reads_more_shards() -> None:
@@ -82,11 +82,11 @@ def test_a_larger_window_mixes_more_and_reads_more_shards() -> None:
     batch_sizes = dict.fromkeys(sizes, 4)
     rows = [shuffle_quality(sizes, batch_sizes, PlanOptions(window=window), 4) for window in (1, 4, 16, 64)]
     for one, other in itertools.pairwise(rows):
-        assert one.neighbours_kept > other.neighbours_kept > other.neighbours_by_chance
+        assert one.neighbors_kept > other.neighbors_kept > other.neighbors_by_chance
         assert one.shards_per_batch < other.shards_per_batch
     shards = shuffle_quality(sizes, batch_sizes, PlanOptions(shuffle="shards"), 4)
-    assert shards.move == pytest.approx(rows[2].move, rel=0.1)  # shards move as far; their neighbours stay together
-    assert shards.neighbours_kept > 0.97 and shards.reads_per_batch < 1.1
+    assert shards.move == pytest.approx(rows[2].move, rel=0.1)  # shards move as far; their neighbors stay together
+    assert shards.neighbors_kept > 0.97 and shards.reads_per_batch < 1.1
 
 
 def test_slices_of_a_large_dataset_show_what_all_of_it_does() -> None:
@@ -96,14 +96,14 @@ def test_slices_of_a_large_dataset_show_what_all_of_it_does() -> None:
     part = shuffle_quality(sizes, batch_sizes, PlanOptions(), 8, max_samples=12_000)
     assert part.num_samples == pytest.approx(12_000, rel=0.1) and whole.num_samples > 90_000
     assert part.move == pytest.approx(whole.move, abs=0.1)
-    assert part.neighbours_kept == pytest.approx(whole.neighbours_kept, abs=0.02)
+    assert part.neighbors_kept == pytest.approx(whole.neighbors_kept, abs=0.02)
     assert part.shards_per_batch == pytest.approx(whole.shards_per_batch, rel=0.05)
 
 
 def test_a_rank_reads_all_its_shards_within_a_short_epoch() -> None:
     """64 steps hold all of a small dataset: the shards of both buckets are counted, those of each by name."""
     found = shuffle_quality({"b": [4, 4], "c": [4, 4, 4]}, {"b": 4, "c": 4}, PlanOptions(shuffle="none"))
-    assert found == ShuffleQuality(20, 0, 1, found.neighbours_by_chance, 1, 1, 5)
+    assert found == ShuffleQuality(20, 0, 1, found.neighbors_by_chance, 1, 1, 5)
 
 
 def test_buckets_that_fill_no_step_are_left_out() -> None:

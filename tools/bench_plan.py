@@ -318,8 +318,8 @@ COLUMNS = {
         "peak_mib": "peak MiB",
     },
     "quality": {
-        "shuffle": "shuffle", "window": "window", "move": "moves", "neighbours_kept": "neighbours kept",
-        "neighbours_by_chance": "by chance", "shards_per_batch": "shards a batch", "reads_per_batch": "reads a batch",
+        "shuffle": "shuffle", "window": "window", "move": "moves", "neighbors_kept": "neighbors kept",
+        "neighbors_by_chance": "by chance", "shards_per_batch": "shards per batch", "reads_per_batch": "reads per batch",
         "shards_per_window": "shards in 64 steps",
     },
 }  # fmt: skip

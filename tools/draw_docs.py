@@ -245,7 +245,7 @@ class ShuffleRow:
     label: str
     shuffle: Shuffle
     window: int
-    neighbours_kept: float
+    neighbors_kept: float
     shards_per_batch: float
 
 
@@ -261,7 +261,7 @@ SHUFFLE_SHARDS, SHUFFLE_SAMPLES = 64, 6
 
 def shuffle() -> Picture:
     """Draw where samples of a small bucket go, and what each shuffle keeps together and reads."""
-    picture = Picture(960, 372, "Shuffles: where samples go, which neighbours stay together, and what a batch reads")
+    picture = Picture(960, 372, "Shuffles: where samples go, which neighbors stay together, and what a batch reads")
     picture.text(24, 34, "From stored place (left to right) to place in the epoch (top to bottom)", bold=True, size=15)
     small = f"{SHUFFLE_SHARDS} shards of {SHUFFLE_SAMPLES} samples, seed 0; each dot is a sample"
     picture.text(24, 54, small, size=12, color=SOFT)
@@ -274,7 +274,7 @@ def shuffle() -> Picture:
         places = [(round(left + 4 + old * scale, 1), round(72 + new * scale, 1)) for new, old in enumerate(stored)]
         picture.dots(places, 2.6, BLUE)
         picture.text(left + side / 2, 256, row.label, bold=True, anchor="middle")
-        _bar(picture, left, 272, side, row.neighbours_kept, f"neighbours kept: {row.neighbours_kept:.2f}", ROSE)
+        _bar(picture, left, 272, side, row.neighbors_kept, f"neighbors kept: {row.neighbors_kept:.2f}", ROSE)
         words = f"shards per batch: {row.shards_per_batch:.2f}"
         _bar(picture, left, 316, side, row.shards_per_batch / 4, words, GREEN)
     return picture

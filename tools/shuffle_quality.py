@@ -2,7 +2,7 @@
 
 Places are counted within a bucket, since a batch is of one bucket: a sample's stored place is its number in the order
 of the manifest, its new place the number of its slot in epoch 0. A full permutation of n samples moves them by
-(n - 1 / n) / 3 places on average, and leaves (2 * n - k - 1) * k / (n * (n - 1)) of the stored neighbours within k.
+(n - 1 / n) / 3 places on average, and leaves (2 * n - k - 1) * k / (n * (n - 1)) of the stored neighbors within k.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamvid.plan.step import Step
 Int64Array = npt.NDArray[np.int64]
 
 WINDOW_STEPS = 64
-_SLICE_STEPS = 3  # a whole step of neighbours on either side of the middle one
+_SLICE_STEPS = 3  # a whole step of neighbors on either side of the middle one
 _MIN_SLICES = 4  # of a bucket, so that a large one is not judged from one window of shards
 _MAX_RANKS = 8
 
@@ -31,16 +31,16 @@ class ShuffleQuality:
     """What `shuffle_quality` finds; means over the samples of all buckets.
 
     num_samples: how many were looked at. move: how far a sample's new place is from its stored one, 1.0 being the mean
-    of a full permutation and 0 the stored order. neighbours_kept: share of samples whose stored successor comes within
-    one step's samples of them; neighbours_by_chance: the same for a full permutation.
-    shards_per_batch: shards that a batch of a rank touches. reads_per_batch: its reads, samples that are neighbours in
+    of a full permutation and 0 the stored order. neighbors_kept: share of samples whose stored successor comes within
+    one step's samples of them; neighbors_by_chance: the same for a full permutation.
+    shards_per_batch: shards that a batch of a rank touches. reads_per_batch: its reads, samples that are neighbors in
     a shard being one. shards_per_window: shards that a rank touches in 64 steps, over all buckets.
     """
 
     num_samples: int
     move: float
-    neighbours_kept: float
-    neighbours_by_chance: float
+    neighbors_kept: float
+    neighbors_by_chance: float
     shards_per_batch: float
     reads_per_batch: float
     shards_per_window: float

@@ -246,7 +246,7 @@ def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tu
             raise ConfigError(f"shapes contains bucket {bucket_id!r} more than once; pass loader.shapes unchanged")
         if len(shape) < 2 or min(shape) < 1:
             raise ConfigError(
-                f"shapes[{bucket_id!r}]={shape!r}: expected 2 or more sizes, all above 0; pass loader.shapes"
+                f"shapes[{bucket_id!r}]={shape!r}: must be 2 or more sizes, all above 0; pass loader.shapes"
             )
         named[bucket_id] = tuple(shape[1:])
     if not named:

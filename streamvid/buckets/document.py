@@ -167,7 +167,7 @@ def bucket_config_from_json(values: Mapping[str, Any]) -> BucketConfig:
 
 def _by_frames(name: str, entries: object) -> dict[int, Any]:
     if not isinstance(entries, Mapping):
-        raise ConfigError(f"bucket_config[{name!r}]={entries!r}: expected frame counts, such as {{33: [1.0, 12]}}")
+        raise ConfigError(f"bucket_config[{name!r}]={entries!r}: must contain frame counts, such as {{33: [1.0, 12]}}")
     return {_count(name, frames): value for frames, value in entries.items()}
 
 

@@ -41,7 +41,7 @@ class ModelRule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"name={self.name!r}: expected the name of a model, such as 'wan2.1'")
+            raise ConfigError(f"name={self.name!r}: must be the name of a model, such as 'wan2.1'")
         object.__setattr__(self, "frame_rule", FrameRule.of(self.frame_rule))
         check_options(self)
         if self.fps is not None and self.max_fps is not None:

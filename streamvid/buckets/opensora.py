@@ -143,7 +143,7 @@ def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
 def _entry(name: str, frames: object, value: Any, meaning: str | None) -> Entry:
     where = f"bucket_config[{name!r}][{frames!r}]"
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise ConfigError(f"{where}={value!r}: expected [probability, batch size], such as [1.0, 12]")
+        raise ConfigError(f"{where}={value!r}: must be [probability, batch size], such as [1.0, 12]")
     probability, batch_size = value
     keep = _keep(where, probability, meaning, is_image=frames == 1)
     if isinstance(batch_size, Sequence) and not isinstance(batch_size, str):
@@ -162,7 +162,7 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     if not isinstance(probability, Sequence) or isinstance(probability, str):
         return Keep(_share(where, probability))
     if len(probability) != 2:
-        raise ConfigError(f"{where}: probability {list(probability)!r}: expected a number or a pair of numbers")
+        raise ConfigError(f"{where}: probability {list(probability)!r} must be a number or a pair of numbers")
     if is_image:
         raise ConfigError(f"{where}: images need one probability, not the pair {list(probability)!r}")
     first, second = (_share(where, number) for number in probability)

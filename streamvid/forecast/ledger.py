@@ -150,8 +150,8 @@ def _planned_selection(attempt: Attempt, versions: Sequence[_Versions]) -> Selec
 def _planned_setup(attempt: Attempt, plan: Mapping[str, Any], versions: Sequence[_Versions]) -> Setup:
     if plan.get("plan_version") != PLAN_VERSION:
         raise SourceError(
-            f"the ledger was written with plan version {plan.get('plan_version')!r}, but only {PLAN_VERSION} can be "
-            "verified; use the streamvid version that wrote it"
+            f"the ledger was written with plan version {plan.get('plan_version')!r}, but only version {PLAN_VERSION} "
+            "can be verified; use the streamvid version that wrote it"
         )
     try:
         found = [dict(one) for one in plan["datasets"]]

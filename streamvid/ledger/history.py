@@ -178,8 +178,8 @@ def _session(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         version, is_right = LEDGER_VERSION, False
     if version != LEDGER_VERSION:
         raise SourceError(
-            f"{path}: version {version!r} of the ledger format; only {LEDGER_VERSION} can be read. Use the streamvid "
-            "version that wrote it"
+            f"{path} has version {version!r} of the ledger format, but only version {LEDGER_VERSION} can be read; use "
+            "the streamvid version that wrote it"
         )
     if not is_right:
         raise SourceError(f"{path} is damaged; remove the folder {path.parent} to read the other sessions")

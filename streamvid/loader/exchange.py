@@ -90,8 +90,8 @@ def check_equal_on_all_ranks(
     differing = _differing(dict(zip(processes, (one["identity"] for one in told), strict=True)))
     if differing:
         raise ConfigError(
-            f"the loaders of different processes differ: {'; '.join(differing)}. Give every process the same "
-            "arguments, dataset and state"
+            f"the loaders of the processes differ: {'; '.join(differing)}. Give every process the same arguments, "
+            "dataset and state"
         )
     _check_ranks(dict(zip(processes, (one["rank"] for one in told), strict=True)), world.num_ranks, processes_per_rank)
 

@@ -340,7 +340,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
             f"output.decode=False cannot be combined with {', '.join(names)}, because nothing is decoded; leave out "
-            "output.decode, or leave out these options"
+            "output.decode or these options"
         )
 
 

@@ -204,8 +204,8 @@ def _load_checkpoint(base: nn.Module, name_of_base: str, config: LoraConfig) -> 
         if state[name].shape != parameter.shape:
             raise ConfigError(
                 f"model.lora.checkpoint {path}: {name} has shape {tuple(state[name].shape)}, but "
-                f"{tuple(parameter.shape)} is required with model.lora.rank={config.rank}; set it to the rank of the "
-                "checkpoint, or use a checkpoint for this model"
+                f"{tuple(parameter.shape)} is required with model.lora.rank={config.rank}; set model.lora.rank to "
+                "the rank of the checkpoint, or use a checkpoint for this model"
             )
     if set(found.scales.values()) != {_alpha(config) / config.rank}:
         _refuse_alphas(path, config, sorted({scale * config.rank for scale in found.scales.values()}))

@@ -66,7 +66,7 @@ class CostTable:
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Mapping) or not all(isinstance(name, str) for name in self.tokens):
             raise ConfigError(
-                f"cost table tokens={reprlib.repr(self.tokens)}: expected a mapping from bucket ids to integers"
+                f"cost table tokens={reprlib.repr(self.tokens)}: must be a mapping from bucket ids to integers"
             )
         for name, tokens in self.tokens.items():
             require_integer(f"cost table tokens[{name!r}]", tokens, 1, _MAX_TOKENS)
@@ -76,7 +76,7 @@ class CostTable:
             raise ConfigError("cost table constant=0, per_token=0, per_pair=0: at least one must be above 0")
         if not isinstance(self.measured, Mapping) or not all(_is_row(batch, 2) for batch in self.measured):
             raise ConfigError(
-                f"cost table measured={reprlib.repr(self.measured)}: expected a mapping from (bucket id, batch size) "
+                f"cost table measured={reprlib.repr(self.measured)}: must be a mapping from (bucket id, batch size) "
                 "to nanoseconds; fit_costs creates one from measured steps"
             )
         for (bucket_id, batch_size), nanoseconds in self.measured.items():
@@ -156,7 +156,9 @@ def fit_costs(
         _validate_batch(bucket_id, batch_size, tokens)
         groups.setdefault((str(bucket_id), batch_size), []).append(_nanoseconds(bucket_id, batch_size, seconds))
     if not groups:
-        raise ConfigError("measurements=[]: expected a (bucket id, batch size, seconds) tuple for at least one step")
+        raise ConfigError(
+            "measurements=[]: must contain a (bucket id, batch size, seconds) tuple for at least one step"
+        )
     medians = {batch: int(statistics.median(values)) for batch, values in sorted(groups.items())}
     trusted = {batch: median for batch, median in medians.items() if len(groups[batch]) >= _ENOUGH}
     rows = [(_columns(tokens[name], size), median) for (name, size), median in (trusted or medians).items()]
@@ -248,14 +250,14 @@ def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
 
 def _tokens_of(buckets: Iterable[Bucket], model: ModelRule | None) -> dict[str, int]:
     if not isinstance(buckets, Iterable):
-        raise ConfigError(f"buckets={buckets!r}: expected streamvid.Bucket objects, such as loader.buckets")
+        raise ConfigError(f"buckets={buckets!r}: must be streamvid.Bucket objects, such as loader.buckets")
     tokens = {}
     for number, bucket in enumerate(buckets):
         if not isinstance(bucket, Bucket):
-            raise ConfigError(f"buckets[{number}]={bucket!r}: expected a streamvid.Bucket, as in loader.buckets")
+            raise ConfigError(f"buckets[{number}]={bucket!r}: must be a streamvid.Bucket, as in loader.buckets")
         tokens[bucket.id] = tokens_of(bucket, model)
     if not tokens:
-        raise ConfigError("buckets=(): expected at least one bucket of a dataset")
+        raise ConfigError("buckets=(): must contain at least one bucket of a dataset")
     return tokens
 
 
@@ -263,11 +265,11 @@ def _triples(measurements: Iterable[tuple[str, int, float]]) -> Iterator[tuple[s
     expected = "(bucket id, batch size, seconds), such as ('832x480-81f', 4, 0.75)"
     if not isinstance(measurements, Iterable) or isinstance(measurements, Mapping | str | bytes):
         raise ConfigError(
-            f"measurements={reprlib.repr(measurements)}: expected a list with one entry per measured step, {expected}"
+            f"measurements={reprlib.repr(measurements)}: must be a list with one entry per measured step, {expected}"
         )
     for number, entry in enumerate(measurements):
         if not _is_row(entry, 3):
-            raise ConfigError(f"measurements[{number}]={reprlib.repr(entry)}: expected a measured step, {expected}")
+            raise ConfigError(f"measurements[{number}]={reprlib.repr(entry)}: must be a measured step, {expected}")
         bucket_id, batch_size, seconds = entry
         is_whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
         yield bucket_id, int(batch_size) if is_whole else batch_size, seconds

@@ -72,7 +72,7 @@ def open_features(
         return [None] * len(datasets)
     if len(given) != len(datasets):
         raise ConfigError(
-            f"--features: given {len(given)} time(s) for {len(datasets)} dataset(s); give it once per dataset, in "
+            f"--features was given {len(given)} time(s) for {len(datasets)} dataset(s); give it once per dataset, in "
             "the same order"
         )
     found = [open_sidecar(url, storage) for url in given]

@@ -286,7 +286,8 @@ class ShardOptions:
         if self.curation.black_bars and self.source.media and self.clips.is_native:
             raise ConfigError(
                 "curation.black_bars=True cannot be combined with source.media and clips.kind='native', because the "
-                "bars would be cropped from the clips, but not from the conditioning inputs; omit one of the three"
+                "bars would be cropped from the clips, but not from the conditioning inputs; omit one of these "
+                "options"
             )
 
     def _check_audio(self) -> None:

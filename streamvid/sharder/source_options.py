@@ -129,8 +129,8 @@ class SourceOptions:
             raise ConfigError(f"where={self.where!r}: must be a condition, such as 'aesthetic > 5 and motion > 0.2'")
         if len(self.time_columns) > 2 or len(set(self.time_columns)) < len(self.time_columns):
             raise ConfigError(
-                f"time_columns={self.time_columns!r}: must be two different columns, one for starts and one for ends, "
-                "or a single column that holds both"
+                f"time_columns={self.time_columns!r}: must be two different columns, one for starts and one for "
+                "ends, or a single column that contains both"
             )
         if self.time_columns and self.whole_files:
             raise ConfigError(

@@ -155,8 +155,8 @@ class Checkpoints:
         if newer:
             raise ConfigError(
                 f"checkpoints.resume is {resume}, but output {output} contains newer checkpoints "
-                f"({', '.join(newer)}), which 'latest' would mistake for checkpoints of this run; move them away or "
-                "choose another output"
+                f"({', '.join(newer)}), which 'latest' would mistake for checkpoints of this run; move these "
+                "checkpoints elsewhere, or choose another output"
             )
         return resume
 

@@ -67,7 +67,7 @@ def test_a_bad_bucket_is_refused(fields: dict[str, Any], message: str) -> None:
 def test_json_that_is_no_bucket_is_refused() -> None:
     with pytest.raises(ConfigError, match="is missing required fields; add height, width"):
         Bucket.from_json({"num_frames": 3})
-    with pytest.raises(ConfigError, match="expected an object"):
+    with pytest.raises(ConfigError, match="must be an object"):
         Bucket.from_json(["832x480-81f"])  # type: ignore[arg-type]
 
 

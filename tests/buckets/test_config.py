@@ -122,7 +122,7 @@ def test_open_sora_1_0_has_one_size(tmp_path: Path) -> None:
         ("bucket_config = {'256q': {1: (1.0, 4)}}", "resolution='256q' is not a resolution name"),
         ("image_size = (256,)\nnum_frames = 16", "cannot read the buckets in"),
         ("bucket_config = " + "-" * 100_000 + "1", "cannot read the buckets in"),
-        ("bucket_config = {'256px': {1, 2}}", "expected frame counts"),
+        ("bucket_config = {'256px': {1, 2}}", "must contain frame counts"),
     ],
 )
 def test_python_configs_that_cannot_be_read_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -221,7 +221,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 cannot be combined with buckets"),
         ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar cannot be combined with buckets"),
         ("{bucket: [832x480@81]}", "bucket is not a field; did you mean 'buckets'"),
-        ("{buckets: [33x480x832]}", "write it as '832x480@33'"),
+        ("{buckets: [33x480x832]}", "write the bucket as '832x480@33'"),
         ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None; set probabilities to opensora-v2"),
         ('{bucket_config: {256px: {1: [[1.0, 0.3], 12]}}, probabilities: opensora-v2}', "images need one probability"),
         ('{bucket_config: {256px: {33: [1.5, 12]}}}', "probability=1.5: must be from 0 to 1"),
@@ -244,13 +244,13 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{buckets: [832x480@81], policy: {crop: 2}}', "policy has no field 'crop'"),
         ('{buckets: [832x480@81], assign: any}', "assign='any': must be 'draw' or 'all'"),
         ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "frame_rate.rule='native' with fps=16: omit fps for rule"),
-        ('{buckets: [832x480@81], frame_rate: {rule: cap, fps: .inf}}', "fps=inf: expected a finite number"),
+        ('{buckets: [832x480@81], frame_rate: {rule: cap, fps: .inf}}', "fps=inf: must be a finite number"),
         ('{buckets: [832x480@81], model: {multiple: 16}}', "is missing required fields; add frame_rule"),
-        ('{buckets: [832x480@81], model: {frame_rule: 4k+1, multiple: 16, fps: .inf}}', "fps=inf: expected a finite number"),
+        ('{buckets: [832x480@81], model: {frame_rule: 4k+1, multiple: 16, fps: .inf}}', "fps=inf: must be a finite number"),
         ('{buckets: [832x480@81], frame_rate: {rule: cap, rate: 16}}', "frame_rate has no field 'rate'"),
         ('{resolution: [480p], num_frames: [17], min_ar: 2, max_ar: 1}', "min_ar=2 is above max_ar=1"),
         ('{resolution: [480p], num_frames: [17], min_ar: 90}', "480p has no ratio from min_ar=90"),
-        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "write height/width 0.56 as '1:0.56'"),
+        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "write the height/width ratio 0.56 as '1:0.56'"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": 854x480}}}', "nearest allowed: 848 and 864"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is not a size; write it as width"),
     ],
@@ -265,9 +265,9 @@ def test_what_cannot_be_is_named(tmp_path: Path, text: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("33x480x832", "write it as '832x480@33' if it is frames x height x width"),
-        ("832x480x33", "write it as '832x480@33' if it is width x height x frames"),
-        ("80x16x96", "write it as '80x16@96' if it is width x height x frames or '96x16@80' if it is frames x"),
+        ("33x480x832", "write the bucket as '832x480@33' if it is frames x height x width"),
+        ("832x480x33", "write the bucket as '832x480@33' if it is width x height x frames"),
+        ("80x16x96", "write the bucket as '80x16@96' if it is width x height x frames or '96x16@80' if it is frames x"),
     ],
 )
 def test_bare_triples_are_refused_wherever_buckets_are_named(text: str, shown: str) -> None:

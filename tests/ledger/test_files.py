@@ -188,5 +188,5 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=match):
             read_history(tmp_path / "ledger")
     session.write_text(whole.replace('"version": 1', '"version": 2'))
-    with pytest.raises(SourceError, match="version 2 of the ledger format; only 1 can be read"):
+    with pytest.raises(SourceError, match="version 2 of the ledger format, but only version 1 can be read"):
         read_history(tmp_path / "ledger")

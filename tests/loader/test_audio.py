@@ -178,7 +178,7 @@ def test_options_that_cannot_be(dataset: Path, options: dict[str, Any], message:
 def test_what_has_no_sound_is_refused(dataset: Path, tmp_path: Path) -> None:
     """Features, texts, and images whose duration nothing tells."""
     features = make_sidecar(tmp_path / "features", dataset)
-    with pytest.raises(ConfigError, match="output.audio: cannot be combined with features"):
+    with pytest.raises(ConfigError, match="output.audio cannot be combined with features"):
         open_loader(dataset, features=features, output=OUTPUT)
     texts = write_rows(tmp_path / "texts.csv", [{"caption": f"number {number}"} for number in range(4)])
     shard(texts, tmp_path / "texts", shard_options(clips="text", workers=1, caption_column="caption"))
@@ -213,7 +213,7 @@ def test_a_dataset_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
         return sink.getvalue()
 
     seal(tmp_path, change_index=without_sound)
-    with pytest.raises(ConfigError, match="recorded no audio; shard it again, or leave output.audio out"):
+    with pytest.raises(ConfigError, match="did not record audio; shard it again, or leave output.audio out"):
         open_loader(tmp_path, output=OUTPUT)
 
 

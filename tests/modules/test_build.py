@@ -70,7 +70,8 @@ def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: st
 def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
     lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
     with pytest.raises(
-        ConfigError, match=r"checkpoint is .*/a and model.lora.preset_path is .*/b: not an existing file.*peft folder"
+        ConfigError,
+        match=r"checkpoint is .*/a and model.lora.preset_path is .*/b: the file does not exist.*peft folder",
     ):
         make(lora, factory="no_such_package:build")
     with pytest.raises(ConfigError, match="c.safetensors does not exist"):

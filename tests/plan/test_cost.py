@@ -169,16 +169,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 ONE = (IDS[0], 1, 1.0)
-STEP = r"expected a measured step, \(bucket id, batch size, seconds\)"
+STEP = r"must be a measured step, \(bucket id, batch size, seconds\)"
 NO_PAIRS: Any = {"a": 3}
 NO_MEASUREMENTS: dict[str, Any] = {
     "at least one step": [],
-    r"measurements=\{.*\}: expected a list .* measured step, \(bucket id, batch size, seconds\), such as": {
-        IDS[0]: 1.0
-    },
-    r"measurements=5: expected a list with": 5,
-    r"measurements=None: expected a list": None,
-    r"measurements='abc': expected a list": "abc",
+    r"measurements=\{.*\}: must be a list .* measured step, \(bucket id, batch size, seconds\), such as": {IDS[0]: 1.0},
+    r"measurements=5: must be a list with": 5,
+    r"measurements=None: must be a list": None,
+    r"measurements='abc': must be a list": "abc",
     rf"measurements\[1\]='abc': {STEP}": [ONE, "abc"],
     rf"measurements\[1\]=\('a', 1.0\): {STEP}": [ONE, ("a", 1.0)],
     rf"measurements\[0\]=0.5: {STEP}": [0.5],
@@ -203,7 +201,7 @@ NO_BUCKETS: dict[str, Any] = {
 }
 BAD: dict[str, Callable[[], Any]] = {
     r"measured=\{'a': 3\}: expected .*\(bucket id, batch size\)": lambda: CostTable({"a": 1}, measured=NO_PAIRS),
-    r"measured=\[\]: expected a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
+    r"measured=\[\]: must be a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
     r"tokens\['a'\]=0": lambda: CostTable({"a": 0}),
     "per_token=-1": lambda: CostTable({"a": 1}, per_token=-1),
     "at least one must be above 0": lambda: CostTable({"a": 1}, 0, 0, 0),

@@ -126,6 +126,6 @@ def _remove(folder: Path) -> None:
     is_mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_mine or not all(_NAME.fullmatch(path.name) for path in folder.iterdir()):
         raise StorageError(
-            f"{folder} exists, but is not the scratch directory of an earlier copy by this user; remove it"
+            f"{folder} exists, but is not the scratch directory of an earlier copy by this user; remove this folder"
         )
     shutil.rmtree(folder)

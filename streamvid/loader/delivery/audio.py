@@ -34,8 +34,8 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
     known = [rate for rate in rates.values() if rate is not None]
     if not known:
         raise ConfigError(
-            "output.audio: the number of audio samples of an image follows from a frame rate, but the loader delivers "
-            "only images; set output.audio.fps, or leave output.audio out"
+            "output.audio: the number of audio samples for an image depends on a frame rate, but the loader "
+            "delivers only images; set output.audio.fps, or leave output.audio out"
         )
     form, shapes = options.form, dict[str, AudioShape]()
     for name, rate in rates.items():
@@ -72,12 +72,12 @@ def _default(mix: Mix) -> AudioOptions | None:
 def _check(mix: Mix, view: ViewOptions, *, is_decoded: bool) -> None:
     if any(part.sidecar is not None for part in mix.parts):
         raise ConfigError(
-            "output.audio: cannot be combined with features, which contain no audio of the clips; leave one of them out"
+            "output.audio cannot be combined with features, which contain no audio of the clips; omit one of them"
         )
     if not is_decoded:
         raise ConfigError(
-            "output.audio: cannot be combined with output.decode=False, which delivers clips as they are stored; leave "
-            "one of them out"
+            "output.audio cannot be combined with output.decode=False, which delivers clips as they are stored; "
+            "omit one of them"
         )
     pictured = [part for part in mix.parts if part.dataset.manifest.clips != "text"]
     if not pictured:
@@ -96,16 +96,16 @@ def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
     elif view.temporal != "uniform" and not is_capped:
         return
     raise ConfigError(
-        f"output.audio: cannot be combined with {named}, which changes the speed of the pictures; use "
-        "view.temporal='random', 'head', 'middle', 'chunk' or 'full' without view.max_interval, or leave output.audio "
-        "out. To deliver another frame rate at the same speed, shard the dataset with --fps"
+        f"output.audio cannot be combined with {named}, which changes the speed of the pictures; use "
+        "view.temporal='random', 'head', 'middle', 'chunk' or 'full' without view.max_interval, or leave "
+        "output.audio out. To deliver another frame rate at the same speed, shard the dataset with --fps"
     )
 
 
 def _check_columns(dataset: Dataset) -> None:
     if HAS_AUDIO not in dataset.samples_schema.names:
         raise ConfigError(
-            f"output.audio: {dataset.url} was sharded by a version of streamvid that recorded no audio; shard it "
+            f"output.audio: {dataset.url} was sharded by a version of streamvid that did not record audio; shard it "
             "again, or leave output.audio out"
         )
 
@@ -126,8 +126,8 @@ def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
             where = "output.audio.fps" if fps == given else part.dataset.url
             raise ConfigError(
                 f"output.audio: bucket {bucket.id} is delivered at {float(first):.6g} fps and, by {where}, at "
-                f"{float(fps):.6g} fps, so its clips would need different numbers of audio samples; shard the datasets "
-                "with the same --fps, or use one loader for each"
+                f"{float(fps):.6g} fps, so its clips would need different numbers of audio samples; shard the "
+                "datasets with the same --fps, or use a separate loader for each"
             )
     return first
 

@@ -42,23 +42,25 @@ class AudioOptions:
         None, help="Samples per second and channel, such as 32000.", minimum=1000, maximum=MAX_SAMPLE_RATE
     )
     num_channels: int | None = option(
-        None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="2, or that of preset"
+        None, help="Number of channels: 1, 2, 6 (5.1) or 8 (7.1).", shown_default="2, or that of the preset"
     )
     rule: str | None = option(
         None,
-        help="Number of samples per bucket: exact (the duration of its frames, rounded to samples), or a grid such as "
-        "640k, of which the nearest count is delivered.",
-        shown_default="exact, or that of preset",
+        help=(
+            "Number of samples per bucket: exact (the duration of its frames, rounded to samples), or the nearest "
+            "number on a grid such as 640k."
+        ),
+        shown_default="exact, or that of the preset",
     )
     fps: Fraction | None = option(
         None,
         help="Frame rate that the number of samples is computed from, for datasets whose clips keep their own rates.",
-        shown_default="the rate at which the dataset is read, else that of the first clip of each bucket",
+        shown_default="the rate at which the dataset is read, otherwise that of the first clip of each bucket",
         above=0.0,
     )
     preset: str | None = option(
         None,
-        help=f"Model whose audio is delivered, for options that are not given: {', '.join(AUDIO_PRESETS)}.",
+        help=f"Model whose audio format applies to options that are not set: {', '.join(AUDIO_PRESETS)}.",
         choices=tuple(AUDIO_PRESETS),
     )
 

@@ -21,7 +21,7 @@ Expert: TypeAlias = Literal["high", "low", "both"]
 class DiffusionConfig(Options):
     """Options of a diffusion recipe."""
 
-    model: str = option(help="Folder of a diffusers pipeline, or its id on the Hugging Face Hub with download: true.")
+    model: str = option(help="Folder of a diffusers pipeline or, with download: true, its id on the Hugging Face Hub.")
     download: bool = option(False, help="Download `model` from the Hugging Face Hub.")
     transformer: str | None = option(
         None, help="Safetensors file with the weights of the transformer.", shown_default="those in `model`"
@@ -35,7 +35,7 @@ class DiffusionConfig(Options):
     encoder_dtype: Precision = option("bfloat16", help="Precision of text and image encoders.")
     vae_dtype: Precision = option("float32", help="Precision of the VAE.")
     posterior: Literal["mean", "sample"] = option(
-        "mean", help="Latents: the VAE's mean, or a sample by the sample's seed."
+        "mean", help="Use the mean of the VAE's latent distribution, or draw from it with the sample's seed."
     )
     max_text_tokens: int | None = option(None, minimum=1, help="Text length in tokens.", shown_default="the family's")
     time_sampling: Sampling = option("logit-normal", help="Distribution of training times before the shift.")
@@ -44,18 +44,20 @@ class DiffusionConfig(Options):
     time_shift: float | None = option(
         None, above=0, help="Shift of training times toward the noise.", shown_default="from the scheduler's config"
     )
-    weighting: Weighting = option("none", help="Weight of the loss by time.")
+    weighting: Weighting = option("none", help="Weighting of the loss by time.")
     image: str | None = option(
-        None, help="Conditioning input that holds first frames.", shown_default="the first frame of each clip"
+        None, help="Conditioning input that contains first frames.", shown_default="the first frame of each clip"
     )
     first_frame: float = option(
         0.0,
         minimum=0,
         maximum=1,
-        help="Probability that a sample trains with its first frame given, for models that take it.",
+        help="Probability of training a sample with a clean first frame, for models that support this.",
     )
-    expert: Expert = option("high", help="Wan 2.2 A14B: the expert that trains.")
-    validation_times: tuple[float, ...] = option((0.1, 0.3, 0.5, 0.7, 0.9), help="Times of the held-out loss.")
+    expert: Expert = option("high", help="Wan 2.2 A14B: the expert to train.")
+    validation_times: tuple[float, ...] = option(
+        (0.1, 0.3, 0.5, 0.7, 0.9), help=("Times at which the held-out loss is computed.")
+    )
     sample_steps: int = option(30, minimum=1, help="Number of sampling steps.")
     guidance: float = option(5.0, minimum=0, help="Guidance scale of samples.")
 

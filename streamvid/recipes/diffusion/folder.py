@@ -94,7 +94,7 @@ class ModelFolder:
         # Both libraries take a path that does not exist for an id on the Hugging Face Hub.
         if not (self.root / name).is_dir():
             raise ConfigError(
-                f"{self.root} has no folder {name}, which {INDEX} names as {self.index.get(name)}; copy or download "
+                f"{self.root} has no folder {name}, which {INDEX} lists as {self.index.get(name)}; copy or download "
                 "the model again, with all of its folders"
             )
 

@@ -72,8 +72,8 @@ class DiffusionTraining(nn.Module):
         self.scheduler = folder.scheduler()
         if config.first_frame and not self.takes_first_frame():
             raise ConfigError(
-                f"first_frame is {config.first_frame}, but {folder.root} is not a model that takes a clean first "
-                "frame; set first_frame to 0"
+                f"first_frame is {config.first_frame}, but the model in {folder.root} does not accept a clean "
+                "first frame; set first_frame to 0"
             )
         self.encoders = self.encoder_names()
         for name in self.denoiser_names():

@@ -76,14 +76,14 @@ class TextConfig(Options):
             spec = None
         if spec is None or not spec.submodule_search_locations:
             raise ConfigError(
-                f"text.package={self.package!r}: not an installed package; install it, or set text.path instead"
+                f"text.package={self.package!r} is not an installed package; install it, or set text.path instead"
             )
         found = [file.parent for root in spec.submodule_search_locations for file in Path(root).rglob("config.json")]
         folders = [folder for folder in found if any(folder.glob("*.safetensors"))]
         if len(folders) != 1:
             raise ConfigError(
                 f"text.package={self.package!r}: {len(folders)} folders contain config.json and *.safetensors, but "
-                "exactly one must; set text.path to a folder instead"
+                "exactly one must contain them; set text.path to a folder instead"
             )
         return folders[0]
 

@@ -152,7 +152,7 @@ def apply_where(
     if options.curation.dedup is not None and f"user.{GROUP}" in where.node.columns:
         raise ConfigError(
             f"source.where={text!r}: near-duplicates are grouped after the rows are selected, so {GROUP!r} is not "
-            "known yet; remove it from the condition, or use the condition as the loader's `where`"
+            "known yet; remove this column from the condition, or use the condition as the loader's `where`"
         )
     if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())

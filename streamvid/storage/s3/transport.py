@@ -109,7 +109,7 @@ class S3Transport(Transport):
             raise RequestError(f"the object ends before byte {start + num_bytes}, the end of the read", "short")
         if status == 200:
             raise RequestError(
-                "the server ignored the requested range, so it is not an S3 server",
+                "the server ignored the requested range, so it does not behave like an S3 server",
                 hint="Check endpoint_url (AWS_ENDPOINT_URL)",
             )
         if status != 206:

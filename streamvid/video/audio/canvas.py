@@ -53,10 +53,10 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
     if out.dtype != np.float32 or out.ndim != 2 or len(out) != audio.num_channels or not out.size:
         raise ConfigError(
             f"out is {out.dtype} of shape {out.shape}; it must be float32 of shape ({audio.num_channels}, samples), "
-            "not empty"
+            "and must not be empty"
         )
     if not out.flags.writeable:
-        raise ConfigError("out must be writeable")
+        raise ConfigError("out must be writable")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -42,8 +42,8 @@ def check_layout(layout: AudioLayout) -> None:
     if " channels (" in layout.name or layout.name.startswith("ambisonic"):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(layout))  # so that this object never frees it
         raise ProbeError(
-            f"the audio has {layout.name}, an order of channels that is not supported; re-encode the audio "
-            "(ffmpeg -i IN -c:v copy -c:a aac -ac 2 OUT.mp4)",
+            f"the audio has the channel layout {layout.name}, which is not supported; re-encode the audio (ffmpeg -i "
+            "IN -c:v copy -c:a aac -ac 2 OUT.mp4)",
             kind="audio-layout",
         )
 

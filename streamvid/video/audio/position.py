@@ -111,7 +111,7 @@ class _Positions:
             position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
             if abs(position) > _MAX_POSITION:
                 raise ProbeError(
-                    f"the audio has the timestamp {frame.timestamp}, which is years away; re-encode the file "
+                    f"the audio has the timestamp {frame.timestamp}, which is implausible; re-encode the file "
                     "(ffmpeg -i IN OUT.mp4)",
                     kind="timestamps",
                 )

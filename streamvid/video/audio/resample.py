@@ -38,7 +38,9 @@ def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
     """
     phases = min(_MAX_PHASES, out_rate // math.gcd(in_rate, out_rate))
     if phases * _num_taps(in_rate, out_rate) > _MAX_COEFFICIENTS:
-        raise DecodeError(f"the audio has {in_rate} Hz, which cannot be resampled to {out_rate} Hz; re-encode it")
+        raise DecodeError(
+            f"the audio has a sample rate of {in_rate} Hz, which cannot be resampled to {out_rate} Hz; re-encode it"
+        )
     # One channel at a time, because libswresample takes twice as long to separate and to interleave packed channels.
     channels = [_resample(channel[None], in_rate, out_rate) for channel in samples]
     out = np.empty((len(channels), sum(part.shape[1] for part in channels[0])), np.float32)

@@ -67,7 +67,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
                     kind="damaged",
                 )
             if number >= _MAX_PACKETS:
-                raise ProbeError(f"the audio has more than {_MAX_PACKETS} packets; cut the file", kind="limit")
+                raise ProbeError(f"the audio has more than {_MAX_PACKETS} packets; split the file", kind="limit")
             yield packet
 
 
@@ -136,7 +136,7 @@ def _first_frames(decoder: AudioCodecContext, packet: Packet[AudioStream], numbe
 
 def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> list[AudioFrame]:
     """Decode one packet, or None at the end. Raises ProbeError if it does not decode or exceeds a limit."""
-    with ffmpeg_errors(f"the audio does not decode near timestamp {packet.pts if packet else 'of its end'}"):
+    with ffmpeg_errors(f"the audio cannot be decoded near {f'timestamp {packet.pts}' if packet else 'its end'}"):
         frames = decoder.decode(packet)
     check_frames(frames)
     return frames
@@ -153,8 +153,8 @@ def check_frames(frames: list[AudioFrame]) -> None:
             frame.samples * channels > _MAX_FRAME_VALUES
         ):
             raise ProbeError(
-                f"the audio has {channels} channels, {rate} Hz and {frame.samples} samples per frame; allowed are "
-                f"{MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
+                f"the audio has {channels} channels, {rate} Hz and {frame.samples} samples per frame; allowed are up "
+                f"to {MAX_CHANNELS} channels, {MIN_RATE} to {MAX_RATE} Hz and {_MAX_FRAME_VALUES} values per frame",
                 kind="limit",
             )
 

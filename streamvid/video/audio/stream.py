@@ -95,7 +95,9 @@ def audio_stream(video: VideoFile) -> AudioStream | None:
     if codec not in AUDIO_CODECS:
         raise ProbeError(f"the audio codec {codec} is not allowed; {_remedy()}", kind="codec")
     if len(context.extradata or b"") > MAX_EXTRADATA_BYTES:
-        raise ProbeError(f"the audio's codec header is above {MAX_EXTRADATA_BYTES} bytes; {_remedy()}", kind="limit")
+        raise ProbeError(
+            (f"the audio's codec header is larger than {MAX_EXTRADATA_BYTES} bytes; {_remedy()}"), kind="limit"
+        )
     check_layout(context.layout)
     if codec == "alac" and int.from_bytes((context.extradata or b"")[12:16], "big") > _MAX_ALAC_SAMPLES:
         raise ProbeError(f"the audio has more than {_MAX_ALAC_SAMPLES} samples per packet; {_remedy()}", kind="limit")
@@ -140,7 +142,7 @@ def open_audio_decoder(info: AudioStreamInfo) -> AudioCodecContext:
     from av.codec.context import CodecContext
 
     if info.codec not in INDEXED_CODECS:
-        raise DecodeError(f"the audio codec {info.codec} of the index is not allowed; copy the dataset again")
+        raise DecodeError(f"the audio codec {info.codec} in the index is not allowed; copy the dataset again")
     decoder = CodecContext.create(DECODERS.get(info.codec, info.codec), "r")
     assert isinstance(decoder, AudioCodecContext)
     _set_up(decoder, info.codec)

@@ -89,7 +89,9 @@ def decode_pictures(
 
 def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[3] != 3 or not out.size:
-        raise ConfigError(f"out is {out.dtype} of shape {out.shape}; it must be uint8 of shape (T, H, W, 3), not empty")
+        raise ConfigError(
+            f"out is {out.dtype} of shape {out.shape}; it must be uint8 of shape (T, H, W, 3), and must not be empty"
+        )
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ConfigError("out must be C-contiguous and writable")
     if start < 0:

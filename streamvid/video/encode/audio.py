@@ -214,8 +214,8 @@ def check_track(data: bytes, window: AudioWindow) -> None:
             is_right = is_alike(found, wanted, window.format.sample_rate)
         if not (is_right and is_present):
             raise DecodeError(
-                f"the audio of the written clip from second {second} on differs from what was encoded; report this as "
-                "a bug, and choose --audio-codec flac"
+                f"the audio of the written clip from second {second} onward differs from what was encoded; report "
+                "this as a bug, and choose --audio-codec flac"
             )
         second += _BLOCK_SECONDS
 
