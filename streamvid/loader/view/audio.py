@@ -91,7 +91,7 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class AudioShape:
-    """Audio of a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second."""
+    """Audio of a bucket: `num_samples` samples per channel, for its frames at `fps` frames per second."""
 
     sample_rate: int
     num_channels: int

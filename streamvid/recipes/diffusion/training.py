@@ -197,7 +197,7 @@ class DiffusionTraining(nn.Module):
         return int((latents.shape[2] // t) * (latents.shape[3] // h) * (latents.shape[4] // w))
 
     def interval(self) -> tuple[float, float]:
-        """Return the part of 0..1 from which times are drawn."""
+        """Return the interval within 0..1 from which times are drawn."""
         return (0.0, 1.0)
 
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
