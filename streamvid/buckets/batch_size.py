@@ -29,7 +29,7 @@ def batch_sizes(
     In a mapping, a bucket's own id takes precedence, then its WxH@F, then globs; "*" applies to all other buckets. A
     configuration sets batch sizes by id; a bucket with another id gets the batch size that is set for its shape.
     max_tokens_per_batch: each bucket gets floor(max_tokens_per_batch / tokens per sample). Tokens are counted for
-    `model`; without a model, `bucket.tokens` is used.
+        `model`; without a model, `bucket.tokens` is used.
     others: additional buckets that keys of a mapping may match, such as buckets that are empty in a split.
     Raises ConfigError for invalid arguments, for a bucket without a batch size, for a bucket to which two globs
     (other than "*") assign different sizes, and for a key without wildcards that matches no bucket.

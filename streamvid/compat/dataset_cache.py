@@ -63,7 +63,7 @@ def cached_dataset(
 
 
 def content_key(source: str, options: ShardOptions) -> str:
-    """Return a digest of everything that determines the dataset, as a folder name."""
+    """Return a digest of everything that determines the dataset, for use as a folder name."""
     from streamvid.sharder.source.records import read_records
 
     records = read_records(source, options)

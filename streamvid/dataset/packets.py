@@ -236,7 +236,7 @@ def _fraction(text: object) -> Fraction:
 
 
 class _Lists:
-    """Columns of lists with equal lengths. `edges` are the first packet of each row, and the end of the last row."""
+    """Columns of lists with equal lengths. `edges`: the first packet of each row, and the end of the last row."""
 
     def __init__(self, columns: dict[str, pa.Array], sizes: str, others: Sequence[str]) -> None:
         import numpy as np

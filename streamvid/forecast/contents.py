@@ -77,8 +77,8 @@ class DatasetContents:
     num_records: number of input rows.
     rejections: rejected input rows, except those whose files became samples in a later version.
     stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
-    with_audio: number of samples with audio; None if it was not counted: for datasets without pictures, with more than
-        MAX_COUNTED_SHARDS shards, or of versions that recorded no audio.
+    with_audio: number of samples with audio; None if it was not counted, because the dataset has no pictures, has more
+        than MAX_COUNTED_SHARDS shards, or does not record which samples have audio.
     columns: the user's own columns.
     """
 

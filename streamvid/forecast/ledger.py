@@ -191,7 +191,10 @@ class _Versions:
 
     @cached_property
     def _kept(self) -> Mapping[str, Manifest]:
-        """Samples fingerprint → newest version with it. Read once, because a run may have followed many versions."""
+        """Mapping from samples fingerprint to the newest version that has it.
+
+        It is read once, because a run may have followed many versions.
+        """
         found: dict[str, Manifest] = {}
         for manifest in history(self.dataset.store, read_manifest(self.dataset.store)):
             found.setdefault(manifest.fingerprints.samples, manifest)

@@ -21,7 +21,7 @@ _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def frame(value: Any, *, is_compressed: bool) -> bytes:
-    """Return the frame of a JSON value."""
+    """Return a frame that contains a JSON value."""
     data = _to_json(value).encode()
     stored = _ZLIB + zlib.compress(data, _LEVEL) if is_compressed else _RAW + data
     return _HEAD.pack(len(stored), zlib.crc32(stored)) + stored

@@ -60,7 +60,7 @@ class VideoLoader(UnsupportedProtocols):
         that do not fit the model are rejected.
     world: data-parallel position of this process. None: taken from torch.distributed if it is initialized, else from
         launcher variables, else a single rank.
-    num_epochs: number of epochs per `for` loop; None: endless.
+    num_epochs: number of epochs per `for` loop; None for an endless loop.
     seed: seed of all random choices.
     shuffle: "window" permutes shards, and samples within runs of `schedule.window` shards; "shards" permutes only
         shards; "none" permutes nothing.

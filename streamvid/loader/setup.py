@@ -97,7 +97,7 @@ class Setup:
     """Checked arguments and parts of a loader.
 
     numeric: columns that contain numbers in all datasets.
-    compared_groups: groups of processes whose plans are compared; None: no comparison.
+    compared_groups: groups of processes whose plans are compared; None for no comparison.
     view_facts: values that determine the view of a visit, for each dataset; see batch/features.py.
     """
 

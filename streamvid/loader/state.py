@@ -60,8 +60,8 @@ def make_state(
     """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
 
     versions: the current versions, and those of carried samples, which are omitted once all carried samples have been
-    delivered. The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at
-    this share.
+        delivered. The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes
+        at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)

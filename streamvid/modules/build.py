@@ -40,7 +40,7 @@ def build_module(
     Trainable parts are float32 and in train mode; all others are frozen and in eval mode. The same seed gives the same
     module, and global random state does not change. Task "sft:train" needs none of the module's `encoders`; task
     "sft:data_process" freezes everything.
-    dtype_of_frozen: dtype of frozen linear layers, convolutions and embeddings; None: unchanged.
+    dtype_of_frozen: dtype of frozen linear layers, convolutions and embeddings; None to keep their dtypes.
     checkpoint_function: passed to `activation_checkpointing.wrap`.
     Raises ConfigError before anything is built if a weight file or adapter file is missing. Also raises ConfigError if
     the factory, a weight file or a name in `model` is invalid.

@@ -44,7 +44,7 @@ VERSION = 1
 class Encoder:
     """Module that encodes batches on its device.
 
-    dtype: dtype to which floating-point outputs are converted; None: unchanged.
+    dtype: dtype to which floating-point outputs are converted; None for no conversion.
     seed: combined with the first key and the visit of each batch to seed the module's own random numbers, so that
         posterior samples, for example, are the same in any process.
     """
@@ -213,7 +213,7 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
     """Return the facts, other than their weights, that define the encoders.
 
-    names: factory arguments that the encoders depend on; None: all.
+    names: factory arguments that the encoders depend on; None for all arguments.
     has_encoders: True if their weights are recorded, so that the name of the factory is ignored.
     """
     args = {name: portable(value) for name, value in model.args.items() if names is None or name in names}

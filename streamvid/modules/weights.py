@@ -58,7 +58,7 @@ def load(
 
     Return a mapping from the paths, as written, to the children that they fill ("" for the module).
 
-    may_lack: children that the module may lack; None: any child. Files of absent children are skipped.
+    may_lack: children that the module may lack; None allows any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a file matches no child or several, or if a key is missing or
     unexpected and `config` does not allow this. Raises ConfigError at the end if a parameter is still a meta tensor.
     """

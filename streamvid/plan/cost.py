@@ -210,8 +210,8 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
     """Return the non-negative coefficients that minimize the sum of (prediction / value - 1)**2, by trying all subsets.
 
-    rows: (amounts, value) with value > 0. At most len(rows) coefficients are nonzero. The solution is exact,
-    apart from the rounding of amounts / value.
+    rows: (amounts, value) with value > 0. At most len(rows) coefficients are nonzero. The solution is exact, apart
+        from the rounding of amounts / value.
     """
     num_columns = len(rows[0][0])
     relative = [[amount * _SCALE // value for amount in amounts] for amounts, value in rows]

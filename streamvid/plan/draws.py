@@ -214,7 +214,7 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Return the label counts in stretches of a pass, which has `total` slots, starting at `base`.
+    """Return the label counts in stretches of a pass that has `total` slots and starts at `base`.
 
     Stretches wrap around.
     """

@@ -104,7 +104,7 @@ class MixedStream:
         return sum(self._begins(epoch))
 
     def _begins(self, epoch: int) -> list[int]:
-        """Return b_i(epoch) for each dataset."""
+        """Return the position in each dataset's stream at which the epoch's block begins."""
         return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:

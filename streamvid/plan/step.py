@@ -82,7 +82,7 @@ class FinalStep:
     """Final step of one bucket: a remainder with "shrink" or "uneven", or repeats that complete a group of steps.
 
     visits_from: start of the range of visits for repeats. It is TAIL for a remainder, and FILL_GROUP or more for
-    repeats that complete a group.
+        repeats that complete a group.
     """
 
     span: BucketSpan

@@ -73,7 +73,7 @@ class _Selected:
 
 
 class Browser:
-    """Reader of pages of the samples of a dataset, or of its view. Thread-safe. It keeps the last few sort orders."""
+    """Reader of the samples of a dataset or of its view, page by page. Thread-safe. Recent sort orders are kept."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset

@@ -309,7 +309,9 @@ def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, by
 
 
 def _audio_of(sample: PlannedSample, data: bytes) -> tuple[AudioEntry | None, AudioIndex | None]:
-    """Return the facts and the packets of a clip's audio, as far as they are known. Both are None if there is none.
+    """Return the facts and the packets of a clip's audio, as far as they are known.
+
+    Both are None if the clip has no audio.
 
     Audio that does not decode has an entry without measured facts, so that the loader reports it (BAD-1).
     """

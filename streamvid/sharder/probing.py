@@ -114,7 +114,7 @@ def run_missing(
 
     If a file has several keys, the finding of its unit contains one part per key under "parts", unless it is a
     rejection.
-    files: the files of all tasks. Their order decides which task runs a unit.
+    files: the files of all tasks. Their order determines which task runs a unit.
     For the other arguments, see `run_units`.
     Raises TasksUnfinished if other tasks have not run their units yet.
     """

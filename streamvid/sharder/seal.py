@@ -68,7 +68,7 @@ def seal(
     """Write the index, then the files for other readers and the manifest. Then remove the staging folder.
 
     known: the input rows to record. base: dataset whose next version is published. No version is published if there is
-    nothing to record.
+        nothing to record.
     """
     folder = staging.plan_folder(plan.sha256)
     plan = replace(plan, shards=tuple(shard for shard in plan.shards if shard.samples))

@@ -93,7 +93,7 @@ def _finite(value: Any) -> Any:
 
 
 def flat(line: MetricLine) -> dict[str, float]:
-    """Flatten a line for trackers: values per bucket become "name/bucket"."""
+    """Flatten a line of metrics for trackers: values per bucket are named "name/bucket"."""
     found: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, dict):

@@ -70,10 +70,10 @@ def annotate(
     memory for the selected columns, 4 bytes per sample, and the keys of a million samples.
 
     key_column: index column that identifies the samples of a row. "key" identifies one sample; "record_key" and
-    "source" identify all samples of a source file. None uses the first of these columns that the file contains.
+        "source" identify all samples of a source file. None uses the first of these columns that the file contains.
     columns: columns to add; None adds all except keys and captions.
-    caption_column: column with a caption or a list of captions per row; "" adds no captions; None uses the first column
-    with a usual name (caption, text, prompt, …), but only if `columns` is also None.
+    caption_column: column with a caption or a list of captions per row; "" adds no captions; None uses the first
+        column with a usual name (caption, text, prompt, …), but only if `columns` is also None.
     overwrite: True to allow replacing values of existing columns. A sample keeps its values if the file has no row or
         no value for it.
 

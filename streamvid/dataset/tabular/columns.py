@@ -51,7 +51,7 @@ class Column:
     """Values of one column in a block of rows.
 
     form: "typed" for Arrow values. "text" for CSV cells as written: "" means no value, and the type depends on all
-    cells of the column. "json" for JSON text of values that are nested or differ in type.
+        cells of the column. "json" for JSON text of values that are nested or differ in type.
     """
 
     cells: pa.Array

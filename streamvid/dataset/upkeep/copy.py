@@ -38,7 +38,7 @@ class CopyReport:
     """Result of a copy.
 
     state: "copied", "repaired" (the same dataset was at `dest`, and some of its files were written again), or "already
-    there".
+        there".
     num_files, num_bytes: number and total size of the dataset's files.
     num_copied, num_bytes_copied: number and total size of the files that this run wrote.
     num_kept: number of files that were already correct.

@@ -154,7 +154,7 @@ class _Merge:
     def __init__(
         self, held: Writing, sources: Sequence[Dataset], named: Sequence[Dataset], on_duplicate: OnDuplicate
     ) -> None:
-        """named: `sources`, and the datasets whose samples have already been merged."""
+        """Choose the samples. named: `sources`, and the datasets whose samples have already been merged."""
         self.held, self.dest, self.sources = held, held.dataset, sources
         contents = (source.manifest.fingerprints.content for source in named)
         self.merged = tuple(dict.fromkeys((*held.newest.merged, *contents)))

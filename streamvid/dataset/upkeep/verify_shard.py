@@ -30,8 +30,8 @@ _PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 class Problem:
     """One problem with one file.
 
-    what: kind of problem: "missing", "size" (in bytes), "checksum" (SHA-256), "unreadable", or "content" if the file is
-    intact but contradicts the rest of the dataset.
+    what: kind of problem: "missing", "size" (in bytes), "checksum" (SHA-256), "unreadable", or "content" if the file
+        is intact but contradicts the rest of the dataset.
     bucket_id, shard: bucket and shard of the affected samples, or "" if several shards share the file.
     keys: keys of at most MAX_KEYS affected samples.
     num_keys: number of affected samples; 0 if no clip, caption or packet table is affected.

@@ -51,7 +51,7 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
     """Return the parameters of `yuv420p_to_rgb` for B samples: int32 (B, 8), on the host, to be sent with the batch.
 
     matrices, ranges, sitings: one name per sample from LUMA_SHARES, RANGES and SITINGS. Sitings are named as in
-    FFmpeg's AVChromaLocation; the default is "left" in H.264, HEVC and MPEG-2, and "center" in JPEG.
+        FFmpeg's AVChromaLocation; the default is "left" in H.264, HEVC and MPEG-2, and "center" in JPEG.
     Raises ConfigError for an unknown name.
     """
     import torch

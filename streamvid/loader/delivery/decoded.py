@@ -45,7 +45,7 @@ class DecodedDelivery:
     """Delivery that decodes samples into pictures in the ring.
 
     accuracy: accuracy of the RGB conversion. None selects exact conversion if pictures are scaled anyway, because it
-    then adds little time, and fast conversion otherwise.
+        then adds little time, and fast conversion otherwise.
     """
 
     reads_ahead = True

@@ -461,7 +461,10 @@ class Pipeline:
             raise fresh(self._signals.failure)
 
     def _check_ring(self, since: float) -> None:
-        """Raise RingFullError if both feeder and caller have waited too long. since: start of the caller's wait."""
+        """Raise RingFullError if the feeder and the caller have both waited too long.
+
+        since: start of the caller's wait.
+        """
         feeder_since = self._ring_wait_since
         if feeder_since is None:
             return

@@ -54,9 +54,9 @@ class Repairs:
     def reason(self, delivery: Delivery, *, is_whole: bool) -> str | None:
         """Return the reason why a delivery is bad if that is already known, otherwise None.
 
-        is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are missing,
-        because the bad bytes may be outside the part. Clips that do not decode are not remembered, because another
-        window of the clip may decode, and a substitution must not depend on earlier ones.
+        is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are
+            missing, because the bad bytes may be outside the part. Clips that do not decode are not remembered,
+            because another window of the clip may decode, and a substitution must not depend on earlier ones.
         """
         if delivery.row.is_missing:
             return _MISSING

@@ -95,7 +95,7 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class AudioShape:
-    """Audio of a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second."""
+    """Audio of a bucket: `num_samples` samples per channel, for its frames at `fps` frames per second."""
 
     sample_rate: int
     num_channels: int
@@ -112,7 +112,7 @@ class AudioShape:
         """Raise ConfigError if a part's frames do not end within half a frame of their audio's end.
 
         video: packets of the clip, whose timestamps give the duration of the frames even if the frame rate varies. If
-        None, the clip's average rate is used. If frames are chosen by time, the rate of the grid is used.
+            None, the clip's average rate is used. If frames are chosen by time, the rate of the grid is used.
         """
         ours = float(self.fps)
         fps, num_intervals, tolerance = _speed(part, video)

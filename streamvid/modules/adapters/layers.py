@@ -95,7 +95,7 @@ def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
 
 
 def split(adapter: Adapter, shares: Sequence[int], where: str) -> list[Adapter]:
-    """Return the adapters of the layers whose outputs a fused layer computes, which share its down projection."""
+    """Return an adapter for each layer whose outputs a fused layer computes, all with its down projection."""
     rows = adapter.up.shape[0]
     if rows % sum(shares):
         raise ConfigError(f"{where}: the adapter has {rows} outputs; allowed: a multiple of {sum(shares)}")

@@ -46,7 +46,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """Visit that the page of a sample shows, or the reason why it cannot."""
+    """Visit that is shown on a sample's page, or the reason why it cannot be shown."""
 
     asked: ViewQuery
     problem: str | None

@@ -38,7 +38,7 @@ class DiffusionTraining(nn.Module):
     DENOISERS, ENCODERS: components that train, and frozen ones that only `encode` uses, with their allowed classes.
     SAMPLERS: frozen components that only sampling needs.
     TOKENIZERS: names of tokenizers and image processors.
-    TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None: the one that renders samples.
+    TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the one that renders samples.
     TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None: ignored. They are the fields
         of a batch and the arguments of the pipeline's call.
     MAX_TEXT: name of the argument of `encode_prompt` for the text length, or None.
@@ -214,7 +214,7 @@ class DiffusionTraining(nn.Module):
         return int((latents.shape[2] // t) * (latents.shape[3] // h) * (latents.shape[4] // w))
 
     def interval(self) -> tuple[float, float]:
-        """Return the part of 0..1 from which times are drawn."""
+        """Return the interval within 0..1 from which times are drawn."""
         return (0.0, 1.0)
 
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:

@@ -32,7 +32,7 @@ class BlackBars:
         self._size = luma.shape[1], luma.shape[0]
 
     def value(self, start: int, stop: int) -> list[int] | None:
-        """Return (left, top, right, bottom), or None, for samples `start` to `stop` (exclusive)."""
+        """Return the bars (left, top, right, bottom) of samples `start` to `stop` (exclusive), or None."""
         found = [bars for bars in self._found[start:stop] if bars is not None]
         if not found:
             return None

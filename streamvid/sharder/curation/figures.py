@@ -35,7 +35,7 @@ class Figure(Protocol):
     """Figure that is computed sample by sample."""
 
     def see(self, frame: FrameView, step: int) -> None:
-        """Measure the next sample of the file. step: number of the first multiple of 1/8 second that shows it."""
+        """Measure the file's next sample. step: number of the first multiple of 1/8 second at which it is shown."""
 
     def value(self, start: int, stop: int) -> Value:
         """Return the value for samples `start` to `stop` (exclusive), or None if these samples have no value.
@@ -133,7 +133,7 @@ def _rounded(total: int, count: int) -> float:
 
 
 def sample_steps(timestamps: Sequence[int], time_base: Fraction) -> dict[int, int]:
-    """Return the samples as frame number → number of the first multiple of 1/8 second that shows the frame.
+    """Return the samples as frame number → number of the first multiple of 1/8 second at which the frame is shown.
 
     Frames that are not shown at any multiple are omitted. The last frame is assumed to last as long as the one before
     it.

@@ -158,7 +158,8 @@ def _new(
 ) -> Iterator[Record]:
     """Yield the records that are not in `found`, and list inadmissible rows in `rejections`.
 
-    A rejected row is known only with the size of its file, which may have been incomplete.
+    A row that was rejected counts as known only if its file still has the same size, because the file may have been
+    incomplete.
     """
     is_rejected = rejected_rows(found)
     accepted, rejected = found[~is_rejected], found[is_rejected].copy()

@@ -74,7 +74,7 @@ class Where:
 
         is_final: False before figures are known, to keep records for which the condition is still unknown.
         probes: results of probing all records, if the condition requires them. A record that probing rejected is kept,
-        so that its rejection reports the reason from probing.
+            so that its rejection reports the reason from probing.
         """
         rejections = list(records.rejections)
 

@@ -17,7 +17,7 @@ class IndexFiles:
     """Index files of a build. Their numbers follow those of the files that are already in the dataset."""
 
     def __init__(self, put: Callable[[str, bytes], None], there: ManifestFiles) -> None:
-        """put: function that stores a file. there: existing files of the dataset."""
+        """Create a writer. put: function that stores a file. there: existing files of the dataset."""
         self.put = put
         # index/samples-00000-<hash>.parquet → samples
         self._counts = Counter(file.path.split("/")[-1].split("-")[0] for file in there)

@@ -42,7 +42,7 @@ def file_paths(root: Path) -> list[str]:
     """Return the relative paths of all files below `root`, except hidden files, sorted by path components.
 
     Links to folders are followed, but each real folder is visited only once, so link loops are harmless. A folder with
-    a media extension is visited and also returned, so that the caller rejects it.
+    a media extension is visited and also returned, so that the caller can reject it.
 
     Raises SourceError if a folder cannot be read.
     """

@@ -23,7 +23,7 @@ class SharedJournal(Journal):
     """Journal of one task that also contains the findings of the other tasks.
 
     folder: staging folder on this machine. The task's journal is a file inside it. If the destination is an object
-    store, the journal is copied there at most once per minute and at the end of each `with` block.
+        store, the journal is copied there at most once per minute and at the end of each `with` block.
     """
 
     def __init__(

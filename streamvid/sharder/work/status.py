@@ -184,7 +184,7 @@ class _Note:
 
 
 def _status_notes(dest: Destination, leases: Mapping[str, LeaseNote]) -> list[_Note]:
-    """Return the status of the run without a task, if there was one, and of all tasks."""
+    """Return the status of each task and, if there was one, of the run that was not divided into tasks."""
     found: dict[str, bytes] = {}
     own = f"{STAGING}/{_FILE}"
     if (dest.folder / _FILE).exists():  # newer than its copy in an object store

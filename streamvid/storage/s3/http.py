@@ -114,8 +114,8 @@ def _close_all(kept: list[_Connection]) -> None:
 class _Connection:
     """Connection to a server. flags: `recv` flags for bodies; MSG_WAITALL reduces the number of wake-ups.
 
-    stall_seconds: time limit for headers and for the body of a short response, so that a slow server
-    cannot occupy a thread indefinitely.
+    stall_seconds: time limit for headers and for the body of a short response, so that a slow server cannot occupy a
+        thread indefinitely.
     """
 
     def __init__(self, open_socket: socket.socket, stall_seconds: float, flags: int) -> None:

@@ -393,7 +393,7 @@ def _session_class() -> Any:
     from aiobotocore.httpsession import AIOHTTPSession
 
     class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
-        """Session that, unlike aiohttp's, never repeats a PUT: a repeated create would look like a conflict."""
+        """Session that, unlike aiohttp's, never repeats a PUT, because a repeated create would look like a conflict."""
 
         async def _get_session(self, proxy_url: str | None) -> Any:
             session = await super()._get_session(proxy_url)

@@ -43,8 +43,8 @@ def decode_into(
     """Decode len(out) frames into `out`: every `stride`-th frame in presentation order from frame number `start`.
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file. An image is a video of one frame.
-    out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1. It receives upright RGB frames, scaled to cover (H, W)
-    and center-cropped (`Transform.cover`).
+    out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1. It receives upright RGB frames, scaled to cover (H,
+        W) and center-cropped (`Transform.cover`).
     accuracy: as in PictureFormat.
     num_frames: expected number of frames in the video; None to skip the check.
 

@@ -37,8 +37,8 @@ def read_blocks(
     """Yield consecutive windows of a file's audio: samples (channels, size) for each of `sizes`, and their facts.
 
     first_sample: first sample of the first window, as for `decode_audio_file`. The position of an open file does not
-    change. The samples depend only on the file and the arguments. Decoding starts near the first window if the
-    container stores exact times of packets without gaps, and otherwise at the start of the file.
+        change. The samples depend only on the file and the arguments. Decoding starts near the first window if the
+        container stores exact times of packets without gaps, and otherwise at the start of the file.
     Raises DecodeError if the audio does not decode or is not allowed.
     """
     try:

@@ -71,7 +71,7 @@ def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | No
 def index_with_facts(data: bytes, limits: Limits = LIMITS) -> tuple[AudioIndex | None, AudioFacts | None]:
     """Index a clip's audio (see `index_audio`) and measure its facts, decoding it only once.
 
-    Both are None for a clip without audio. Raises the same errors as `index_audio`.
+    For a clip without audio, both results are None. Raises the same errors as `index_audio`.
     """
     with open_audio(data, limits) as video:
         stream = audio_stream(video)
