@@ -198,6 +198,12 @@ def test_the_command_line_shows_what_is_there(source: Path, tmp_path: Path) -> N
     run_streamvid("shard", source, tmp_path / "ds", "--clips", "audio", "--buckets", "1s,2s", "--workers", 1)
     assert "audio-1000ms" in run_streamvid("stats", tmp_path / "ds").stdout
     assert "audio-2000ms" in run_streamvid("plan", tmp_path / "ds", "--batch-size", "audio-*=1").stdout
+    run_streamvid("report", tmp_path / "ds", "-o", tmp_path / "report.html")
+    dataset = open_dataset(tmp_path / "ds")
+    row = dataset.samples(dataset.shards[0]).to_pylist()[0]
+    run_streamvid("extract", tmp_path / "ds", row["key"], "-o", tmp_path / "files")
+    (stored,) = (tmp_path / "files").rglob("clip.*")
+    assert stored.read_bytes() == (source / row["source"]).read_bytes()
 
 
 @pytest.mark.parametrize(
