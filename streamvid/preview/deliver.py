@@ -162,8 +162,9 @@ class _OpenPipeline:
         pictured = tuple(name for name, info in dataset.manifest.media.items() if not info.is_audio)
         data = DataArguments(dataset, split=split, media=pictured)
         plan = PlanArguments(batch_size=1, world=World(), shuffle="none", tail="uneven")
-        output = DeliveryArguments(OutputOptions(pixels="rgb24"), num_workers=min(1, default_num_workers()))
-        setup = set_up(data, plan, output)
+        output = OutputOptions(pixels=None if dataset.manifest.clips == "audio" else "rgb24")
+        delivery = DeliveryArguments(output, num_workers=min(1, default_num_workers()))
+        setup = set_up(data, plan, delivery)
         (self._part,) = setup.mix.parts
         self._numbers: dict[str, int] = {}
         self._pipeline = Pipeline(setup.mix.parts, setup.pipeline)

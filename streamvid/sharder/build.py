@@ -254,8 +254,7 @@ def build_shard(unit: ShardUnit) -> None:
         temporary_offsets.write_bytes(offsets)
         store.put(offsets_path(shard.path), temporary_offsets)
         store.put(shard.path, temporary)
-        has_packets = any(clips.indexes) or any(clips.audio_indexes)
-        packets = encode_packets(clips.indexes, clips.audio_indexes) if has_packets else b""
+        packets = clips.packets()
         put_note(store, packets_path(folder, shard.path), packets)
         place = {member.name: member.offset for member in members}
         member_offsets = [[place[f"{s.key}.{extension}"] for extension, _, _ in s.members] for s in shard.samples]
@@ -288,6 +287,11 @@ class _Clips:
     indexes: list[ClipIndex | None] = field(default_factory=list)
     audio: list[dict[str, Any] | None] = field(default_factory=list)
     audio_indexes: list[AudioIndex | None] = field(default_factory=list)
+
+    def packets(self) -> bytes:
+        """Return the packet table of the shard, or b"" if none of its clips has an index."""
+        has_index = any(self.indexes) or any(self.audio_indexes)
+        return encode_packets(self.indexes, self.audio_indexes) if has_index else b""
 
 
 def _members(unit: ShardUnit, clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:

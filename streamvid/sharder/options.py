@@ -293,6 +293,7 @@ class ShardOptions:
     def _check_audio(self) -> None:
         given = {
             "clips.fps": self.clips.fps,
+            "buckets.frame_rate": None if self.config.frame_rate.rule == "native" else self.config.frame_rate,
             "source.time_columns": self.source.time_columns,
             "source.media": self.source.media,
             "source.min_fps": self.source.min_fps,

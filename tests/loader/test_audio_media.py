@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -19,6 +21,8 @@ from streamvid.buckets.bucket import parse_buckets
 from streamvid.errors import ConfigError
 from streamvid.sharder.report import ShardReport
 from streamvid.sharder.sharder import dry_run, shard
+from streamvid.video.audio.file import decode_audio_file, own_zero
+from streamvid.video.audio.grid import AudioFormat, first_sample_at
 from tests.files import write_rows
 from tests.loader.conftest import open_loader, state_after
 from tests.loader.sounds import FPS, HEIGHT, RATE, WIDTH, Sound, folder_of, numbers_of, pictures, times_of
@@ -196,3 +200,30 @@ def test_images_have_all_of_their_audio(table: Path, tmp_path: Path) -> None:
             found.append(batch.media["speech"][0].numpy())
     assert np.array_equal(found[0], samples_of(0, 1.5 * SECONDS)[:, : 2 * RATE] / np.float32(32768))
     assert np.array_equal(found[0], found[1])
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(
+    rate=st.sampled_from([8000, 16_000, 22_050, 44_100, 48_000]),
+    channels=st.sampled_from([1, 2]),
+    first=st.integers(0, 9),
+    seed=st.integers(0, 99),
+)
+def test_each_window_is_a_part_of_the_whole_track(
+    rate: int, channels: int, first: int, seed: int, table: Path, dataset_of: Callable[[str], Path]
+) -> None:
+    """For any rate, window and place to resume: the samples are those of the whole file, resampled at once."""
+    times, audio = [times_of(table.parent / clip.name) for clip in CLIPS], AudioFormat(rate, channels)
+    output = {"audio": {"sample_rate": rate, "num_channels": channels, "fps": FPS}}
+    options: dict[str, Any] = {"media": ["speech"], "columns": ["source"], "output": output, "seed": seed}
+    state = state_after(first, dataset_of("copy"), batch_size=1, num_epochs=2, **options) if first else None
+    with open_loader(dataset_of("copy"), state, batch_size=1, num_epochs=2, **options) as loader:
+        for batch in loader:
+            number = int(batch["source"][0][5])
+            frame, found = numbers_of(batch.video[0].numpy())[0], batch.media["speech"][0].numpy()
+            whole = np.zeros((channels, 2 * round(SECONDS) * rate), np.float32)
+            if name := list(SPEECH)[number]:
+                decode_audio_file(table.parent / name, 0, whole, audio, zero=own_zero(table.parent / name))
+            begin = first_sample_at(times[number][frame] - times[number][0], rate)
+            assert np.array_equal(found, whole[:, begin : begin + found.shape[1]]), (number, frame)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.dataset.upkeep.merge import merge
 from streamvid.dataset.versions.open import open_dataset
@@ -161,7 +162,15 @@ def test_datasets_grow_and_are_joined(source: Path, dataset: Path, tmp_path: Pat
         run_streamvid("verify", root, "--deep")
         assert open_dataset(root).manifest.counts.samples == 7
     build(tmp_path / "copy", tmp_path / "again", buckets="0.4s")
-    assert open_dataset(tmp_path / "again").manifest.counts.samples == 7
+    again = open_dataset(tmp_path / "again")
+    assert again.manifest.counts.samples == 7
+    streamvid.remove(tmp_path / "again", keys=[again.samples(again.shards[0]).column("key")[0].as_py()])
+    streamvid.compact(tmp_path / "again")
+    compacted = open_dataset(tmp_path / "again")
+    for one in compacted.shards:
+        rows = compacted.samples(one).to_pylist()
+        tables = compacted.packets(one, *(rows[0][f"packets_{name}"] for name in ("offset", "bytes", "sha256")))
+        assert all(tables.audio(number) is not None for number in range(len(rows)))
 
 
 def dataset_copy(root: Path, dest: Path) -> Path:
@@ -189,6 +198,12 @@ def test_the_command_line_shows_what_is_there(source: Path, tmp_path: Path) -> N
     run_streamvid("shard", source, tmp_path / "ds", "--clips", "audio", "--buckets", "1s,2s", "--workers", 1)
     assert "audio-1000ms" in run_streamvid("stats", tmp_path / "ds").stdout
     assert "audio-2000ms" in run_streamvid("plan", tmp_path / "ds", "--batch-size", "audio-*=1").stdout
+    run_streamvid("report", tmp_path / "ds", "-o", tmp_path / "report.html")
+    dataset = open_dataset(tmp_path / "ds")
+    row = dataset.samples(dataset.shards[0]).to_pylist()[0]
+    run_streamvid("extract", tmp_path / "ds", row["key"], "-o", tmp_path / "files")
+    (stored,) = (tmp_path / "files").rglob("clip.*")
+    assert stored.read_bytes() == (source / row["source"]).read_bytes()
 
 
 @pytest.mark.parametrize(

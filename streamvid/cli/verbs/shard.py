@@ -32,6 +32,7 @@ Examples:
   streamvid shard films/ ds/ --clips native --fps 16 --max-clip-seconds 20 --min-psnr 38
   streamvid shard videos/ ds/ --scores motion,blur --where "motion > 0.5 and blur < 0.6"
   streamvid shard prompts.jsonl ds/ --clips text
+  streamvid shard speech/ ds/ --clips audio --buckets 2s,5s,10s
   streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
   streamvid shard --status ds/

@@ -277,7 +277,7 @@ def _packets(shard: NewShard) -> bytes:
             tables = part.dataset.packets(part.shard, place.offset, place.num_bytes, place.sha256)
             clips += [tables.clip(row) for row in part.stored_rows.tolist()]
             audios += [tables.audio(row) for row in part.stored_rows.tolist()]
-    return encode_packets(clips, audios) if any(clip is not None for clip in clips) else b""
+    return encode_packets(clips, audios) if any(index is not None for index in (*clips, *audios)) else b""
 
 
 def _place(part: Part) -> TablePlace | None:
