@@ -43,10 +43,10 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
     return found.num_layers
 
 
-def write_pipeline_folder(weights: Path | Sequence[Path], model: Path, output: Path) -> tuple[str, ...]:
+def write_pipeline_folder(weights: Sequence[Path], model: Path, output: Path) -> tuple[str, ...]:
     """Write the folder `output`: that of the base model, with the tensors of `weights` in place of its own.
 
-    weights: file of a run, or several, whose names begin with that of a component (or belong to `transformer`).
+    weights: files of one save of a run. Names of tensors begin with that of a component, or belong to `transformer`.
     model: diffusers folder of the base model. Its unchanged files are hard-linked if possible, otherwise copied.
     The trained tensors get the dtypes of those that they replace. Return the names of the changed components.
     Raises ConfigError if the folder exists, is not a model, or has other tensors than the file.
@@ -55,12 +55,11 @@ def write_pipeline_folder(weights: Path | Sequence[Path], model: Path, output: P
         raise ConfigError(f"-o {output} already exists; choose a new folder, or remove it")
     if not (model / MODEL_INDEX).is_file():
         raise ConfigError(f"--model {model} is not a diffusers folder: it has no model_index.json; use the base model")
-    files = [weights] if isinstance(weights, Path) else list(weights)
-    parts = _by_component(read_state(files), model)
+    parts = _by_component(read_state(weights), model)
     temporary = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     for component, tensors in parts.items():
-        _write_component(tensors, model / component, temporary / component, files[0])
+        _write_component(tensors, model / component, temporary / component, some([str(path) for path in weights]))
     for file in sorted(path for path in model.rglob("*") if path.is_file()):
         name = file.relative_to(model)
         is_replaced = name.parts[0] in parts and (file.suffix == SAFETENSORS or file.name.endswith(".index.json"))
@@ -79,20 +78,20 @@ def _by_component(state: Mapping[str, Tensor], model: Path) -> dict[str, dict[st
     return parts
 
 
-def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, weights: Path) -> None:
+def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, source: str) -> None:
     from huggingface_hub import save_torch_state_dict
 
     files = sorted(base.glob(f"*{SAFETENSORS}"))
     if not files:
         raise ConfigError(
-            f"{base} has no {SAFETENSORS} files, but {weights} holds tensors of it; use the folder of the model that "
+            f"{base} has no {SAFETENSORS} files, but {source} holds tensors of it; use the folder of the model that "
             "the run trained"
         )
     state = read_state(files)
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
     if strange:
         raise ConfigError(
-            f"{weights} holds {some(strange)}, which {base} does not have in these shapes; use the folder of the model "
+            f"{source} holds {some(strange)}, which {base} does not have in these shapes; use the folder of the model "
             "that the run trained"
         )
     state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}

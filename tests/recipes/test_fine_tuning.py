@@ -169,13 +169,13 @@ def test_full_weights_become_a_folder_that_loads(place: Place, tmp_path: Path) -
     config = of(place, "--set", "max_steps=1", "--set", "eval.steps=null", kind="", output=tmp_path / "run")
     assert (config.optimizer.lr, config.model.trainable) == (1e-5, ("transformer",))
     train(config)
-    changed = write_pipeline_folder(tmp_path / "run/step-1.safetensors", place.model, tmp_path / "mine")
+    changed = write_pipeline_folder([tmp_path / "run/step-1.safetensors"], place.model, tmp_path / "mine")
     assert changed == ("transformer",)
     theirs, base = (WanPipeline.from_pretrained(one) for one in (tmp_path / "mine", place.model))
     assert not torch.equal(theirs.transformer.proj_out.weight, base.transformer.proj_out.weight)
     assert torch.equal(theirs.vae.decoder.conv_in.weight, base.vae.decoder.conv_in.weight)
     with pytest.raises(ConfigError, match="already exists"):
-        write_pipeline_folder(tmp_path / "run/step-1.safetensors", place.model, tmp_path / "mine")
+        write_pipeline_folder([tmp_path / "run/step-1.safetensors"], place.model, tmp_path / "mine")
 
 
 def test_everything_that_a_recipe_sets_can_be_set_otherwise(place: Place, tmp_path: Path) -> None:

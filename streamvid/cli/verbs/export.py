@@ -49,38 +49,35 @@ def command(
     from streamvid.modules.weight_files import tensor_names
 
     files, base = _weights_of(Path(source), ema), _model_of(Path(source), model)
-    file, target = files[0], Path(output)
-    if any(is_adapter(name.replace("lora_down", "lora_A")) for name in tensor_names(file)):
+    target, file, names = Path(output), files[0], ", ".join(map(str, files))
+    if any(is_adapter(name.replace("lora_down", "lora_A")) for one in files for name in tensor_names(one)):
         if len(files) > 1:
-            raise ConfigError(
-                f"{source} has adapters of several models: {', '.join(one.name for one in files)}; export each file by "
-                f"itself, such as {Path(source) / file.name}"
-            )
+            raise ConfigError(f"{source}: the newest weights are {names}; use one of these files as SOURCE")
         num_layers = export_adapters(file, format, target, family or (None if base is None else family_of(base)))
         result: dict[str, object] = {"adapters": num_layers}
         what = f"adapters of {num_layers} layers"
     else:
         if format != "diffusers":
-            raise ConfigError(f"{file} holds full weights; --format {format} is for adapters; use --format diffusers")
+            raise ConfigError(f"{names} holds full weights; --format {format} is for adapters; use --format diffusers")
         if base is None:
-            raise ConfigError(f"{file} holds full weights; add --model FOLDER, the model that the run trained")
+            raise ConfigError(f"{names} holds full weights; add --model FOLDER, the model that the run trained")
         components = write_pipeline_folder(files, base, target)
         result, what = {"components": components}, ", ".join(components)
     if as_json:
-        print_json({"source": str(file), "format": format, "output": output, **result})
+        print_json({"source": names, "format": format, "output": output, **result})
         return
-    click.echo(printable(f"exported {what} from {file} to {output} ({format})"))
+    click.echo(printable(f"exported {what} from {names} to {output} ({format})"))
 
 
-def _weights_of(source: Path, ema: bool) -> list[Path]:
-    """Return the files to export: the newest ones of a run, one per model, or that of a peft folder."""
+def _weights_of(source: Path, ema: bool) -> tuple[Path, ...]:
+    """Return the files to export: those of the newest save of a run, one per model, or that of a peft folder."""
     from streamvid.modules.export import MODEL_INDEX
     from streamvid.modules.saving import PEFT_WEIGHTS_FILE, written
 
     if source.is_file():
-        return [source]
+        return (source,)
     if (source / PEFT_WEIGHTS_FILE).is_file():
-        return [source / PEFT_WEIGHTS_FILE]
+        return (source / PEFT_WEIGHTS_FILE,)
     found = [path for path in written(source) if (".ema" in path.suffixes) == ema]
     if not found and (source / MODEL_INDEX).is_file():
         raise ConfigError(
@@ -90,9 +87,9 @@ def _weights_of(source: Path, ema: bool) -> list[Path]:
     if not found:
         kind = "no weights with moving averages (.ema)" if ema else "no weights"
         raise ConfigError(f"{source} has {kind}; use the output folder of a run that has saved, or a file")
-    step = found[-1].name.partition(".")[0]
-    newest = sorted(path for path in found if path.name.partition(".")[0] == step)
-    return [path / PEFT_WEIGHTS_FILE if path.is_dir() else path for path in newest]
+    newest = found[-1].name.partition(".")[0]
+    files = [path for path in found if path.name.partition(".")[0] == newest]
+    return tuple(path / PEFT_WEIGHTS_FILE if path.is_dir() else path for path in files)
 
 
 def _model_of(source: Path, model: str | None) -> Path | None:

@@ -53,7 +53,7 @@ def test_adapters_of_both_experts_train_and_load_into_them(model: Path, tmp_path
         assert not torch.allclose(outputs(getattr(pipe, name)), before[name], atol=1e-4)
     words = ["export", str(output), "--format", "comfyui", "-o", str(tmp_path / "x.safetensors")]
     result = CliRunner().invoke(cli, words)
-    assert result.exit_code != 0 and "has adapters of several models" in f"{result.output}{result.exception}"
+    assert result.exit_code != 0 and "use one of these files as SOURCE" in f"{result.output}{result.exception}"
 
 
 def outputs(transformer: Any) -> torch.Tensor:
