@@ -23,6 +23,11 @@ from tests.recipes.tiny import make_model
 EXPERTS = ("transformer", "transformer_2")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("wan2.2", tmp_path_factory.mktemp("experts") / "model")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from streamvid.trainer import train
 from streamvid.trainer.config import TrainConfig
@@ -20,7 +21,12 @@ from tests.trainer.configs import changed
 from tests.trainer.runs import losses_in
 from tests.video.clips import run_ffmpeg
 
-pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast")
+pytestmark = [pytest.mark.filterwarnings("ignore:In CPU autocast"), pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def with_control(folder: Path) -> tuple[str, ...]:
