@@ -43,8 +43,7 @@ from streamvid.video.packets import read_packets
 Samples = NDArray[np.float32]
 #: Container endings of videos.
 ENDINGS = set(
-    ".3g2 .3gp .asf .avi .divx .f4v .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogg .ogm .ogv .qt .ts .vob .webm .wmv"
-    .split()
+    [".3g2", ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogg", ".ogm", ".ogv", ".qt", ".ts", ".vob", ".webm", ".wmv"]
 )  # fmt: skip
 #: Codecs whose decoders fill in noise that the encoder left out.
 _NOISY = ("aac", "ac3", "eac3")

@@ -150,6 +150,17 @@ _ALL = (
         example="THUDM/CogVideoX-5b",
     ),
     Recipe(
+        name="cogvideox-fun",
+        title="CogVideoX-Fun Control",
+        factory=f"{_FAMILIES}.cogvideox_fun:build",
+        pipelines=("CogVideoXFunControlPipeline",),
+        kinds=("control",),
+        presets=("cogvideox",),
+        lora_targets=_ATTENTION,
+        inputs=("control",),
+        example="alibaba-pai/CogVideoX-Fun-V1.1-5b-Pose",
+    ),
+    Recipe(
         name="cogvideox1.5",
         title="CogVideoX 1.5",
         factory=f"{_FAMILIES}.cogvideox:build",

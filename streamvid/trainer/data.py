@@ -181,24 +181,36 @@ def _opened(source: DatasetConfig) -> Dataset:
     return source.url
 
 
+def check_features(config: TrainConfig, module: nn.Module, is_main: bool = True) -> None:
+    """Raise ConfigError if the run trains on features that other encoders have made.
+
+    is_main: True for the rank that builds encoders, if only their weights can tell.
+    """
+    if config.task != "sft:train":
+        return
+    build = functools.partial(build_module, config.model, task=ENCODE_ONLY, seed=config.seed)
+    features = _features(config, Stores.of(config.data.storage))
+    check_fresh(features, config.model, module, build if is_main else None)
+
+
+def _features(config: TrainConfig, stores: Stores) -> Sidecar:
+    return Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
+
+
 @contextmanager
-def open_loaders(
-    config: TrainConfig, module: nn.Module, is_main: bool = True
-) -> Iterator[tuple[Batches, Iterable[Batch]]]:
+def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """Open the training loader and one for evaluation, which is empty if the run does not evaluate.
 
-    is_main: True for the rank that checks that precomputed features match the weights of the module's encoders.
+    Needs no model, so that mistakes in the data show before one is built, which can take minutes.
     """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)
     options = loader_options(config, sources)
     if config.task == "sft:train":
-        features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
-        build = functools.partial(build_module, config.model, task=ENCODE_ONLY, seed=config.seed)
-        _check_audio(features, config)
-        check_fresh(features, config.model, module, build if is_main else None)
         # The features contain what `encode` computed from conditioning inputs and audio.
         options.pop("media", None)
+        features = _features(config, stores)
+        _check_audio(features, config)
         options |= {"features": features, "output": replace(options["output"], audio=None)}
     # By their URLs, so that a run can resume in the version of its state, or follow newer ones.
     datasets = config.data.dataset if "features" not in options else sources

@@ -21,7 +21,7 @@ from streamvid.modules.summary import format_table, summarize
 from streamvid.plan.hashing import hash64
 from streamvid.trainer.checkpoint import Checkpoints, TrainProgress
 from streamvid.trainer.config import TrainConfig
-from streamvid.trainer.data import BatchClock, Batches, open_loaders
+from streamvid.trainer.data import BatchClock, Batches, check_features, open_loaders
 from streamvid.trainer.evaluate import evaluate, prompted, require_sampling, save_samples
 from streamvid.trainer.launch import accelerating, checkpoint_function
 from streamvid.trainer.metrics import (
@@ -83,15 +83,18 @@ class Run:
         folder = self.checkpoints.find()
         # No rank may write before every rank has checked.
         accelerator.wait_for_everyone()
+        self.prompts = config.eval.read_prompts()
+        opens_data = loader is None
+        if loader is None:
+            loader, eval_loader = stack.enter_context(open_loaders(config))
         if module is None:
             recompute = checkpoint_function(accelerator)
             module = build_module(config.model, task=config.task, seed=config.seed, checkpoint_function=recompute)
         require_sampling(config, module)
-        self.prompts = config.eval.read_prompts()
+        if opens_data:
+            check_features(config, module, self.is_main)
         self.checkpoints.identify(module)
         optimizer = build_optimizer(config.optimizer, module)
-        if loader is None:
-            loader, eval_loader = stack.enter_context(open_loaders(config, module, self.is_main))
         self.loader = loader
         _log.info("%s", format_table(summarize(module)))
         allow_unused(accelerator, config.accelerate.find_unused_parameters, module)

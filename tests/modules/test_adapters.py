@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from streamvid.errors import ConfigError
 from streamvid.modules import lora
 from streamvid.modules.adapters.convert import convert_adapters, family_of
+from streamvid.modules.adapters.formats import encode_adapters
 from streamvid.modules.adapters.layers import Adapter
 from streamvid.modules.adapters.names import FAMILIES, diffusers_names, dotted, original_names, require_known
 from streamvid.modules.config import LoraConfig, LoraFormat
@@ -245,3 +246,38 @@ def test_every_layer_that_a_recipe_adapts_has_a_name_in_every_format(tmp_path: P
 
 def test_every_family_of_the_table_is_that_of_a_class() -> None:
     assert FAMILIES.keys() == TRANSFORMERS.keys()
+
+
+MODELS = json.loads((Path(__file__).parents[1] / "data/adapter_keys.json").read_text())["models"]
+#: Format → keys of the tensors of the layer LAYER in its files.
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "diffusers": ("transformer.LAYER.lora_A.weight", "transformer.LAYER.lora_B.weight"),
+    "peft": ("base_model.model.LAYER.lora_A.weight", "base_model.model.LAYER.lora_B.weight"),
+    "comfyui": ("diffusion_model.LAYER.lora_A.weight", "diffusion_model.LAYER.lora_B.weight"),
+    "diffsynth": ("LAYER.lora_A.default.weight", "LAYER.lora_B.default.weight"),
+    "kohya": ("lora_unet_LAYER.lora_down.weight", "lora_unet_LAYER.lora_up.weight", "lora_unet_LAYER.alpha"),
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("listed", MODELS, ids=lambda one: f"{one['recipe']}-{one['model'].partition('/')[2]}")
+def test_files_for_published_models_have_their_layers_and_sizes(listed: dict[str, Any], format: LoraFormat) -> None:
+    """The real configurations, without memory: names and shapes in every format, and no layer more or less."""
+    import diffusers
+
+    with torch.device("meta"):
+        model = getattr(diffusers, listed["class"]).from_config(listed["config"])
+    adapters = {}
+    for number, layer in enumerate(lora.choose_targets(model, RECIPES[listed["recipe"]].lora_targets)):
+        outputs, inputs = model.get_submodule(layer).weight.shape
+        down = torch.tensor(float(number)).expand(32, inputs)  # all different, so that fused layers add up the ranks
+        adapters[layer] = Adapter(down, torch.zeros(()).expand(outputs, 32), 32.0)
+    found = encode_adapters(adapters, format, family=listed["family"]).tensors
+    is_renamed = format not in ("diffusers", "peft")
+    assert len(found) == len(KEYS[format]) * listed["num_layers"][is_renamed]
+    for layer, (inputs, outputs, *parts) in listed["original" if is_renamed else "diffusers"].items():
+        name = layer.replace(".", "_") if format == "kohya" else layer
+        rank = 32 * (parts[0] if parts else 1)
+        shapes = ([rank, inputs], [outputs, rank], [])
+        for key, shape in zip(KEYS[format], shapes, strict=False):
+            assert list(found[key.replace("LAYER", name)].shape) == shape

@@ -242,7 +242,6 @@ STEPS: Mapping[str, Callable[[Case], float]] = {
     "wan-vace": wan_vace,
     "ltx-video": ltx,
     "ltx-2": ltx2,
-    "ltx-2-audio": ltx2,
     "cogvideox": cogvideox,
     "cogvideox-2b": cogvideox,
     "cogvideox-i2v": cogvideox,

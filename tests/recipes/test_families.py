@@ -19,13 +19,12 @@ from streamvid.modules.factory import import_object
 from streamvid.recipes.registry import RECIPES, find_recipe
 from tests.recipes.small_batches import make_batch
 from tests.recipes.test_losses_of_families import built, recipe_of
-from tests.recipes.tiny import MODELS, make_model
+from tests.recipes.tiny import MODELS, WITH_INPUTS, make_model
 
 # Frames, height and width of two buckets that the family accepts, one of them an image.
 SIZES = {
     "ltx-video": [(9, 64, 96), (1, 64, 64)],
     "ltx-2": [(9, 64, 96), (1, 64, 64)],
-    "ltx-2-audio": [(9, 64, 96), (1, 64, 64)],
     "mochi": [(7, 32, 48), (1, 32, 32)],
 }
 # Given the first frame, this model has nothing to predict for an image.
@@ -204,6 +203,6 @@ def built_again(model: Path, **settings: Any) -> Any:
 
 
 def test_every_recipe_has_presets_and_a_tiny_model() -> None:
-    assert {recipe_of(name) for name in MODELS} == set(RECIPES)
+    assert {recipe_of(name) for name in (*MODELS, *WITH_INPUTS)} == set(RECIPES)
     for recipe in RECIPES.values():
         assert set(recipe.presets) <= set(preset_names())

@@ -397,6 +397,11 @@ def cog_i2v(folder: Path) -> Any:
     return cog(folder, "CogVideoXImageToVideoPipeline", in_channels=8)
 
 
+def cog_fun(folder: Path) -> Any:
+    """A control video beside the noisy latents."""
+    return cog(folder, "CogVideoXFunControlPipeline", in_channels=8)
+
+
 def cog_1_5(folder: Path) -> Any:
     return cog(folder, patch_size_t=2, patch_bias=False)
 
@@ -582,7 +587,6 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "wan-vace": wan_vace,
     "ltx-video": ltx,
     "ltx-2": ltx_2,
-    "ltx-2-audio": ltx_2,
     "mochi": mochi,
     "cogvideox": cog,
     "cogvideox-2b": cog_2b,
@@ -596,13 +600,19 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "hunyuanvideo1.5-i2v": hunyuan_1_5_i2v,
 }
 
+#: Models whose recipes need more of a dataset than clips and captions.
+WITH_INPUTS: dict[str, Callable[[Path], Any]] = {
+    "ltx-2-audio": ltx_2,
+    "cogvideox-fun": cog_fun,
+}
+
 
 def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     """Write the folder of a tiny pipeline, the same for the same seed."""
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipe = MODELS[name](folder)
+        pipe = {**MODELS, **WITH_INPUTS}[name](folder)
     pipe.save_pretrained(folder)
     return folder
 

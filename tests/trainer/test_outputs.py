@@ -206,11 +206,22 @@ def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path:
             self.weight = torch.nn.Parameter(torch.zeros(()))
 
         def forward(self, batch: Any) -> torch.Tensor:
-            seen.append(batch.score)
+            seen.append(batch)
             return self.weight + 1
 
-    train(config_of(dataset, tmp_path / "there", {"max_steps": 1, "data.extra_inputs": ("score",)}), module=Reads())
-    assert seen[0].shape == (2,) and seen[0].dtype == torch.float64
+    changes = {"max_steps": 1, "data.extra_inputs": ("score", "place?", "depth?")}
+    train(config_of(dataset, tmp_path / "there", changes), module=Reads())
+    assert seen[0].score.shape == (2,) and seen[0].score.dtype == torch.float64
+    assert "place" in seen[0] and "depth" not in seen[0]
+
+
+def test_mistakes_in_the_data_show_before_a_model_is_built(dataset: Path, tmp_path: Path) -> None:
+    """The factory does not exist either, but what it names would be built, perhaps for minutes, after the data."""
+    model = ModelConfig(factory="tests.trainer.modules:none")
+    with pytest.raises(ConfigError, match="extra_inputs contains 'depth'"):
+        trained(dataset, tmp_path / "run", {"data.extra_inputs": ("depth",), "model": model})
+    with pytest.raises(ConfigError, match="none"):
+        trained(dataset, tmp_path / "run", {"model": model})
 
 
 def test_what_is_about_to_train_is_told(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

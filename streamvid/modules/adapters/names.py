@@ -106,6 +106,16 @@ _WAN = (
     *_rules("", "", {"time_projection.1": "condition_embedder.time_proj", "head.head": "proj_out"}),
     *_rules("img_emb.proj.", "condition_embedder.image_embedder.ff.", {"1": "net.0.proj", "3": "net.2"}),
 )
+# VACE has a second stack of the same blocks.
+_WAN = (
+    *_WAN,
+    *(
+        Rule(f"vace_{rule.theirs}", tuple(f"vace_{name}" for name in rule.ours))
+        for rule in _WAN
+        if rule.theirs.startswith("blocks.")
+    ),
+    *_rules("vace_blocks.*.", "vace_blocks.*.", {"before_proj": "proj_in", "after_proj": "proj_out"}),
+)
 _SAME_ATTENTION = {name: name for name in ("to_q", "to_k", "to_v", "to_out.0")}
 _SAME_FF = {name: name for name in ("net.0.proj", "net.2")}
 _BLOCKS = "transformer_blocks.*."

@@ -300,6 +300,7 @@ class DiffusionTraining(nn.Module):
 
     def _render(self, pipe: Any, batch: Batch, row: int, negative: dict[str, Any]) -> Tensor:
         size = batch.bucket
+        self.prepare(pipe, batch, row)
         # Pipelines keep latents in the dtype of the texts, and the VAE decodes them without a cast.
         texts = {
             name: one.to(self.vae.dtype) if one.is_floating_point() else one
@@ -319,6 +320,12 @@ class DiffusionTraining(nn.Module):
         video = pipe(**texts, **settings, generator=torch.Generator().manual_seed(batch.sample_seeds[row])).frames
         pixels: Tensor = video.float().transpose(1, 2) * 255
         return pixels.round().clamp(0, 255).to(torch.uint8)
+
+    def prepare(self, pipe: Any, batch: Batch, row: int) -> None:
+        """Give the pipeline what `encode` returned, where it would compute it from pixels.
+
+        Stored samples have no pixels of their conditions.
+        """
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
         """Return the arguments of the pipeline for the text of one sample."""
@@ -391,6 +398,13 @@ def as_image(pixels: Tensor) -> Any:
     from PIL import Image
 
     return Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
+
+
+def blank_images(batch: Batch, count: int) -> list[Any]:
+    """Return black images of the size of a batch's bucket."""
+    from PIL import Image
+
+    return [Image.new("RGB", (batch.bucket.width, batch.bucket.height))] * count
 
 
 def pad_text(states: Tensor, length: int) -> Tensor:

@@ -54,7 +54,7 @@ def build(*, task: str = "sft", **settings: Any) -> CogVideoXTraining:
 class CogVideoXTraining(DiffusionTraining):
     """Training module of CogVideoX."""
 
-    PIPELINES = ("CogVideoXPipeline", IMAGE_TO_VIDEO)
+    PIPELINES: ClassVar[tuple[str, ...]] = ("CogVideoXPipeline", IMAGE_TO_VIDEO)
     DENOISERS: ClassVar[CLASSES] = {"transformer": ("CogVideoXTransformer3DModel",)}
     ENCODERS: ClassVar[CLASSES] = {"vae": ("AutoencoderKLCogVideoX",), "text_encoder": ("T5EncoderModel",)}
     TEXT_OUTPUTS = ("prompt_embeds",)
@@ -102,8 +102,11 @@ class CogVideoXTraining(DiffusionTraining):
         return losses.squared_error(self.predict(noisy, drawn, batch), target)
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents, preceded by copies of the first frame if the transformer merges several frames."""
-        latents = super().latents_of(batch)
+        """Return the latents that get noise, padded."""
+        return self.padded(super().latents_of(batch))
+
+    def padded(self, latents: Tensor) -> Tensor:
+        """Return latents preceded by copies of the first frame if the transformer merges several frames."""
         num_added = -latents.shape[2] % (self.transformer.config.patch_size_t or 1)
         return torch.cat([latents[:, :, :1].expand(-1, -1, num_added, -1, -1), latents], dim=2)
 
@@ -117,14 +120,18 @@ class CogVideoXTraining(DiffusionTraining):
         """Return 0, because the time shift does not depend on the number of tokens."""
         return 0
 
+    def model_input(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
+        """Return noisy latents and, for image to video, those of the first frame, followed by zeros."""
+        if not self.uses_image():
+            return noisy
+        kept = (drawn.numbers < KEPT_IMAGES).view(-1, 1, 1, 1, 1)
+        image = torch.where(kept, batch.condition.to(noisy), 0)
+        return torch.cat([noisy, torch.cat([image, torch.zeros_like(noisy[:, :, 1:])], dim=2)], dim=1)
+
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
         """Return the velocity."""
         model, config = self.transformer, self.transformer.config
-        if self.uses_image():
-            kept = (drawn.numbers < KEPT_IMAGES).view(-1, 1, 1, 1, 1)
-            image = torch.where(kept, batch.condition.to(noisy), 0)
-            noisy = torch.cat([noisy, torch.cat([image, torch.zeros_like(noisy[:, :, 1:])], dim=2)], dim=1)
-        tokens = noisy.transpose(1, 2)
+        tokens = self.model_input(noisy, drawn, batch).transpose(1, 2)
         found: Tensor = model(
             hidden_states=tokens.to(model.dtype),
             encoder_hidden_states=batch.prompt_embeds.to(model.dtype),

@@ -28,7 +28,7 @@ from streamvid.recipes.diffusion.config import DiffusionConfig
 from streamvid.recipes.diffusion.folder import open_folder
 from streamvid.recipes.diffusion.inputs import image_inputs, mask_input, video_input
 from streamvid.recipes.diffusion.latents import encode_clips
-from streamvid.recipes.diffusion.training import CLASSES
+from streamvid.recipes.diffusion.training import CLASSES, blank_images
 from streamvid.recipes.families.wan import DEFAULTS, WanTraining
 
 if TYPE_CHECKING:
@@ -123,16 +123,13 @@ class WanVaceTraining(WanTraining):
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
         """Return the guidance scale, and stand-ins for the reference images, whose latents are known."""
-        from PIL import Image
+        latents = (batch.bucket.num_frames - 1) // self.vae.config.scale_factor_temporal + 1
+        count = batch.control.shape[2] - latents
+        images = {"reference_images": blank_images(batch, count)} if count else {}
+        return {"guidance_scale": self.config.guidance, **images}
 
-        size = batch.bucket
-        count = batch.control.shape[2] - ((size.num_frames - 1) // self.vae.config.scale_factor_temporal + 1)
-        stand_ins = [Image.new("RGB", (size.width, size.height))] * count
-        return {"guidance_scale": self.config.guidance, **({"reference_images": stand_ins} if count else {})}
-
-    def _render(self, pipe: Any, batch: Batch, row: int, negative: dict[str, Any]) -> Tensor:
-        # Stored samples have no pixels of their conditions, so the pipeline gets what was encoded.
+    def prepare(self, pipe: Any, batch: Batch, row: int) -> None:
+        """Give the pipeline the encoded conditions."""
         control, num_channels = batch.control[row : row + 1], 2 * self.vae.config.z_dim
         pipe.prepare_video_latents = lambda *_: control[:, :num_channels]
         pipe.prepare_masks = lambda *_: control[:, num_channels:]
-        return super()._render(pipe, batch, row, negative)

@@ -17,7 +17,7 @@ from streamvid.modules.build import build_module
 from streamvid.modules.config import ActivationCheckpointingConfig
 from streamvid.modules.optimizer import build_optimizer
 from streamvid.trainer.config import EvalConfig, TrainConfig
-from streamvid.trainer.data import open_loaders, schedule_of
+from streamvid.trainer.data import check_features, open_loaders, schedule_of
 from streamvid.trainer.launch import accelerating
 from streamvid.trainer.tasks import TaskModule, find_task
 
@@ -94,7 +94,8 @@ def open_trial(config: TrainConfig, checkpoints_activations: bool | None = None)
     config = replace(config, data=data, model=model, eval=EvalConfig(steps=None, num_batches=0))
     with ExitStack() as stack:
         accelerator = stack.enter_context(accelerating(config))
+        opened, _ = stack.enter_context(open_loaders(config))
         module = build_module(config.model, task=config.task, seed=config.seed)
-        opened, _ = stack.enter_context(open_loaders(config, module))
+        check_features(config, module)
         moved = TaskModule(module, find_task(config.task)).to(accelerator.device)
         yield TrialRun(config, accelerator, cast(VideoLoader, opened), moved, build_optimizer(config.optimizer, module))

@@ -113,3 +113,32 @@ def test_a_sample_without_an_optional_input_is_trained_without_it(tmp_path: Path
     }
     found = module.encode(with_media(**media).with_fields({"media_present": absent}))["control"]
     assert torch.equal(found, module.encode(make_batch(SIZE, ("a red bike",)))["control"])
+
+
+def test_a_control_video_of_cogvideox_is_what_its_pipeline_encodes(tmp_path: Path) -> None:
+    """The loss is the velocity's error, as in scripts/cogvideox_fun/train_control.py of VideoX-Fun at 199a43b."""
+    module = built("cogvideox-fun", tmp_path, sample_steps=2, guidance=2.0)
+    size = (9, 32, 48)
+    control = pixels(1, 3, *size, seed=1)
+    batch = make_batch(size, ("a red bike",))
+    with pytest.raises(ConfigError, match="no conditioning input `control`.*--media control=COLUMN"):
+        module.encode(batch)
+    there = {"control": torch.ones(1, dtype=torch.bool)}
+    batch = batch.with_fields({"media": {"control": control}, "media_present": there})
+    ready = with_encoded(batch, module.encode(batch))
+    pipe = module.pipeline()
+    frames = pipe.video_processor.preprocess_video([images(control)], *size[1:])
+    torch.testing.assert_close(ready.control, pipe.prepare_control_latents(None, frames)[1], rtol=1e-4, atol=1e-4)
+    drawn, scheduler = module.draw(ready), module.scheduler
+    clean, noise = (x.transpose(1, 2) for x in (ready.latents, drawn.noise))
+    step = (drawn.times * 1000).long()
+    out = module.transformer(
+        hidden_states=torch.cat([scheduler.add_noise(clean, noise, step), ready.control.transpose(1, 2)], dim=2),
+        encoder_hidden_states=ready.prompt_embeds,
+        timestep=step,
+        image_rotary_emb=pipe._prepare_rotary_positional_embeddings(*size[1:], clean.shape[1], torch.device("cpu")),
+        return_dict=False,
+    )[0]
+    expected = (out - scheduler.get_velocity(clean, noise, step)).double().square().mean()
+    torch.testing.assert_close(module(ready)["loss"][0].double(), expected, rtol=1e-5, atol=0)
+    assert module.sample(ready).shape == (1, 3, *size)
