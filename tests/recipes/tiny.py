@@ -550,7 +550,9 @@ def hunyuan_1_5(folder: Path, kind: str = "HunyuanVideo15Pipeline", **more: Any)
         rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]},
     )
     tokenizer = make_tokenizer(folder / "own_tokenizer", 2000)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    # As many tokens before the text as in the real template, and at least one after it.
+    before = "{{ 'the ' * 108 if m['role'] == 'system' else m['content'] }}"
+    tokenizer.chat_template = f"{{% for m in messages %}}{before}{{% endfor %}} assistant"
     return getattr(diffusers, kind)(
         text_encoder=Qwen2_5_VLTextModel(text),
         tokenizer=tokenizer,
