@@ -37,12 +37,11 @@ def heights(times: Floats, draw: np.random.Generator) -> Floats:
     return 0.5 + 0.25 * (waves[0] + waves[1])
 
 
-def picture(height: float, across: float, color: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return RGB pixels (SIZE, SIZE, 3) with the disc at a height and a horizontal place, both from 0 to 1."""
+def picture(height: float, color: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Return RGB pixels (SIZE, SIZE, 3) with the disc at a height from 0 to 1."""
     grid = (np.arange(SIZE * _SUBSAMPLES) + 0.5) / _SUBSAMPLES
-    room = SIZE - 2 * RADIUS
-    x, y = RADIUS + across * room, RADIUS + (1 - height) * room
-    inside = (grid[None, :] - x) ** 2 + (grid[:, None] - y) ** 2 < RADIUS**2
+    y = RADIUS + (1 - height) * (SIZE - 2 * RADIUS)
+    inside = (grid[None, :] - SIZE / 2) ** 2 + (grid[:, None] - y) ** 2 < RADIUS**2
     share = inside.reshape(SIZE, _SUBSAMPLES, SIZE, _SUBSAMPLES).mean(axis=(1, 3))[..., None]
     return (share * color + (1 - share) * np.array(BACKGROUND)).round().astype(np.uint8)
 
@@ -56,7 +55,7 @@ def tone(path: Floats) -> NDArray[np.float32]:
 def write_clip(target: Path, color: tuple[int, int, int], draw: np.random.Generator) -> None:
     """Encode a clip. The suffix decides the codec of its audio."""
     times = np.arange(RATE * SECONDS) / RATE
-    path, across = heights(times, draw), draw.uniform()
+    path = heights(times, draw)
     # Each picture shows the middle of its time.
     shown = path[RATE // FPS // 2 :: RATE // FPS]
     with av.open(str(target), "w") as output:
@@ -66,7 +65,7 @@ def write_clip(target: Path, color: tuple[int, int, int], draw: np.random.Genera
         audio: Any = output.add_stream(_AUDIO_CODECS[target.suffix], rate=RATE)
         audio.layout = "mono"
         for number, height in enumerate(shown):
-            frame = av.VideoFrame.from_ndarray(picture(height, across, color), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(picture(height, color), format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, FPS)
             output.mux(video.encode(frame))
         for samples in _audio_frames(tone(path)):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from streamvid.config import Options, option, options_of, require
 from streamvid.errors import ConfigError
-from streamvid.recipes.small.audio_encoder import SpectrumEncoder
+from streamvid.recipes.small.audio_encoder import NUM_BANDS, BandEncoder
 from streamvid.recipes.small.autoencoder import Autoencoder, load_autoencoder
 from streamvid.recipes.small.codec import PatchCodec, Size
 from streamvid.recipes.small.flow import Velocity, draw_noise_and_times, guided, rectified_flow_loss, sample_by_euler
@@ -47,7 +47,7 @@ class SmallConfig(Options):
     autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
     text: TextConfig = option(default_factory=TextConfig, help="Text encoder: its kind, or its options.")
     audio_window: int | None = option(
-        None, minimum=2, help="Even number of samples per audio state; null: video is not conditioned on audio."
+        None, minimum=128, help="Even number of samples per audio state; null: video is not conditioned on audio."
     )
     time_shift: float = option(1.0, help="Time shift; values above 1 move the sampled times toward the noise.")
     sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")
@@ -72,7 +72,7 @@ class SmallConfig(Options):
         patch = self.token_size
         require(len(patch) == 3 and min(patch) >= 1, "patch", patch, "three sizes (T, H, W) of at least 1")
         even = self.audio_window is None or self.audio_window % 2 == 0
-        require(even, "audio_window", self.audio_window, "an even number of at least 2, or null")
+        require(even, "audio_window", self.audio_window, "an even number of at least 128, or null")
         require(0 < self.time_shift < float("inf"), "time_shift", self.time_shift, "a finite number above 0")
         require(self.guidance < float("inf"), "guidance", self.guidance, "a finite number")
 
@@ -125,14 +125,14 @@ class SmallTraining(nn.Module):
             channels=codec.latent_shape((1, 1, 1))[0],
             patch=(1, 1, 1) if config.codec == "patch" else config.token_size,
             text_width=config.text.states_width,
-            audio_width=0 if config.audio_window is None else config.audio_window // 2 + 1,
+            audio_width=0 if config.audio_window is None else NUM_BANDS,
         )
         if with_encoders:
             self.autoencoder = codec
             with torch.device("cpu"):
                 self.text_encoder = build_text_encoder(config.text)
                 if config.audio_window is not None:
-                    self.audio_encoder = SpectrumEncoder(config.audio_window)
+                    self.audio_encoder = BandEncoder(config.audio_window)
 
     def train(self, mode: bool = True) -> SmallTraining:
         """Set training or eval mode for all parts except the encoders, which stay in eval mode."""

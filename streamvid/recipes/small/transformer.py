@@ -125,7 +125,11 @@ class VideoTransformer(nn.Module):
         # gain that depends on the time, so that the head only has to remove the picture.
         self.bypass = _zero(nn.Linear(dim, patch_values))
         # Last, so that all other parts have the same initial weights as without audio.
-        self.audio = None if not audio_width else _audio_mlp(audio_width, dim)
+        self.audio = (
+            nn.Sequential(nn.Linear(audio_width, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim))
+            if audio_width
+            else None
+        )
 
     def forward(
         self, latents: Tensor, times: Tensor, text: Tensor, mask: Tensor, audio: Tensor | None = None
@@ -169,10 +173,6 @@ def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
 def mean_over_time(states: Tensor, length: int) -> Tensor:
     """Average states (B, M, dim) over `length` equal parts of their time. Return (B, length, dim)."""
     return functional.adaptive_avg_pool1d(states.transpose(1, 2), length).transpose(1, 2)
-
-
-def _audio_mlp(width: int, dim: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, dim), nn.GELU(approximate="tanh"), _zero(nn.Linear(dim, dim)))
 
 
 def _zero(linear: nn.Linear) -> nn.Linear:
