@@ -144,7 +144,7 @@ def compare_file(path: Path, num_windows: int, tolerance: float) -> Result | Non
     for first, count in _places(track, times, audio.sample_rate, num_windows):
         for out in _windows(path, index, first, count, audio):
             result.num_windows += 1
-            problem = _compare(out, first, track, audio, tolerance, result)
+            problem = compare_window(out, first, track, audio, tolerance, result)
             if problem:
                 result.problems.append(f"{count} samples at {first / audio.sample_rate:.4f} s: {problem}")
     return result
@@ -172,7 +172,7 @@ def _windows(path: Path, index: AudioIndex | None, first: int, count: int, audio
         yield out
 
 
-def _compare(
+def compare_window(
     out: Samples, first: int, track: Track, audio: AudioFormat, tolerance: float, result: Result
 ) -> str | None:
     """Return what is wrong with a window, or None."""
