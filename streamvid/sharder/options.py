@@ -95,9 +95,9 @@ class ClipOptions:
     )
     audio_codec: AudioCodec | None = option(
         None,
-        help="Codec of the audio of native clips: opus, aac or flac (lossless).",
+        help="Codec of the audio of native clips: aac, opus or flac (lossless).",
         metavar="NAME",
-        shown_default="opus",
+        shown_default="aac",
     )
     min_psnr: float | None = option(
         None, help="Minimum PSNR-Y of native clips; clips below it are rejected.", metavar="DB", above=0, maximum=100

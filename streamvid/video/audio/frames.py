@@ -63,9 +63,11 @@ def samples_of(frame: AudioFrame) -> Float32s:
     if frame.format.is_planar:
         out = np.empty((channels, count), np.float32)
         for channel, plane in zip(out, planes, strict=False):
-            channel[:] = np.frombuffer(plane, dtype, count)
+            channel[:] = np.frombuffer(memoryview(plane), dtype, count)
     else:
-        out = np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels).T.astype(np.float32)
+        out = (
+            np.frombuffer(memoryview(planes[0]), dtype, count * channels).reshape(count, channels).T.astype(np.float32)
+        )
     if bits:
         out -= np.float32(center)
         out *= np.float32(2.0**-bits)

@@ -31,13 +31,11 @@ def mix(samples: Float32s, layout: str, num_channels: int) -> Float32s:
 
 def _mix(samples: Float32s, matrix: Float32s, out: Float32s) -> None:
     # Explicit sums: a matrix product may round differently depending on a sample's place in the array.
-    for target, row in zip(out, matrix, strict=True):
-        target[:] = 0
+    for channel, row in zip(out, matrix, strict=True):
+        channel[:] = 0
         for source, weight in zip(samples, row, strict=True):
-            if weight == 1:
-                target += source
-            elif weight:
-                target += source * weight
+            if weight:
+                channel[:] += source if weight == 1 else source * weight
 
 
 @lru_cache(64)

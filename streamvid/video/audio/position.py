@@ -108,7 +108,7 @@ class _Positions:
             self._change_rate(frame.rate)
         position = self._next
         if position is None or (frame.timestamp is not None and not self._continues(frame, position, following)):
-            position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
+            position = self._start(frame, following)
             if abs(position) > _MAX_POSITION:
                 raise ProbeError(
                     f"the audio has the timestamp {frame.timestamp}, which is implausible; re-encode the file "
@@ -141,17 +141,35 @@ class _Positions:
         step = self._deviation(frame, position)
         if abs(step) <= self._tolerance:
             return True
-        deviations, count = list[int](), position + frame.frame.samples
-        for later in following:
-            if later.rate != self._rate:
-                break
-            if later.timestamp is not None:
-                deviations.append(self._deviation(later, count))
-            count += later.frame.samples
+        deviations = self._deviations(frame, position, following)
         if any(abs(deviation) <= self._tolerance for deviation in deviations):
             return True  # only some timestamps are wrong
         is_lasting = deviations and all(abs(deviation - step) <= self._tolerance for deviation in deviations)
         return abs(step) <= self._jitter and not is_lasting
+
+    def _start(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
+        """Return the position of a run's first frame: at its timestamp, or at that of the frames after it.
+
+        Theirs counts if they agree on a time that differs by up to 1.5 ticks, but by more than two roundings explain.
+        """
+        position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
+        deviations = sorted(self._deviations(frame, position, following))
+        if len(deviations) == _NUM_FOLLOWING:
+            median = deviations[len(deviations) // 2]
+            if max(self._tick, self._sample) < abs(median) <= self._tick * 3 // 2:
+                position += round_half_up(Fraction(median, self._sample))
+        return position
+
+    def _deviations(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> list[int]:
+        """Return the deviations of the frames after a frame at a position from the count of samples, in units."""
+        found, count = list[int](), position + frame.frame.samples
+        for later in following:
+            if later.rate != self._rate:
+                break
+            if later.timestamp is not None:
+                found.append(self._deviation(later, count))
+            count += later.frame.samples
+        return found
 
     def _deviation(self, frame: DecodedFrame, position: int) -> int:
         """Return the frame's time minus its time if its first sample is at `position`, in units."""

@@ -101,6 +101,8 @@ def _decoded_frames(
             left, tail = cut
         frames = decode_packet(decoder, packet) if has_begun else _first_frames(decoder, packet, number)
         for frame in frames:
+            if codec == "aac" and (own := declared_cut(frame)) is not None:
+                left, tail = own  # the decoder knows the priming of FAAC, which marks its first packet
             count = frame.samples
             is_silent = packet.is_discard if has_begun else packet.is_discard or codec in OPENED_BY_FIRST_PACKET
             head = count if is_silent and cuts else min(left, count)
@@ -177,9 +179,17 @@ def _layout_error(frame: AudioFrame) -> ProbeError | None:
     return None
 
 
-def declared_cut(packet: Packet[Any]) -> tuple[int, int] | None:
-    """Return the numbers of samples to cut from the start and end of a packet's decoded samples, or None."""
-    if not packet.has_sidedata("skip_samples"):
+def declared_cut(data: Packet[Any] | AudioFrame) -> tuple[int, int] | None:
+    """Return the numbers of samples to cut from the start and end of a packet or frame, or None."""
+    from av.packet import Packet
+    from av.sidedata.sidedata import Type
+
+    found: Any = None
+    if not isinstance(data, Packet):
+        found = cast("dict[Type, Any]", data.side_data).get(Type.SKIP_SAMPLES)
+    elif data.has_sidedata("skip_samples"):
+        found = data.get_sidedata("skip_samples")
+    if found is None:
         return None
-    data = bytes(packet.get_sidedata("skip_samples"))
-    return int.from_bytes(data[:4], "little"), int.from_bytes(data[4:8], "little")
+    numbers = bytes(found)
+    return int.from_bytes(numbers[:4], "little"), int.from_bytes(numbers[4:8], "little")

@@ -9,7 +9,7 @@ AudioCodec: TypeAlias = Literal["opus", "aac", "flac"]
 """Codec of the audio of native clips."""
 MadeAudioCodec: TypeAlias = Literal["opus", "aac", "flac", "pcm_s16le"]
 """Codec of the audio of any clip that is encoded or cut. QuickTime files hold PCM instead of FLAC."""
-DEFAULT_AUDIO_CODEC: AudioCodec = "opus"
+DEFAULT_AUDIO_CODEC: AudioCodec = "aac"
 
 
 @dataclass(frozen=True, slots=True)

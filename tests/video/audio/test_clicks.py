@@ -28,6 +28,7 @@ COPIES = {
     "step of 3 ms": ("alac_mp4", "-bsf:a setts=ts='PTS+if(gte(N,20),0.003/TB,0)'", ""),
     "overlap": ("alac_mp4", "-bsf:a setts=ts='PTS-if(gte(N,20),0.0371/TB,0)'", ""),
     "overlap in Opus": ("libopus_mp4", "-bsf:a setts=ts='PTS-if(gte(N,40),0.0371/TB,0)'", ""),
+    "first packet early": ("aac_mkv", "-bsf:a setts=ts='PTS-eq(N,1)'", ""),
     "timestamps wrap": ("ac3_ts", "-output_ts_offset 95441.5 -muxdelay 0", ""),
 }
 
