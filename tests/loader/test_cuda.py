@@ -10,9 +10,13 @@ import pytest
 import torch
 
 import streamvid
+from streamvid.buckets.bucket import parse_buckets
 from streamvid.loader.batch.batch import Batch
+from streamvid.sharder.sharder import shard
 from tests.loader.test_batch import made_batch, random_frames
+from tests.loader.sounds import HEIGHT, RATE, WIDTH, Sound, folder_of
 from tests.loader.test_device import driver, wait_for_two
+from tests.shard_options import shard_options
 
 pytestmark = [
     pytest.mark.cuda,
@@ -193,3 +197,43 @@ def test_a_batch_brought_back_can_be_read_at_once() -> None:
     moved = right.to("cuda")
     busy = keep_busy(torch.randn(4096, 4096, device="cuda"))
     assert torch.equal(moved.to("cpu").video, right.video) and busy.is_cuda
+
+
+@pytest.fixture(scope="module")
+def with_audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("audio")
+    clips = folder_of(root / "clips", [Sound("one.mov", "pcm_s16le"), Sound("silent.mp4", None)])
+    shard(clips, root / "dataset", shard_options(buckets=parse_buckets(f"{WIDTH}x{HEIGHT}@9"), caption_column=""))
+    return root / "dataset"
+
+
+AUDIO: dict[str, Any] = {"batch_size": 1, "num_epochs": 6, "num_workers": 2, "output": {"audio": {"sample_rate": RATE}}}
+
+
+def test_audio_is_pinned_and_a_copy_of_it_outlives_its_batch(with_audio: Path) -> None:
+    """BATCH-1: audio shares the ring slot of its video."""
+    with streamvid.VideoLoader(with_audio, **AUDIO) as loader:
+        expected = [batch.audio.clone() for batch in loader]
+    with streamvid.VideoLoader(with_audio, **AUDIO, limits={"prefetch_bytes": 0}) as loader:
+        busy = torch.randn(4096, 4096, device="cuda")
+        copies = []
+        for batch in loader:
+            assert batch.audio.is_pinned()
+            busy = keep_busy(busy)
+            copies.append(batch.to("cuda").audio)
+    for copy, right in zip(copies, expected, strict=True):
+        assert torch.equal(copy.cpu(), right)
+
+
+def test_audio_comes_to_the_device_with_its_video(with_audio: Path) -> None:
+    with streamvid.VideoLoader(with_audio, **AUDIO) as loader:
+        expected = [batch.clone() for batch in loader]
+    with streamvid.VideoLoader(with_audio, **AUDIO, device="cuda") as loader:
+        kept = []
+        for number, batch in enumerate(loader):
+            places = [one.device.type for one in (batch.audio, batch.audio_present, batch.audio_offset_seconds)]
+            assert places == ["cuda"] * 3
+            kept += [batch] if number % 3 == 0 else []
+    assert any(bool(one.audio_present.any()) for one in expected) and len(kept) > 2
+    for found, right in zip(kept, expected[::3], strict=True):
+        assert_same(found, right)
