@@ -319,7 +319,7 @@ COLUMNS = {
     },
     "quality": {
         "shuffle": "shuffle", "window": "window", "move": "moves", "neighbors_kept": "neighbors kept",
-        "neighbors_by_chance": "by chance", "shards_per_batch": "shards per batch", "reads_per_batch": "reads per batch",
+        "neighbors_by_chance": "chance", "shards_per_batch": "shards per batch", "reads_per_batch": "reads per batch",
         "shards_per_window": "shards in 64 steps",
     },
 }  # fmt: skip
