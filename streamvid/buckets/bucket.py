@@ -43,7 +43,8 @@ class Bucket:
     """Bucket of clips with the same shape.
 
     `resolution` and `aspect_ratio` (``"w:h"``) are either both set, or both None for an explicit size. Two kinds of
-    buckets contain samples without pictures: TEXT_BUCKET, of shape (0, 0, 0), and audio of T ticks, of shape (T, 0, 0).
+    buckets contain samples without pictures: TEXT_BUCKET, of shape (0, 0, 0), and audio buckets of T ticks, of shape
+    (T, 0, 0).
     """
 
     num_frames: int
@@ -76,7 +77,7 @@ class Bucket:
     def id(self) -> str:
         """Stable name, safe in paths and keys: ``256px-16f-16x9``, or ``832x480-81f`` (W x H) for an explicit size.
 
-        Audio has names such as ``audio-2000ms``.
+        Audio buckets have names such as ``audio-2000ms``.
         """
         if self.is_text:
             return "text"
@@ -103,7 +104,7 @@ class Bucket:
 
     @property
     def is_audio(self) -> bool:
-        """True if the bucket's samples have audio, but no pictures. `num_frames` then counts ticks of 1/25 s."""
+        """True if the bucket's samples have audio but no pictures. `num_frames` then counts ticks of 1/25 s."""
         return self.num_frames > 0 and self.height == 0 == self.width
 
     @property
@@ -126,7 +127,7 @@ class Bucket:
         """Number of transformer tokens per sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
 
         This is exact for the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo; for other models it is a measure of
-        relative cost. A text sample, which has no such tokens, counts as 1, and audio as its number of ticks.
+        relative cost. A text sample, which has no such tokens, counts as 1 token, and an audio sample as one per tick.
         """
         if self.is_audio:
             return self.num_frames
@@ -153,7 +154,7 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
 
-    ``2s`` and ``audio-2000ms`` are audio without pictures.
+    ``2s`` and ``audio-2000ms`` name a bucket of audio without pictures.
     multiple: every side must be a multiple of this number of pixels. The sizes of a named resolution depend on it.
     Raises ConfigError if the name is invalid.
     """

@@ -36,8 +36,8 @@ class ByShard:
     options: VideoLoader's arguments, except for batch sizes and for arguments that only select, order or distribute
         samples, such as `where`.
     batch_sizes: bucket id → batch size, which is fixed so that every reader gets the same batches of a shard.
-    audio_fps: (split, bucket id) → frame rate from which the number of audio samples follows, so that a shard has as
-        many as the whole split; empty without audio.
+    audio_fps: (split, bucket id) → frame rate that determines the number of audio samples, so that it is the same in a
+        shard as in the whole split; empty without audio.
     """
 
     source: DatasetConfig

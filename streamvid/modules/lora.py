@@ -151,7 +151,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
 
 def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
-    """Return the adapters of a model among `tensors` under their names in files. base: dotted name of the model."""
+    """Return a model's adapters among `tensors`, under their names in files. base: dotted name of the model."""
     prefix = f"{base}." if base else ""
     return {
         plain_name(name).removeprefix(prefix): tensor.detach()
@@ -166,7 +166,7 @@ def bases_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def adapter_files(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> dict[str, EncodedAdapters]:
-    """Return the files with the adapters among `tensors`, by the dotted name of the model that has the adapters.
+    """Return the files for the adapters among `tensors`, by the dotted name of the model that has the adapters.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """

@@ -22,16 +22,15 @@ class Recipe:
     title: name in documents.
     factory: import path of the function that builds the training module.
     pipelines: classes of diffusers pipelines, as model_index.json names them, that the recipe trains.
-    kinds: what the recipe trains: text to video, image to video, video from control inputs. A model's folder decides
-        which.
+    kinds: kinds of models that the recipe trains; the model's folder determines which.
     presets: bucket presets of the model, the first one by default.
     lora_targets: layers that get adapters, as `model.lora.target_modules`.
     base_model: child that trains.
-    base_models: child that trains, or several separated by commas, by the value of the option `expert`, for models with
-        two experts.
+    base_models: for models with two experts, the child or children (separated by commas) that train, by the value of
+        the option `expert`.
     inputs: conditioning inputs that the model uses, as `data.extra_inputs`.
-    example: id of such a model on the Hugging Face Hub.
-    options: further options of TrainConfig, by dotted name.
+    example: id of a model of this family on the Hugging Face Hub.
+    options: additional options of TrainConfig, by dotted name.
     """
 
     name: str

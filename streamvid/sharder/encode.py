@@ -219,7 +219,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
 
 def _audio_codec(job: Job, options: ShardOptions) -> MadeAudioCodec | None:
-    """Return the codec of a job's audio, or None to leave it out. Conditioning audio is stored in any case."""
+    """Return the codec of a job's audio, or None to omit the audio. Conditioning audio is always stored."""
     if job.audio_seconds is not None:
         return options.clips.made_audio or DEFAULT_AUDIO_CODEC
     return None if job.label else options.clips.made_audio

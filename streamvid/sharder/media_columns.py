@@ -18,8 +18,8 @@ _SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
 class MediaColumn:
     """Conditioning input, and the metadata column that contains its file paths.
 
-    kind: "video" for files with as many frames as the clip, at the same times; "image" for one still image per
-        clip; "audio" for the audio of a file; None to select "image" if all files are images, and "video" otherwise.
+    kind: "video" for files with as many frames as the clip, at the same times; "image" for one still image per clip;
+        "audio" for an audio track; None to select "image" if all files are images, and "video" otherwise.
     is_mask: True for masks, which are never interpolated and which native datasets store losslessly in one channel.
     is_optional: True if rows without the input are accepted.
     """

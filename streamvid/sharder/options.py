@@ -49,12 +49,12 @@ class ClipOptions:
 
     kind: "copy" stores each source file, or the packets of a part of it, unchanged; "native" encodes each clip at its
         bucket's size for fast decoding; "text" uses metadata without files, and turns each row with a caption into a
-        sample; "audio" stores audio files without pictures, in buckets of duration.
+        sample; "audio" stores audio files without pictures, in buckets by duration.
     fps, fps_rule: frame rate at which clips are read, and the rule that selects the frames: "resample" (nearest in
         time), "cap" (every n-th frame, at a rate of at most fps) or "fix_frame_rate" (by frame number, as DiffSynth
         does). With fps=None, every frame is read unless the buckets set a rate. Copies keep all frames, and readers
         select from them. Native clips contain only the selected frames, and allow only "resample".
-    audio: "keep" stores the audio of clips that have one; "drop" leaves it out (files that are copied whole stay
+    audio: "keep" stores the audio of clips that have audio; "drop" leaves it out (files that are copied whole stay
         unchanged, but their audio is not indexed, so a loader does not deliver it); "require" rejects each clip that
         has no audio at any time that its frames are shown.
     codec, crf, gop, audio_codec, min_psnr, max_growth: options for native clips only.
@@ -166,7 +166,7 @@ class ClipOptions:
 
     @property
     def is_audio(self) -> bool:
-        """True if samples are audio files without pictures."""
+        """True if the samples are audio files without pictures."""
         return self.kind == "audio"
 
     @cached_property

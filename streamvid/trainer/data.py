@@ -120,9 +120,9 @@ def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dic
 def _kind_of_input(
     name: str, sources: Sequence[DatasetConfig], is_optional: bool
 ) -> Literal["media", "columns"] | None:
-    """Return whether a name in `data.extra_inputs` is one of conditioning inputs or of columns.
+    """Return whether a name in `data.extra_inputs` refers to a conditioning input or a column.
 
-    Return None for an optional name that a dataset lacks. Raises ConfigError for another name that it lacks.
+    Return None for an optional name that a dataset lacks. Raises ConfigError for any other name that a dataset lacks.
     """
     kind: Literal["media", "columns"] | None = None
     for dataset in map(_opened, sources):
@@ -182,9 +182,9 @@ def _opened(source: DatasetConfig) -> Dataset:
 
 
 def check_features(config: TrainConfig, module: nn.Module, is_main: bool = True) -> None:
-    """Raise ConfigError if the run trains on features that other encoders have made.
+    """Raise ConfigError if the run trains on features that were made by other encoders.
 
-    is_main: True for the rank that builds encoders, if only their weights can tell.
+    is_main: True for the rank that builds encoders if their weights must be compared.
     """
     if config.task != "sft:train":
         return
@@ -201,7 +201,7 @@ def _features(config: TrainConfig, stores: Stores) -> Sidecar:
 def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """Open the training loader and one for evaluation, which is empty if the run does not evaluate.
 
-    Needs no model, so that mistakes in the data show before one is built, which can take minutes.
+    No model is needed, so mistakes in the data are reported before a model is built, which can take minutes.
     """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)
@@ -234,7 +234,7 @@ def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]
 
 
 def _check_audio(features: Sidecar, config: TrainConfig) -> None:
-    """Raise ConfigError if the features were made with other audio than that of the run."""
+    """Raise ConfigError if the features were made with different audio from that of the run."""
     if problems := differences(features.manifest.made_with.get("audio"), audio_facts(config), "data.audio"):
         raise ConfigError(f"features {features.url} are stale: {'; '.join(problems)}; {REMEDY}")
 

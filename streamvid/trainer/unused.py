@@ -13,7 +13,7 @@ from streamvid.modules.parts import some
 def allow_unused(accelerator: Accelerator, allowed: bool | None, module: nn.Module) -> None:
     """Decide, before `prepare`, whether DDP looks for unused parameters in each step.
 
-    allowed: `accelerate.find_unused_parameters`; None: as the module's attribute `has_unused_parameters` states.
+    allowed: `accelerate.find_unused_parameters`; None to use the module's attribute `has_unused_parameters`.
     """
     if accelerator.ddp_handler is not None:
         stated = bool(getattr(module, "has_unused_parameters", False))
@@ -21,9 +21,9 @@ def allow_unused(accelerator: Accelerator, allowed: bool | None, module: nn.Modu
 
 
 def require_gradients(prepared: nn.Module) -> None:
-    """Raise ConfigError if DDP needs a gradient for each trainable parameter and the first backward pass left some out.
+    """Raise ConfigError if DDP needs a gradient for each trainable parameter and the first backward pass lacks some.
 
-    Otherwise, DDP would fail in the second step, after a first one with gradients that it did not average.
+    Otherwise, DDP would fail in the second step, after a first step whose gradients it did not average.
     """
     if not isinstance(prepared, DistributedDataParallel) or prepared.find_unused_parameters:
         return

@@ -68,7 +68,7 @@ _ADD_PICTURE = (
 
 
 class OnlyAudioError(ProbeError):
-    """Error of `open_video` for a file that has audio, but no pictures."""
+    """Error of `open_video` for a file that has audio but no pictures."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(_ADD_PICTURE.format(kind=kind), kind="not-media")
@@ -221,7 +221,7 @@ def open_video(source: Source, limits: Limits) -> AbstractContextManager[VideoFi
 
 
 def open_audio(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
-    """Open a file for its audio, as `open_video` does. It may lack pictures, and have a container for audio only."""
+    """Open a file for its audio, like `open_video`. The file may lack pictures, and have a container for audio only."""
     return _opened(source, limits, needs_pictures=False)
 
 
@@ -352,7 +352,10 @@ def _canonical(format_name: str) -> str:
 
 
 def _choose_stream(container: InputContainer, limits: Limits, needs_pictures: bool) -> VideoStream | None:
-    """Return the first video stream that is neither cover art nor a tile of a larger picture, or None if allowed."""
+    """Return the first video stream that is neither cover art nor a tile of a larger picture, if there is one.
+
+    If there is none, return None if the file has audio and pictures are not needed; otherwise, raise ProbeError.
+    """
     from av.stream import Disposition
 
     if len(container.streams) > limits.max_streams:

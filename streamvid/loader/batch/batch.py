@@ -42,12 +42,13 @@ class Batch(Mapping[str, Any]):
       first dimension varies between samples are padded with zeros to (B, L, …), with `<name>_mask`, bool (B, L), False
       for padding. Samples with an empty `text` have the tensors that the features store for an empty text.
     - `clips`, with decode=False, in place of `video` and `layout`: B StoredClips. A batch of texts has neither `video`
-      nor `clips`, and its bucket is TEXT_BUCKET. A batch of audio files has only `audio` and what goes with it.
+      nor `clips`, and its bucket is TEXT_BUCKET. A batch of audio files has only `audio` and the fields that describe
+      it.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `media`, with media=(...): conditioning inputs by name, uint8, in the video's layout and on its device, cropped
       and scaled like the video. A control video has the shape of `video`, with matching frames. A still image has
       T = 1, a mask has C = 1, and a list is (B, N, …), where N is the largest item count. Audio is float32 like
-      `audio`, and its zero belongs to the clip's first frame. Missing inputs are zeros.
+      `audio`, and its time zero is the time of the clip's first frame. Missing inputs are zeros.
     - `media_present`, with `media`: bool (B,) by name, or (B, N) for a list; True for inputs that the sample has.
     - `audio`, with output.audio: float32 (B, channels, num_samples), on the device of the video. It begins with the
       sample nearest to the presentation time of the first frame, and lasts as long as the frames, rounded by the rule

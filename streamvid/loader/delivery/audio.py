@@ -48,9 +48,9 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
 
 
 def _default(mix: Mix) -> AudioOptions | None:
-    """Return the audio of datasets that contain nothing else; None for other datasets.
+    """Return the default audio options if all datasets contain only audio, or None if none does.
 
-    Raises ConfigError if audio is needed whose form the caller must choose.
+    Raises ConfigError if only some datasets contain only audio, because the caller must then choose its form.
     """
     heard = [part for part in mix.parts if part.dataset.manifest.clips == "audio" and part.sidecar is None]
     if len(heard) == len(mix.parts):

@@ -193,7 +193,7 @@ class DecodedDelivery:
         )
 
     def _audio_task(self, slot: Slot, medium: MediaPart) -> DecodeTask:
-        """Return the task for an audio input, whose zero belongs to the first frame of the clip."""
+        """Return the task for an audio input, whose time zero is the time of the clip's first frame."""
         delivery, room, part = slot.delivery, slot.batch.room, medium.part
         assert room is not None and room.audio is not None
         seconds = slot.start_seconds if delivery.part.start_seconds is None else delivery.part.start_seconds
@@ -288,7 +288,7 @@ def _silence(shape: AudioShape, place: int) -> AudioTask:
 
 
 def _start_seconds(part: ClipPart, packets: ClipIndex | None) -> Fraction | None:
-    """Return the time from the first frame of a clip to the first one of a part, if the packets tell it."""
+    """Return the time from the first frame of a clip to the first frame of a part, or None if the packets lack it."""
     if packets is None or packets.time_base is None or part.numbers is None:
         return None
     times = packets.frame_times

@@ -78,7 +78,7 @@ class Delivery:
         return first, end
 
     def media_place(self, medium: MediaPart) -> int:
-        """Return the byte offset of a file of a conditioning input in the memory of `block_bytes`."""
+        """Return the byte offset of a conditioning input's file in the block of `block_bytes` bytes."""
         before = self.media[: self.media.index(medium)]
         return self.part.block_bytes + sum(one.file.num_bytes for one in before)
 

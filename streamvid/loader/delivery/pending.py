@@ -123,7 +123,8 @@ class Slot:
     at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
     colors: colors of the pictures decoded so far, by (name, item).
     audio: presence and offset of the decoded audio.
-    start_seconds: time from the clip's first frame to the first delivered one, if it was decoded by its container.
+    start_seconds: time from the clip's first frame to the first delivered one, if the clip was decoded through its
+        container.
     num_moves: number of times that the sample was sought in another tar because its tar was missing.
     """
 

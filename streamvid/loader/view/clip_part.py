@@ -64,7 +64,7 @@ class ClipPart:
     - window, stream: packets of the range, and the description that their decoder needs; None for a whole clip, which
       is decoded through its container, and for audio without pictures.
     - audio: audio to deliver; None if the clip has none, or if audio is not delivered.
-    - start_seconds: time of the first delivered frame minus that of the clip's first; None if only the container holds
+    - start_seconds: time of the first delivered frame minus that of the clip's first; None if only the container has
       the timestamps, or if no audio is delivered.
     """
 

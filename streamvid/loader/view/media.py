@@ -155,7 +155,7 @@ class PictureRoom:
     """Layout of a batch's pictures and audio in its memory. Offsets are in bytes from the start of that memory.
 
     picture: format of the video's pictures; None for a bucket without pictures.
-    audio: audio per sample, of the clip and of each audio input; None if no audio is delivered.
+    audio: audio per sample, for the clip and for each audio input; None if no audio is delivered.
     """
 
     picture: PictureFormat | None
@@ -210,7 +210,7 @@ class PictureRoom:
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill the items that a sample lacks with black, or with silence.
+        """Fill the missing items of samples with black, or with silence.
 
         first: byte offset of the batch in `memory`.
         present: (input name, item) of each item that the sample has.

@@ -21,8 +21,8 @@ def decode_audio(
     """Decode the audio of a task into `ring`. Return whether the clip has audio, and the time of its first sample.
 
     table, data: packet table of the audio, and the bytes of the clip.
-    seconds: presentation time of the first delivered frame; None if the task contains the first sample, or if `data` is
-        a file of its own.
+    seconds: presentation time of the first delivered frame; None if the task contains the first sample, or if `data`
+        is a separate file.
     ring: any writable buffer.
     Raises DecodeError if the audio does not decode.
     """

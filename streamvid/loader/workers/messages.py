@@ -58,8 +58,8 @@ class AudioTask(NamedTuple):
 
     - stream: AudioStreamInfo as JSON; "" to decode it through the clip's container; None for silence.
     - table: shape of the audio's packet table, which follows that of the video.
-    - first_sample, offset_seconds: as in AudioPart. Without a stream, first_sample counts from the zero of a file of
-      its own (see `own_zero`).
+    - first_sample, offset_seconds: as in AudioPart. Without a stream, first_sample counts from the zero of a separate
+      file (see `own_zero`).
     """
 
     sample_rate: int
@@ -229,7 +229,7 @@ class Answer(NamedTuple):
 
     @property
     def first_time(self) -> Fraction:
-        """The time `start`. Raises ValueError if a worker sent something else."""
+        """The time `start`, as a Fraction. Raises ValueError if the worker's value is invalid."""
         over, under = self.start
         if not (isinstance(over, int) and isinstance(under, int) and abs(over) < 1 << 63 and 0 < under < 1 << 63):
             raise ValueError(f"a decode worker sent the time {str(self.start)[:100]}")

@@ -104,7 +104,7 @@ class TaskRunner:
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
         """Decode the pictures. Return their color and, for a whole clip, the presentation times of two frames.
 
-        These are the first delivered frame and the first frame of the clip.
+        The two frames are the first delivered frame and the first frame of the clip.
         """
         import numpy as np
 

@@ -1,6 +1,6 @@
 """Folder of a diffusers pipeline: `model_index.json` and one subfolder per component.
 
-A transformer may come from a single file instead, with diffusers' names or those of the original code. Only safetensors
+A transformer may be in a single file instead, with the names of diffusers or of the original code. Only safetensors
 are read, no code in the folder runs, and a component's class must be one that the recipe allows.
 """
 

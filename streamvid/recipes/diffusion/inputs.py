@@ -21,7 +21,7 @@ def channels_first(batch: Batch, video: Tensor) -> Tensor:
 
 
 def video_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
-    """Return a control video in -1..1, (B, 3, T, H, W) as `like`, with 0 where a sample lacks it; None without it.
+    """Return a control video in -1..1, (B, 3, T, H, W) like `like`, or None without this input. Missing samples are 0.
 
     Raises ConfigError for an input of another kind.
     """
@@ -37,9 +37,9 @@ def video_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 
 
 def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
-    """Return a mask of 0 and 1, (B, 1, T, H, W), with 1 where a sample lacks it; None without this input.
+    """Return a mask of 0 and 1, (B, 1, T, H, W), or None without this input. It is 1 for samples that lack a mask.
 
-    Values of 128 and more are 1. Raises ConfigError for masks that hold only smaller ones, such as class ids.
+    Values of 128 and more become 1. Raises ConfigError if all values are smaller, as in masks of class ids.
     """
     if not _has(batch, name):
         return None
@@ -79,11 +79,11 @@ def _has(batch: Batch, name: str) -> bool:
 
 
 def _first_channel(batch: Batch, name: str) -> Tensor:
-    """Return values of a mask, or the first channel of pictures of one, (B, 1, T, H, W)."""
+    """Return the values of a mask, or the first channel if it is stored as pictures, (B, 1, T, H, W)."""
     return channels_first(batch, batch.media[name])[:, :1]
 
 
 def _present(batch: Batch, name: str, is_all: bool = False) -> Tensor:
-    """Return which samples have an input, bool (B,): any of its images, or all of them."""
+    """Return which samples have any image of an input or, with `is_all`, all of its images: bool (B,)."""
     found: Tensor = batch.media_present[name].to(batch.media[name].device)
     return found if found.ndim == 1 else found.all(dim=1) if is_all else found.any(dim=1)

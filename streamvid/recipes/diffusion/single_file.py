@@ -1,4 +1,4 @@
-"""A transformer in a single safetensors file, as ComfyUI and the authors of models publish them."""
+"""Transformers in single safetensors files, as published for ComfyUI and by the authors of models."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) -> nn.Module:
-    """Build a model of a diffusers class with the weights of a file. Draws no random numbers.
+    """Build a model of a diffusers class with the weights of a file. No random numbers are drawn.
 
-    file: safetensors, with the names of the original code or, also after `transformer.`, those of diffusers.
+    file: safetensors file with the names of the original code, or with those of diffusers, which may begin with
+        `transformer.`.
     config: folder with the config.json of the model.
     Raises ConfigError for a file that is damaged, quantized or of another model.
     """
@@ -49,7 +50,7 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
 
 
 def single_file_remedy(file: str) -> str:
-    """Return what to do with a file in place of a model's folder."""
+    """Return advice for a user who gave a file instead of a model's folder."""
     return (
         "use the folder of the pipeline that it belongs to, for the VAE and the text encoders, and the file for the "
         f"transformer: --model FOLDER --set model.args.transformer={file}"
@@ -57,7 +58,7 @@ def single_file_remedy(file: str) -> str:
 
 
 def _plain(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return tensors without the prefix that the files of runs have."""
+    """Remove the prefix that names have in the files of runs."""
     if not all(name.startswith(prefix) for name in state):
         return state
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
@@ -73,7 +74,7 @@ def _require_floats(state: dict[str, Tensor], file: Path) -> None:
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert weights as `from_pretrained` does: some parts stay in float32."""
+    """Convert weights as `from_pretrained` does. Some parts stay in float32."""
     exact = set(getattr(module, "_keep_in_fp32_modules", None) or ())
     for name, parameter in module.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if exact & set(name.split(".")) else dtype)
@@ -82,7 +83,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the progress bars of both libraries, which would interleave with the log of several ranks."""
+    """Hide the progress bars of transformers and diffusers, which would interleave with the log of several ranks."""
     import diffusers.utils.logging as of_diffusers
     import transformers.utils.logging as of_transformers
 

@@ -100,7 +100,7 @@ class DiffusionTraining(nn.Module):
 
     @property
     def has_unused_parameters(self) -> bool:
-        """True if a parameter that trains gets no gradient."""
+        """True if any trainable parameter gets no gradient."""
         return any(one.requires_grad and self.is_unused(name) for name, one in self.named_parameters())
 
     def _encoder(self, name: str) -> nn.Module:
@@ -162,7 +162,10 @@ class DiffusionTraining(nn.Module):
         return {name: tensor for name, tensor in named if name is not None}
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
-        """Return further arguments of the pipeline's `encode_prompt`. image: uint8 (3, H, W), if the recipe has one."""
+        """Return additional arguments for the pipeline's `encode_prompt`.
+
+        image: uint8 (3, H, W), if the recipe uses one.
+        """
         return {"do_classifier_free_guidance": False}
 
     @torch.no_grad()
@@ -225,7 +228,7 @@ class DiffusionTraining(nn.Module):
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
 
     def noisy_latents(self, latents: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return latents with noise, except for given first frames."""
+        """Return latents with noise, except for first frames that are inputs of the model."""
         noisy = losses.mix(latents, drawn.noise, drawn.times)
         if not bool(drawn.given.any()):
             return noisy
@@ -234,7 +237,7 @@ class DiffusionTraining(nn.Module):
         return torch.cat([first, noisy[:, :, 1:]], dim=2)
 
     def given_frames(self, latents: Tensor, batch: Batch) -> Tensor:
-        """Return latents (B, C, 1, h, w) of the first frames, for samples whose first frame is given."""
+        """Return latents (B, C, 1, h, w) of the first frames, for samples whose first frame is a model input."""
         return latents[:, :, :1]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
@@ -322,9 +325,9 @@ class DiffusionTraining(nn.Module):
         return pixels.round().clamp(0, 255).to(torch.uint8)
 
     def prepare(self, pipe: Any, batch: Batch, row: int) -> None:
-        """Give the pipeline what `encode` returned, where it would compute it from pixels.
+        """Pass outputs of `encode` to the pipeline in place of those that it would compute from pixels.
 
-        Stored samples have no pixels of their conditions.
+        This is needed because stored samples do not contain the pixels of their conditions.
         """
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
@@ -401,7 +404,7 @@ def as_image(pixels: Tensor) -> Any:
 
 
 def blank_images(batch: Batch, count: int) -> list[Any]:
-    """Return black images of the size of a batch's bucket."""
+    """Return black images with the size of a batch's bucket."""
     from PIL import Image
 
     return [Image.new("RGB", (batch.bucket.width, batch.bucket.height))] * count

@@ -102,11 +102,11 @@ class CogVideoXTraining(DiffusionTraining):
         return losses.squared_error(self.predict(noisy, drawn, batch), target)
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents that get noise, padded."""
+        """Return the padded latents to which noise is added."""
         return self.padded(super().latents_of(batch))
 
     def padded(self, latents: Tensor) -> Tensor:
-        """Return latents preceded by copies of the first frame if the transformer merges several frames."""
+        """Return latents, preceded by copies of the first frame if the transformer merges several frames."""
         num_added = -latents.shape[2] % (self.transformer.config.patch_size_t or 1)
         return torch.cat([latents[:, :, :1].expand(-1, -1, num_added, -1, -1), latents], dim=2)
 
@@ -121,7 +121,7 @@ class CogVideoXTraining(DiffusionTraining):
         return 0
 
     def model_input(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return noisy latents and, for image to video, those of the first frame, followed by zeros."""
+        """Return noisy latents and, for image to video, the latents of the first frame, followed by zeros."""
         if not self.uses_image():
             return noisy
         kept = (drawn.numbers < KEPT_IMAGES).view(-1, 1, 1, 1, 1)

@@ -1,10 +1,11 @@
-"""CogVideoX-Fun Control: CogVideoX with the latents of a control video beside the noisy ones.
+"""CogVideoX-Fun Control: CogVideoX whose input also contains the latents of a control video.
 
 The control video is the conditioning input `control`.
 
-Numbers and where they come from: latents of the control video as the clip's, without noise (`prepare_control_latents`
-of diffusers 0.42.1, pipelines/cogvideo/pipeline_cogvideox_fun_control.py); the error of the velocity without a weight
-(scripts/cogvideox_fun/train_control.py of aigc-apps/VideoX-Fun at 199a43b); everything else as in CogVideoX.
+Numbers and their sources: the latents of the control video are computed like those of the clip, without noise
+(`prepare_control_latents` of diffusers 0.42.1, pipelines/cogvideo/pipeline_cogvideox_fun_control.py); the loss is the
+unweighted error of the velocity (scripts/cogvideox_fun/train_control.py of aigc-apps/VideoX-Fun at 199a43b);
+everything else is as in CogVideoX.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def build(*, task: str = "sft", **settings: Any) -> CogVideoXFunTraining:
-    """Build the training module of the CogVideoX-Fun Control model in `model`. Draws no random numbers.
+    """Build the training module of the CogVideoX-Fun Control model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return CogVideoXFunTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
@@ -54,14 +55,14 @@ class CogVideoXFunTraining(CogVideoXTraining):
         return {"control": encode_clips(self.vae, found, "mean", batch.sample_seeds)}
 
     def model_input(self, noisy: Tensor, drawn: Any, batch: Batch) -> Tensor:
-        """Return noisy latents and those of the control video."""
+        """Return the noisy latents and the latents of the control video."""
         return torch.cat([noisy, self.padded(batch.control).to(noisy)], dim=1)
 
     def prepare(self, pipe: Any, batch: Batch, row: int) -> None:
-        """Give the pipeline the encoded control video."""
+        """Pass the encoded control video to the pipeline."""
         control = batch.control[row : row + 1]
         pipe.prepare_control_latents = lambda *_: (None, control.to(self.vae.dtype))
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the guidance scale, and stand-ins for the control video, whose latents are known."""
+        """Return the guidance scale, and placeholders for the control video, whose latents are already known."""
         return {**super().sample_arguments(batch, row), "control_video": blank_images(batch, batch.bucket.num_frames)}

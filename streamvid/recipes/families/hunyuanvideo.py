@@ -1,16 +1,15 @@
-"""HunyuanVideo: flow matching with a multimodal text encoder and a second one; text to video and image to video.
+"""HunyuanVideo, text to video and image to video: flow matching with two text encoders, one of them multimodal.
 
-Numbers and where they come from (diffusers 0.42.1, pipelines/hunyuan_video/, unless stated):
+Numbers and their sources (diffusers 0.42.1, pipelines/hunyuan_video/, unless stated):
 
 - 256 tokens of Llama after the template, with a mask, and the pooled state of CLIP (pipeline_hunyuan_video.py). The
-  guidance input is 1000 · 1, as finetrainers trains it (finetrainers/models/hunyuan_video/base_specification.py at
-  03230b8).
-- image to video (pipeline_hunyuan_video_image2video.py): Llava sees the first frame, whose states precede those of the
-  text: every second one or, if the transformer's `image_condition_type` is `token_replace`, every fourth. An empty text
-  comes with a black image, as the pipeline's negative prompt does.
-- `latent_concat`: latents of the first frame, followed by zeros, and a mask channel are added to the input. Its samples
-  have four frames fewer than were asked for, so four more are asked for.
-- `token_replace`: latents of the first frame take the place of the first noisy ones, and are left out of the loss; the
+  guidance input is 1000 · 1, as in finetrainers (finetrainers/models/hunyuan_video/base_specification.py at 03230b8).
+- image to video (pipeline_hunyuan_video_image2video.py): Llava encodes the first frame, and its states precede those
+  of the text: every second one or, if the transformer's `image_condition_type` is `token_replace`, every fourth. An
+  empty text is encoded with a black image, as is the pipeline's negative prompt.
+- `latent_concat`: latents of the first frame, followed by zeros, and a mask channel are added to the input. The
+  pipeline returns four frames fewer than requested, so four more are requested.
+- `token_replace`: latents of the first frame replace the first noisy ones, and are excluded from the loss; the
   guidance input is 1000 · 6 (`training_losses`, hyvideo/diffusion/flow/transport.py, and
   scripts/run_train_image2video_lora.sh of Tencent-Hunyuan/HunyuanVideo-I2V at 1481c1d).
 - timestep: 1000 · time; time shift: `shift` of the scheduler's config; latents: `scaling_factor` of the VAE's config.
@@ -42,11 +41,11 @@ LOST_FRAMES = 4
 
 
 def build(*, task: str = "sft", **settings: Any) -> HunyuanVideoTraining:
-    """Build the training module of the HunyuanVideo model in `model`. Draws no random numbers.
+    """Build the training module of the HunyuanVideo model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     folder = open_folder(config.model, config.download)
@@ -109,11 +108,11 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
     GUIDANCE = IMAGE_TRAINING_GUIDANCE
 
     def replaces(self) -> bool:
-        """Return True if latents of the first frame take the place of noisy ones."""
+        """Return True if latents of the first frame replace noisy ones."""
         return bool(self.transformer.config.image_condition_type == "token_replace")
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
-        """Return the image that belongs to a text, and which of its states are used."""
+        """Return the image that belongs to a text, and the interval between those of its states that are used."""
         pixels = torch.zeros(3, 64, 64, dtype=torch.uint8) if image is None or not text else image
         return {"image": as_image(pixels), "image_embed_interleave": 4 if self.replaces() else 2}
 
@@ -123,7 +122,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return {"first_frame": as_pixels(first), "condition": encode_clips(self.vae, first, "mean", batch.sample_seeds)}
 
     def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
-        """Also refuse images, of which nothing is left to predict."""
+        """Raise ConfigError also for images, which leave nothing to predict."""
         if self.replaces() and size[0] == 1:
             raise ConfigError(
                 f"bucket {bucket} holds images, but this model is given the first frame and predicts the others; "
@@ -132,7 +131,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         super().check_size(size, bucket)
 
     def draw(self, batch: Batch) -> NoiseDraw:
-        """Draw noise and times; the first frame of every sample is given with `token_replace`."""
+        """Draw noise and times; with `token_replace`, the first frame of every sample is an input of the model."""
         drawn = super().draw(batch)
         return replace(drawn, given=torch.full_like(drawn.given, self.replaces()))
 
@@ -150,7 +149,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return torch.cat([noisy, image, mask], dim=1)
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the guidance scale, the image, and the number of frames to ask for."""
+        """Return the guidance scale, the image, and the number of frames to request."""
         lost = 0 if self.replaces() else LOST_FRAMES
         image = as_image(batch.first_frame[row])
         return {**super().sample_arguments(batch, row), "image": image, "num_frames": batch.bucket.num_frames + lost}

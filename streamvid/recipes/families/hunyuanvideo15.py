@@ -1,12 +1,12 @@
-"""HunyuanVideo 1.5: flow matching with Qwen2.5-VL and ByT5 texts; text to video and image to video.
+"""HunyuanVideo 1.5, text to video and image to video: flow matching with text states of Qwen2.5-VL and ByT5.
 
-Numbers and where they come from (diffusers 0.42.1, pipelines/hunyuan_video1_5/, unless stated):
+Numbers and their sources (diffusers 0.42.1, pipelines/hunyuan_video1_5/, unless stated):
 
 - 1000 tokens of Qwen2.5-VL after the template and 256 of ByT5 for quoted text, with masks.
 - text to video: zeros in place of the image's states, latents and mask (`vision_num_semantic_tokens`,
   `prepare_cond_latents_and_mask` of pipeline_hunyuan_video1_5.py).
 - image to video: states of SigLIP, and the latents of the first frame followed by zeros, with a mask channel
-  (pipeline_hunyuan_video1_5_image2video.py). Images are trained as text to video, as the official training does
+  (pipeline_hunyuan_video1_5_image2video.py). Images are trained as text to video, as in the official training
   (`sample_task`, Tencent-Hunyuan/HunyuanVideo-1.5, train.py at 60783e7).
 - timestep: 1000 · time. The official training uses logit-normal times with shift 3 (train.py at 995afc6).
 - latents: `scaling_factor` of the VAE's config.
@@ -36,11 +36,11 @@ NUM_IMAGE_TOKENS = 729
 
 
 def build(*, task: str = "sft", **settings: Any) -> HunyuanVideo15Training:
-    """Build the training module of the HunyuanVideo 1.5 model in `model`. Draws no random numbers.
+    """Build the training module of the HunyuanVideo 1.5 model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return HunyuanVideo15Training(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
@@ -62,7 +62,7 @@ class HunyuanVideo15Training(DiffusionTraining):
     MAX_TEXT = None
 
     def uses_image(self) -> bool:
-        """Return True for image to video."""
+        """Return True for an image-to-video model."""
         return self.folder.pipeline == IMAGE_TO_VIDEO
 
     def size_factors(self) -> tuple[int, int]:
@@ -71,11 +71,11 @@ class HunyuanVideo15Training(DiffusionTraining):
         return vae.temporal_compression_ratio, vae.spatial_compression_ratio * self.transformer.config.patch_size
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
-        """Return no further arguments."""
+        """Return no additional arguments."""
         return {}
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return, for image to video, the first frame: its pixels, latents (B, C, 1, h, w) and states of SigLIP."""
+        """For image to video, return the first frame: its pixels, latents (B, C, 1, h, w) and states of SigLIP."""
         if not self.uses_image():
             return {}
         first = self.first_frames(batch, video)
@@ -85,7 +85,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return {"first_frame": pixels, "condition": latents, "image_embeds": torch.cat(rows)}
 
     def is_unused(self, name: str) -> bool:
-        """Return True for what the last block makes of the text states, which nothing reads."""
+        """Return True for parameters of the last block that only update the text states, which nothing uses."""
         last = f"transformer.transformer_blocks.{self.transformer.config.num_layers - 1}."
         return name.startswith((f"{last}attn.to_add_out.", f"{last}ff_context."))
 
@@ -111,7 +111,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return found
 
     def pipeline(self, name: str | None = None) -> Any:
-        """Build the pipeline. With an image, it keeps the image's size, which it would otherwise round to its own."""
+        """Build the pipeline. It keeps the size of an image instead of rounding it to one of its own sizes."""
         pipe = super().pipeline(name)
         if self.uses_image():
             pipe.video_processor.calculate_default_height_width = lambda height, width, target_size: (height, width)
@@ -124,5 +124,5 @@ class HunyuanVideo15Training(DiffusionTraining):
         return {"guider": ClassifierFreeGuidance(guidance_scale=self.config.guidance)}
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the image, for image to video; the guider has the guidance scale."""
+        """For image to video, return the image. The guider contains the guidance scale."""
         return {"image": as_image(batch.first_frame[row])} if self.uses_image() else {}

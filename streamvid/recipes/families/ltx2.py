@@ -7,15 +7,16 @@ Numbers and their sources:
   token; samples therefore encode their texts again.
 - audio: log-mel spectrograms with 1024-point transforms, the mean of the audio VAE, and its `latents_mean` and
   `latents_std` per channel and bin (`encode_audio`, Lightricks/LTX-2, packages/ltx-core/src/ltx_core/model/audio_vae/
-  audio_vae.py at 2362161). Audio has the time of the video, and its loss is added (`FlowMatchSFTAudioVideoLoss`,
-  DiffSynth-Studio, diffsynth/diffusion/loss.py at a5a54d83); the pipeline denoises both at equal times too.
+  audio_vae.py at 2362161). Audio and video have the same time, and their losses are added
+  (`FlowMatchSFTAudioVideoLoss`, DiffSynth-Studio, diffsynth/diffusion/loss.py at a5a54d83); the pipeline also denoises
+  both at equal times.
 - without audio: attention between video and audio is off (`isolate_modalities` of diffusers 0.42.1,
   models/transformers/transformer_ltx2.py), as in the official trainer with `audio: null`; one audio token of zeros
   satisfies the transformer's signature.
-- positions: seconds and pixels, from the frame rate of each clip (`prepare_video_coords`, ibidem).
-- timesteps per token, and a given first frame with timestep 0 that is left out of the loss (Lightricks/LTX-2,
-  packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd). Attention between video and audio is
-  modulated by the time of the other one (`use_cross_timestep`, the pipeline's default).
+- positions: seconds and pixels, from the frame rate of each clip (`prepare_video_coords`, same file).
+- timesteps per token, and a given first frame with timestep 0 that is excluded from the loss (Lightricks/LTX-2,
+  packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd). Attention between video and audio
+  is modulated by the time of the other modality (`use_cross_timestep`, the pipeline's default).
 - time shift: by the number of tokens, from the scheduler's config (`calculate_shift` of the pipeline).
 - latents: `latents_mean`, `latents_std` (buffers) and `scaling_factor` of the VAE.
 """
@@ -71,7 +72,7 @@ class Ltx2Training(LtxTraining):
     TEXT_PIPELINE = "LTX2Pipeline"
 
     def is_unused(self, name: str) -> bool:
-        """Return True for the audio stream and its attention to the video, which only batches with audio use."""
+        """Return True for parameters of the audio stream and its attention to the video, used only with audio."""
         return re.search("audio|a2v|v2a|av_cross", name) is not None
 
     def _encode_one(self, text: str, image: Tensor | None) -> dict[str, Tensor]:
@@ -85,7 +86,7 @@ class Ltx2Training(LtxTraining):
         return super()._encode_one(text, None)
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Also return, if the batch has audio, its normalized latents (B, L, C) and which samples have any."""
+        """If the batch has audio, also return its normalized latents (B, L, C), and which samples have audio."""
         found = super().conditions(batch, video)
         if "audio" not in batch:
             return found
@@ -95,7 +96,7 @@ class Ltx2Training(LtxTraining):
         return {**found, "audio_latents": latents, "has_audio": batch.audio_present.to(latents.device)}
 
     def losses(self, batch: Batch, drawn: NoiseDraw) -> Tensor:
-        """Return the loss of the video plus, for samples with audio, that of the audio, float32 (B,)."""
+        """Return the loss of the video, plus the loss of the audio for samples with audio, float32 (B,)."""
         if "audio_latents" not in batch:
             return super().losses(batch, drawn)
         latents, audio, noise = self.latents_of(batch), batch.audio_latents.float(), self.audio_noise(batch)
@@ -113,7 +114,7 @@ class Ltx2Training(LtxTraining):
         return total * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
 
     def audio_noise(self, batch: Batch) -> Tensor:
-        """Draw noise for the audio latents of a batch, independent of that for its video."""
+        """Draw noise for the audio latents of a batch, independent of the noise for its video."""
         latents = batch.audio_latents
         seeds = [hash64(seed, 1) & (2**63 - 1) for seed in batch.sample_seeds]
         return uniform_numbers(latents.shape[1:], seeds, latents.device)[0]

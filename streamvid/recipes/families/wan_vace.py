@@ -1,18 +1,18 @@
-"""Wan VACE: Wan with a control video, a mask and reference images, which a second stack of blocks reads.
+"""Wan VACE: Wan with a second stack of blocks for a control video, a mask and reference images.
 
 Conditioning inputs of the batch, all optional: `control`, a video; `mask`, white where the model generates and black
 where it keeps the control video; `reference`, an image or several. A mask without a control video trains inpainting:
-the clip itself, with black in place of what the mask covers, is the control video.
+the control video is the clip itself, with black where the model generates.
 
-Numbers and where they come from (diffusers 0.42.1, pipelines/wan/pipeline_wan_vace.py, unless stated):
+Numbers and their sources (diffusers 0.42.1, pipelines/wan/pipeline_wan_vace.py, unless stated):
 
-- control latents: the kept and the generated part of the control video, encoded separately, then the 8 x 8 values of
-  the mask per latent (`prepare_video_latents`, `prepare_masks`); without a mask, everything is generated.
-- reference images are latent frames in front, with zeros for the generated part and the mask (ibidem). They are part
-  of what the model denoises in training (`WanVideoUnit_InputVideoEmbedder`, DiffSynth-Studio,
-  diffsynth/pipelines/wan_video.py at bd640b4a).
+- control latents: the kept part and the generated part of the control video, encoded separately, then the 8 x 8 values
+  of the mask per latent (`prepare_video_latents`, `prepare_masks`); without a mask, everything is generated.
+- reference images are latent frames in front, with zeros for the generated part and the mask (same file). In training,
+  the model denoises them too (`WanVideoUnit_InputVideoEmbedder`, DiffSynth-Studio, diffsynth/pipelines/wan_video.py at
+  bd640b4a).
 - a mask without a control video: scripts/wan2.1_vace/train.py of aigc-apps/VideoX-Fun at 804a425.
-- everything else as in Wan, with experts for Wan 2.2.
+- everything else is as in Wan, with experts for Wan 2.2.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 def build(*, task: str = "sft", **settings: Any) -> WanVaceTraining:
-    """Build the training module of the Wan VACE model in `model`. Draws no random numbers.
+    """Build the training module of the Wan VACE model in `model`. No random numbers are drawn.
 
     task: task of the run; "sft:train" builds no encoders.
     settings: fields of DiffusionConfig.
-    Raises ConfigError for invalid settings, and for a folder that is not of this family.
+    Raises ConfigError for invalid settings, or if the folder contains no model of this family.
     """
     config = options_of(DiffusionConfig, DEFAULTS | settings, "model.args")
     return WanVaceTraining(open_folder(config.model, config.download), config, with_encoders=task != "sft:train")
@@ -95,13 +95,13 @@ class WanVaceTraining(WanTraining):
             )
 
     def latents_of(self, batch: Batch) -> Tensor:
-        """Return the latents that get noise: those of the reference images, then those of the clip."""
+        """Return the latents to which noise is added: those of the reference images, then those of the clip."""
         latents = super().latents_of(batch)
         return torch.cat([self._references(batch, latents.shape), latents], dim=2)
 
     @staticmethod
     def _references(batch: Batch, shape: torch.Size) -> Tensor:
-        """Return latents of the reference images of clips with latents of this shape."""
+        """Return the latents of a batch's reference images. shape: shape of the clips' latents."""
         found: Tensor = batch.control[:, : shape[1], : batch.control.shape[2] - shape[2]]
         return found.float()
 
@@ -110,7 +110,7 @@ class WanVaceTraining(WanTraining):
         return {"control_hidden_states": batch.control}
 
     def uses_image(self) -> bool:
-        """Return False: images come as references."""
+        """Return False, because images are reference images."""
         return False
 
     def pipeline_name(self) -> str:
@@ -122,14 +122,14 @@ class WanVaceTraining(WanTraining):
         return {"boundary_ratio": self.folder.setting("boundary_ratio", None)}
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the guidance scale, and stand-ins for the reference images, whose latents are known."""
+        """Return the guidance scale, and placeholders for the reference images, whose latents are already known."""
         latents = (batch.bucket.num_frames - 1) // self.vae.config.scale_factor_temporal + 1
         count = batch.control.shape[2] - latents
         images = {"reference_images": blank_images(batch, count)} if count else {}
         return {"guidance_scale": self.config.guidance, **images}
 
     def prepare(self, pipe: Any, batch: Batch, row: int) -> None:
-        """Give the pipeline the encoded conditions."""
+        """Pass the encoded conditions to the pipeline."""
         control, num_channels = batch.control[row : row + 1], 2 * self.vae.config.z_dim
         pipe.prepare_video_latents = lambda *_: control[:, :num_channels]
         pipe.prepare_masks = lambda *_: control[:, num_channels:]

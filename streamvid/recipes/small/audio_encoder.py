@@ -1,4 +1,4 @@
-"""Audio encoder without weights: the loudness of bands of frequency in short windows.
+"""Audio encoder without weights: the loudness of frequency bands in short windows.
 
 (B, channels, N) ─ mean of channels ─ windows of W samples, every W/2 ─ spectrum ─ bands ─ log ─► (B, 2N/W + 1, 32)
 """
@@ -12,7 +12,7 @@ NUM_BANDS = 32
 
 
 class BandEncoder(nn.Module):
-    """Encoder of audio as the log loudness of frequency bands. A silent window is a state of zeros."""
+    """Encoder of audio as the log loudness of frequency bands. A silent window gives a state of zeros."""
 
     taper: Tensor
     bands: Tensor

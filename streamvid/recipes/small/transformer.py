@@ -171,7 +171,7 @@ def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_over_time(states: Tensor, length: int) -> Tensor:
-    """Average states (B, M, dim) over `length` equal parts of their time. Return (B, length, dim)."""
+    """Average states (B, M, dim) over each of `length` equal parts of their duration. Return (B, length, dim)."""
     return functional.adaptive_avg_pool1d(states.transpose(1, 2), length).transpose(1, 2)
 
 

@@ -227,9 +227,9 @@ def assign_texts(
 def assign_audio(
     records: Rows[Record], probes: Probes, options: ShardOptions, earlier: Mapping[int, int] = _NOTHING_EARLIER
 ) -> Assignment:
-    """Return one sample per audio file, in the longest bucket that it fills, or reject the file with a reason.
+    """Return one sample per audio file, in the longest bucket that the file fills, or reject the file with a reason.
 
-    A file counts as its nearest number of ticks. earlier: as in `assign`.
+    A file's duration is rounded to the nearest tick. earlier: as in `assign`.
     """
     repeats, rejections = _Repeats(records, earlier), list[Rejection]()
     buckets = sorted(options.config.buckets, key=lambda bucket: -bucket.num_frames)

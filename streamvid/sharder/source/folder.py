@@ -30,7 +30,7 @@ def is_media_name(name: str) -> bool:
 
 
 def is_audio_name(name: str) -> bool:
-    """Return True if the name has an extension of audio files, which are stored only if samples are audio."""
+    """Return True if the name has the extension of an audio file. Audio files are stored only if samples are audio."""
     return _extension(name) in AUDIO_EXTENSIONS
 
 

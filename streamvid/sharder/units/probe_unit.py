@@ -93,7 +93,7 @@ class Probe:
 
     @property
     def is_audio(self) -> bool:
-        """True if the file has audio, but no pictures."""
+        """True if the file has audio but no pictures."""
         return self.num_frames == 0 and self.has_audio is True
 
     def without(self, bars: Margins) -> Probe:
@@ -172,7 +172,7 @@ def _probe_audio(unit: ProbeUnit, source: Source) -> Finding:
 
 
 def _audio_of(unit: ProbeUnit, source: Source, zero: Fraction) -> Finding:
-    """Return the facts about a file's audio. Only damaged audio rejects the file, and only if all is decoded.
+    """Return the facts about a file's audio. Only damaged audio rejects the file, and only in a full decode.
 
     zero: time of the first frame.
     """

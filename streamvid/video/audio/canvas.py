@@ -61,7 +61,7 @@ def check_out(out: Float32s, audio: AudioFormat) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Layer:
-    """Samples (channels, n) of one form from `start` on; those from `span.first` to `span.stop` may be drawn."""
+    """Samples (channels, n) of one form, starting at `start`. Those from `span.first` to `span.stop` may be drawn."""
 
     layout: str
     rate: int
@@ -70,16 +70,16 @@ class _Layer:
     samples: Float32s
 
     def silence(self, begin: int, end: int, rate: int) -> None:
-        """Silence the samples during those from `begin` to `end` (exclusive) at another rate."""
+        """Silence the time of the samples from `begin` to `end` (exclusive) at another rate."""
         low, high = -(-begin * self.rate // rate) - self.start, -(-end * self.rate // rate) - self.start
         self.samples[:, max(0, low) : max(0, high)] = 0
 
 
 class Canvas:
-    """Window `out` (channels, samples) of the delivered grid from `first_sample` on. It is complete after `render`.
+    """Window `out` (channels, samples) of the delivered grid, starting at `first_sample`. `render` completes it.
 
     Pieces are drawn on one layer per layout and rate, as decoded; a layer of the delivered form is the window itself.
-    Channels are mixed and rates converted once per layer, because the cost per piece would exceed that of its samples.
+    Channels are mixed and rates converted once per layer, because a call per piece would cost more than its samples.
     """
 
     def __init__(self, first_sample: int, out: Float32s, audio: AudioFormat) -> None:
@@ -136,7 +136,7 @@ class Canvas:
         return AudioResult(present > 0, present)
 
     def _converted(self, layer: _Layer) -> Float32s:
-        """Return the samples of a layer in the delivered form."""
+        """Return a layer's samples in the delivered form."""
         mixed, out_rate = mix(layer.samples, layer.layout, self._audio.num_channels), self._audio.sample_rate
         if layer.rate == out_rate:
             return mixed

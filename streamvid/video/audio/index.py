@@ -92,7 +92,7 @@ class AudioIndex:
         return _segment_edges(self.offsets, self.sizes)
 
     def from_first_sample(self) -> AudioIndex:
-        """Return the index of the same packets, with positions from the first sample on (see `own_zero`)."""
+        """Return the index of the same packets, with positions relative to the first sample (see `own_zero`)."""
         return replace(self, positions=self.positions - self.positions[int(np.argmax(self.counts > 0))])
 
     @property

@@ -148,9 +148,10 @@ class _Positions:
         return abs(step) <= self._jitter and not is_lasting
 
     def _start(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
-        """Return the position of a run's first frame: at its timestamp, or at that of the frames after it.
+        """Return the position of a run's first frame, from its timestamp or from those of the frames after it.
 
-        Theirs counts if they agree on a time that differs by up to 1.5 ticks, but by more than two roundings explain.
+        The frames after it determine the position if they agree on a time that differs by at most 1.5 ticks, but by
+        more than two roundings can explain.
         """
         position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
         deviations = sorted(self._deviations(frame, position, following))
@@ -161,7 +162,10 @@ class _Positions:
         return position
 
     def _deviations(self, frame: DecodedFrame, position: int, following: Collection[DecodedFrame]) -> list[int]:
-        """Return the deviations of the frames after a frame at a position from the count of samples, in units."""
+        """Return how far the timestamps of the following frames deviate from the sample count, in units.
+
+        position: position of `frame`, from which the samples are counted.
+        """
         found, count = list[int](), position + frame.frame.samples
         for later in following:
             if later.rate != self._rate:

@@ -145,7 +145,7 @@ def decode_packet(decoder: AudioCodecContext, packet: Packet[Any] | None) -> lis
 
 
 def check_frames(frames: list[AudioFrame]) -> None:
-    """Raise ProbeError if a frame exceeds a limit, or its channels have no names. All frames of a packet are needed."""
+    """Raise ProbeError if a frame exceeds a limit, or its channels have no names. frames: all frames of a packet."""
     unnamed = [error for frame in frames if (error := _layout_error(frame)) is not None]
     if unnamed:
         raise unnamed[0]
@@ -180,7 +180,7 @@ def _layout_error(frame: AudioFrame) -> ProbeError | None:
 
 
 def declared_cut(data: Packet[Any] | AudioFrame) -> tuple[int, int] | None:
-    """Return the numbers of samples to cut from the start and end of a packet or frame, or None."""
+    """Return the numbers of samples to cut from the start and the end of a packet or frame, or None."""
     from av.packet import Packet
     from av.sidedata.sidedata import Type
 

@@ -60,13 +60,13 @@ def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, da
 
 
 def _warm_up(decoder: AudioCodecContext, packet: Packet[Any]) -> None:
-    """Decode a packet without samples of the window. It may refer to packets before the first one, and then fails."""
+    """Decode a packet before the window. Errors are ignored, because it may depend on packets that are missing."""
     with suppress(ProbeError):
         decode_packet(decoder, packet)
 
 
 class _Run:
-    """Decoded frames of adjacent packets. They are drawn at once, because drawing costs as much as decoding."""
+    """Decoded frames of adjacent packets, drawn together because drawing each would take as long as decoding."""
 
     def __init__(self, info: AudioStreamInfo, canvas: Canvas) -> None:
         from av.audio.fifo import AudioFifo
@@ -76,7 +76,7 @@ class _Run:
         self._position = self._end = self._head = 0
 
     def add(self, frames: list[AudioFrame], position: int, head: int, count: int) -> None:
-        """Add the frames of a packet, of whose samples `count` are kept after the first `head`."""
+        """Add the frames of a packet. Of their samples, `count` are kept after the first `head`."""
         num_decoded = 0
         for frame in frames:
             if frame.layout != self._layout or frame.format.name != self._form or frame.samples > _MAX_USUAL:
@@ -96,7 +96,7 @@ class _Run:
             self.draw()
 
     def _change_form(self, frames: list[AudioFrame]) -> None:
-        """Check the frames of a packet, which must be of one form, and begin a run of this form."""
+        """Check that the frames of a packet have the same form, and begin a run of this form."""
         self.draw()
         check_frames(frames)
         self._fifo, self._layout, self._form = self._new_fifo(), frames[0].layout, frames[0].format.name

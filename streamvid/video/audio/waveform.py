@@ -26,9 +26,10 @@ class Waveform:
 def read_waveform(
     source: Source, num_parts: int, duration_seconds: float, limits: Limits = STORED_LIMITS
 ) -> Waveform | None:
-    """Return the waveform of a file's default audio stream from its zero (see `own_zero`), or None if it has none.
+    """Return the waveform of a file's default audio stream, starting at its zero (see `own_zero`), or None without
+    audio.
 
-    duration_seconds: duration of the video, or of a file with only audio. The parts divide it.
+    duration_seconds: duration of the video, or of the audio if there is no video. The parts divide this duration.
     Raises ProbeError if the file cannot be read, or its audio is not allowed or does not decode.
     """
     with open_audio(source, limits) as video:

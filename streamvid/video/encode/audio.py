@@ -124,8 +124,8 @@ def track_format(stream: AudioStream, codec: MadeAudioCodec) -> AudioFormat:
 def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
     """Return FFmpeg's options for the MP4 file of a clip. bitexact omits dates and versions.
 
-    The pictures begin at 0 and are not reordered. Only the packets of an audio track may begin before time 0, because
-    lossy decoders need some to start; an edit list hides their samples, and ends exactly where the clip ends.
+    The pictures begin at time 0 and are not reordered. Only the packets of an audio track may begin before time 0,
+    because lossy decoders need some to start; an edit list hides their samples, and ends exactly where the clip ends.
     """
     if sound is None:
         return {"fflags": "+bitexact", "use_editlist": "0"}

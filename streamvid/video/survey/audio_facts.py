@@ -31,7 +31,7 @@ class AudioFacts:
     - end_seconds: end of the audio minus end of the video; 0.0 for a file with only audio.
     - duration_seconds: from the first to the end of the last sample, including gaps.
     - gap_seconds: sum of the gaps between samples.
-    - silence_share: share of the tenths of a second of the duration in which no sample exceeds -60 dBFS.
+    - silence_share: share of the 0.1 s intervals of the duration in which no sample exceeds -60 dBFS.
     - clipping_share: share of the samples that are at full scale, in runs of at least 3.
     - loudness_lufs: integrated loudness (EBU R128) of the samples in the format of the first ones, without gaps, or
       None if it is below the gate of -70 LUFS or the rate is below 8 kHz.
