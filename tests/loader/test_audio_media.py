@@ -125,7 +125,11 @@ def test_each_window_has_the_audio_of_its_frames(
 @pytest.mark.parametrize("options", [{}, {"clips": "native", "audio_codec": "flac", "max_clip_seconds": 1}])
 def test_the_audio_of_the_clip_itself_is_the_same_as_an_input(options: dict[str, Any], tmp_path: Path) -> None:
     """SAMPLE-2: both have one grid and one beginning, also where the audio begins late or ends early."""
-    sounds = [Sound("a.mov", "pcm_s16le"), Sound("late.mkv", "flac", start=0.5), Sound("b.mov", "flac", seconds=0.6)]
+    sounds = [
+        Sound("a.mov", "pcm_s16le"),
+        Sound("late.mkv", "flac", start=0.5),
+        Sound("b.mov", "pcm_s16le", seconds=0.6),
+    ]
     folder = folder_of(tmp_path / "in", sounds)
     rows = write_rows(folder / "rows.csv", [{"path": sound.name} for sound in sounds])
     build(rows, tmp_path / "ds", {"audio:own": "path"}, **options)
