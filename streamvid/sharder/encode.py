@@ -128,7 +128,7 @@ class Job:
 
     clip: facts that are known before the clip is made.
     follows: for a conditioning video or audio, the Timing of the sample's source as text; otherwise "".
-    audio_seconds: for conditioning audio, the duration of its file; None for other files.
+    audio_seconds: for conditioning audio, the time from the zero of its file to its end; None for other files.
     source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
         for other files.
     bars: black bars to crop; see Record.
@@ -176,7 +176,7 @@ def jobs_of(sample: PlannedSample, options: ShardOptions) -> list[Job]:
         window = Window(0, 1, 1) if medium.is_still else sample.window
         follows = "" if medium.is_still else sample.probe.timing
         facts = (medium.is_still, medium.column.is_mask, f"{medium.file.label}: ")
-        seconds = (medium.probe.audio_seconds or 0.0) if medium.column.is_audio else None
+        seconds = medium.probe.audio_end_seconds if medium.column.is_audio else None
         job = Job(medium.file, medium.clip, window, sample.bucket, follows, *facts, audio_seconds=seconds)
         jobs.append(job)
     return jobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.sounding import chirps
 RATE = 48_000
 
 
+@cache
 def samples_of(number: int, seconds: float) -> NDArray[np.int16]:
     """The samples of file `number`, (channels, samples)."""
     return chirps(seconds, RATE, seed=number)

@@ -122,6 +122,25 @@ def test_each_window_has_the_audio_of_its_frames(
     assert {number for number, _ in seen} == {0, 1, 2, 3, 4} and len(seen) > 12
 
 
+@pytest.mark.parametrize("options", [{}, {"clips": "native", "audio_codec": "flac", "max_clip_seconds": 1}])
+def test_the_audio_of_the_clip_itself_is_the_same_as_an_input(options: dict[str, Any], tmp_path: Path) -> None:
+    """SAMPLE-2: both have one grid and one beginning, also where the audio begins late or ends early."""
+    sounds = [
+        Sound("a.mov", "pcm_s16le"),
+        Sound("late.mkv", "flac", start=0.5),
+        Sound("b.mov", "pcm_s16le", seconds=0.6),
+    ]
+    folder = folder_of(tmp_path / "in", sounds)
+    rows = write_rows(folder / "rows.csv", [{"path": sound.name} for sound in sounds])
+    build(rows, tmp_path / "ds", {"audio:own": "path"}, **options)
+    heard = 0
+    with open_loader(tmp_path / "ds", batch_size=1, media=["own"], output=OUTPUT, num_epochs=2) as loader:
+        for batch in loader:
+            assert torch.equal(batch.audio, batch.media["own"])
+            heard += bool(batch.audio.any())
+    assert heard > 3
+
+
 def test_the_rest_of_an_epoch_has_the_same_audio(dataset_of: Callable[[str], Path]) -> None:
     """PLAN-5, SAMPLE-1: after a resume, with other numbers of workers; and states do not depend on the input."""
     options: dict[str, Any] = {"batch_size": 1, "num_epochs": 2, "media": ["speech"], "output": OUTPUT}

@@ -249,7 +249,7 @@ def test_files_with_pictures_are_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(first=st.integers(0, 20), num_epochs=st.integers(1, 5), seed=st.integers(0, 9), num_workers=st.integers(0, 1))
 def test_every_resume_point_and_window_is_exact(
     first: int, num_epochs: int, seed: int, num_workers: int, dataset: Path

@@ -96,6 +96,11 @@ class Probe:
         """True if the file has audio but no pictures."""
         return self.num_frames == 0 and self.has_audio is True
 
+    @property
+    def audio_end_seconds(self) -> float:
+        """Time from the first frame, or without pictures from the first sample, to the end of the audio."""
+        return max(0.0, (self.audio_start_seconds or 0.0) + (self.audio_seconds or 0.0))
+
     def without(self, bars: Margins) -> Probe:
         """Return the facts of the file without its black bars: (left, top, right, bottom), in pixels."""
         left, top, right, bottom = bars
@@ -167,6 +172,11 @@ def _probe_audio(unit: ProbeUnit, source: Source) -> Finding:
     if span is None:
         raise ProbeError("the file has no audio; check that it is complete", kind="not-media")
     found = _audio_of(unit, source, own_zero(source, unit.limits))
+    if found["audio_seconds"] > unit.limits.max_seconds:
+        raise ProbeError(
+            f"the audio lasts {found['audio_seconds']:.0f} s, above the limit max_seconds={unit.limits.max_seconds:g}",
+            kind="limit",
+        )
     extension = _AUDIO_EXTENSIONS.get(container) or clip_extension(container, unit.media.source)
     return {**asdict(Probe(0, 0, 0, 0.0, float(found["audio_seconds"]), span.codec, extension, False)), **found}
 
