@@ -50,7 +50,9 @@ its newest checkpoint."""
 @click.option("--check", "checks", is_flag=True, default=None, help="Check dataset, memory and one step, then exit.")
 @click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="For --check: memory of the device.")
 @click.option("--profile", "profiles", is_flag=True, default=None, help="Measure each bucket, write OUTPUT/costs.json.")
-@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
+@click.option(
+    "--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket, tones)."
+)
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
 @click.option(
