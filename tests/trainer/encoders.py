@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from streamvid.config import options_of
+from streamvid.recipes.small import SmallConfig, SmallTraining
 from tests.trainer.modules import UserTraining
 
 
@@ -45,6 +47,22 @@ class Controlled(Encoding):
 
     def forward(self, batch: Any) -> Any:
         return super().forward(batch.with_fields({"latents": batch.latents + batch.control}))
+
+
+class Hearing(SmallTraining):
+    """The small module with audio, which takes `pause` seconds per batch to encode."""
+
+    pause = 0.0
+
+    def encode(self, batch: Any) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+        time.sleep(self.pause)
+        return super().encode(batch)
+
+
+def build_hearing(task: str = "sft", pause: float = 0.0, **settings: Any) -> Hearing:
+    module = Hearing(options_of(SmallConfig, settings, "model.args"), with_encoders=task != "sft:train")
+    module.pause = pause
+    return module
 
 
 def build_controlled(task: str = "sft", **arguments: Any) -> Controlled:

@@ -34,7 +34,9 @@ _SLURM_CPUS = 12
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
+@click.option(
+    "--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket, tones)."
+)
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @option_flags(ClusterOptions, "cluster")
 @click.option(

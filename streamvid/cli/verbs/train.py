@@ -64,7 +64,9 @@ its newest checkpoint."""
     default=None,
     help=("Measure the cost of each bucket and write OUTPUT/costs.json."),
 )
-@click.option("--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket).")
+@click.option(
+    "--config", type=LOCATION, metavar="FILE", help="YAML file of a run, or a preset (tiny, tiny_bucket, tones)."
+)
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--factory", metavar="PKG.MOD:NAME", help="Function that builds the training module; sets model.factory.")
 @click.option(

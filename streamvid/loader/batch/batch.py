@@ -114,7 +114,7 @@ class Batch(Mapping[str, Any]):
         fields = object.__getattribute__(self, "_fields")
         if name in fields:
             return self[name]
-        why = "; set output.audio to deliver it" if name == "audio" else ""
+        why = "; set output.audio to deliver it, or data.audio in a training config" if name == "audio" else ""
         if name == "video" and "bucket" in fields:
             why = "; precomputed features replace it"
             if fields["bucket"].is_text:

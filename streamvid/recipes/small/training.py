@@ -150,8 +150,8 @@ class SmallTraining(nn.Module):
         """
         video = batch.normalized(torch.float32)
         video = video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
-        # One clip at a time, because the last bits depend on the batch size.
-        latents = torch.cat([self.autoencoder.encode(clip[None]) for clip in video])
+        # One clip at a time, and in the memory layout of stored latents, because the last bits depend on both.
+        latents = torch.cat([self.autoencoder.encode(clip[None]) for clip in video]).contiguous()
         found: dict[str, Tensor | list[Tensor]] = {"latents": latents, "text_states": self.text_encoder(batch.text)}
         return found if self.config.audio_window is None else found | {"audio_states": self._encode_audio(batch)}
 
