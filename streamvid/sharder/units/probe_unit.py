@@ -102,6 +102,7 @@ class ProbeUnit:
     """Unit of work that probes one file.
 
     verify: True to decode every frame.
+    verify_audio: True to decode all audio.
     timing: True to return the time of each frame.
     folder: directory for temporary copies of remote files; None for the system's temporary directory.
     """
@@ -109,6 +110,7 @@ class ProbeUnit:
     media: Media
     limits: Limits
     verify: bool
+    verify_audio: bool
     timing: bool
     folder: Path | None
 
@@ -152,7 +154,7 @@ def _sound(unit: ProbeUnit, source: Source, info: VideoInfo) -> Finding:
         return {"has_audio": False, "audio_problem": str(error)[:200]}
     if span is None:
         return {"has_audio": False}
-    if unit.verify:
+    if unit.verify_audio:
         try:
             read_audio_facts(source, unit.limits)
         except (ProbeError, DecodeError) as error:
