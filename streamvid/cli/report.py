@@ -139,6 +139,11 @@ def print_report(report: ShardReport, dest: str) -> None:
             f"encoded: {size(report.source_bytes)} of sources to {size(report.num_bytes)} of clips "
             f"in {report.encode_seconds:.1f} s of CPU time"
         )
+    if report.damaged_audio.count:
+        remedy = (
+            "a loader with output.audio treats them as bad samples; --audio require or --verify decode rejects them"
+        )
+        _note("files whose audio does not decode", report.damaged_audio, remedy)
     if not report.is_sized:
         what = "encoded" if report.clips == "native" else "cut"
         click.echo(f"to be {what}: {size(report.source_bytes)} of sources; shard sizes will be known when this is done")

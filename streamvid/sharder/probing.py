@@ -202,11 +202,11 @@ def probe_all(
     numbers = first_numbers(file_state(file) for file in _files(records))
     is_first = numbers == np.arange(len(numbers))
     files = Rows.of(ProbedFile, compress(_files(records), is_first.tolist()))
-    storage, is_verified = options.worker_storage, _is_verified(options)
+    storage, is_verified, is_heard = options.worker_storage, _is_verified(options), _is_audio_verified(options)
 
     def unit(file: ProbedFile) -> ProbeUnit:
         media = Media(file.path, file.source, file.num_bytes, file.version, storage)
-        return ProbeUnit(media, options.limits, is_verified, options.needs_timing, folder)
+        return ProbeUnit(media, options.limits, is_verified, is_heard, options.needs_timing, folder)
 
     limit = _time_limit(options)
     run_missing("probe", "probing", probe_file, files, unit, options, limit, journal, share, held_fd, progress)
@@ -224,13 +224,25 @@ def _files(records: Rows[Record]) -> Iterator[ProbedFile]:
 def journal_header(options: ShardOptions) -> dict[str, object]:
     """Return the journal's header, which contains the settings that determine the findings."""
     limits = [getattr(options.work, _time_limit(options)), options.work.worker_memory_bytes]
-    rules = {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}
+    rules = {
+        "hdr": options.hdr,
+        "verify": _is_verified(options),
+        "audio": _is_audio_verified(options),
+        "timing": options.needs_timing,
+    }
     return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **rules}
 
 
 def _is_verified(options: ShardOptions) -> bool:
     # Encoding decodes every frame anyway, and rejects files that do not decode.
     return options.verify == "decode" and not options.clips.is_native
+
+
+def _is_audio_verified(options: ShardOptions) -> bool:
+    # Audio that is required must decode. That of native clips and of parts of files is decoded when they are made.
+    if options.clips.audio == "drop":
+        return False
+    return _is_verified(options) or (options.clips.audio == "require" and not options.clips.is_native)
 
 
 def _time_limit(options: ShardOptions) -> str:

@@ -85,6 +85,7 @@ class ShardReport:
         sealed.
     remaining: after a task, the unfinished work of other tasks; None if only sealing remains. The report of a task
         contains neither buckets nor rejections.
+    damaged_audio: files of the dataset whose audio does not decode. Loaders with audio treat them as bad samples.
     """
 
     state: str
@@ -99,6 +100,7 @@ class ShardReport:
     input: InputSummary | None = field(default=None, compare=False)
     remaining: Remaining | None = None
     num_known: int = 0
+    damaged_audio: Counted = field(default_factory=Counted)
 
     @property
     def num_samples(self) -> int:
@@ -146,6 +148,9 @@ class ShardReport:
             f"  {row.bucket_id}: {row.num_samples} samples, {row.num_shards} shards, {row.duration_seconds:.1f} s"
             for row in self.buckets
         ]
+        if self.damaged_audio.count:
+            names = ", ".join(self.damaged_audio.examples)
+            lines.append(f"  audio that does not decode: {self.damaged_audio.count} ({names})")
         shown = self.rejections[:max_rejections]
         lines += [f"  rejected row {row.row} {row.source}: {row.reason}" for row in shown]
         if len(shown) < self.num_rejected:
@@ -311,7 +316,23 @@ def report_dataset(dataset: Dataset) -> ShardReport:
         tuple(Rejection(**row) for row in dataset.rejections_table().to_pylist()),
         manifest.clips,
         stored_clips=dataset.stored_clips,
+        damaged_audio=damaged_audio(dataset),
     )
+
+
+def damaged_audio(dataset: Dataset) -> Counted:
+    """Return the number of files whose audio was found not to decode, with examples."""
+    import pyarrow.compute as pc
+
+    names = ["source", "has_audio", "audio_start_seconds"]
+    if dataset.manifest.clips == "text" or not set(names) <= set(dataset.samples_schema.names):
+        return Counted()
+    sources = dict[str, None]()
+    for shard in dataset.shards:
+        table = dataset.samples(shard, names)
+        found = table.filter(pc.and_(pc.fill_null(table["has_audio"], False), pc.is_null(table["audio_start_seconds"])))
+        sources.update(dict.fromkeys(found.column("source").to_pylist()))
+    return Counted.of(sources)
 
 
 _COLUMNS = ("clip_bytes", "duration_seconds", "psnr_y", "source", "source_bytes", "crop_fraction")

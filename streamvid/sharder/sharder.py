@@ -40,6 +40,7 @@ from streamvid.sharder.report import (
     BUILT,
     DRY_RUN,
     ShardReport,
+    damaged_audio,
     report_dataset,
     report_plan,
     report_task,
@@ -338,7 +339,8 @@ def _build(
         return report_task(records.num_rows, options, remaining_shards(plan, staging))
     staging.lease.renew()  # the last check before the manifest
     seal(plan, known_rows(records, plan.rejections, plan.samples), staging, options, progress, base)
-    report = replace(report_plan(plan, BUILT), probe_bytes_read=bytes_read, input=found.summary)
+    damaged = damaged_audio(Dataset(staging.store))
+    report = replace(report_plan(plan, BUILT), probe_bytes_read=bytes_read, input=found.summary, damaged_audio=damaged)
     if base is None:
         return report
     return replace(report, state=APPENDED if report.num_samples else ALREADY_THERE, num_known=base.num_known)

@@ -116,7 +116,7 @@ def test_native_clips_are_reported_with_bytes_and_quality(tiny: Tiny, tmp_path: 
     value = json.loads(run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native, "--json").stdout)
     assert (value["num_records"], value["num_windows"], value["num_samples"], value["num_rejected"]) == (3, 5, 4, 1)
     stats = run_streamvid("stats", tmp_path / "ds").stdout
-    assert "clips: native" in stats and "encoded: h264 crf 23, gop 8, fps 30000/1001, audio opus; PSNR-Y " in stats
+    assert "clips: native" in stats and "encoded: h264 crf 23, gop 8, fps 30000/1001, audio aac; PSNR-Y " in stats
     assert "rejected: 1 of 5 windows of 3 input rows" in stats
     facts = json.loads(run_streamvid("stats", tmp_path / "ds", "--json").stdout)
     assert facts["native"]["encoding"]["fps"] == "30000/1001" and facts["native"]["quality"]["psnr_y"]["min"] > 30

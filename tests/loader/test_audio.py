@@ -217,7 +217,7 @@ def test_a_dataset_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
         open_loader(tmp_path, output=OUTPUT)
 
 
-@pytest.mark.parametrize("codec", ["opus", "flac"])
+@pytest.mark.parametrize("codec", ["aac", "opus", "flac"])
 def test_native_clips_have_the_sound_of_their_pictures(tmp_path: Path, codec: str) -> None:
     """SAMPLE-2: encoded again, and still where ffmpeg puts it in the source."""
     sound = Sound("tones.mp4", "aac")
@@ -246,6 +246,15 @@ def test_clips_of_other_rates_are_refused_with_remedies(tmp_path: Path) -> None:
         assert [batch.audio.shape[2] for batch in loader] == [COUNT * RATE // 30]
     with open_loader(tmp_path / "dataset", where=where, output=OUTPUT) as loader:
         assert [batch.audio.shape[2] for batch in loader] == [COUNT * RATE // 30]
+
+
+def test_the_number_of_samples_is_that_of_the_usual_rate(tmp_path: Path) -> None:
+    """Matroska stores milliseconds, so that the average rate of a clip depends on its length."""
+    for name, fps in (("film", Fraction(24)), ("ntsc", Fraction(24000, 1001))):
+        sound = Sound(f"{name}.mkv", "flac", num_frames=26, fps=fps)
+        build(folder_of(tmp_path / name, [sound]), tmp_path / f"{name}.dataset")
+        with open_loader(tmp_path / f"{name}.dataset", output=OUTPUT) as loader:
+            assert next(iter(loader)).audio.shape[2] == round(COUNT / fps * RATE)
 
 
 def test_windows_of_variable_rates_are_judged_by_their_own_frames(tmp_path: Path) -> None:

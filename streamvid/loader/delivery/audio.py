@@ -18,6 +18,7 @@ _EXACT_RULES = ("resample", "fix_frame_rate")
 _MAX_DENOMINATOR = 1001
 DEFAULT_AUDIO = AudioOptions(sample_rate=48_000, num_channels=2)
 """Audio of datasets that contain only audio, unless output.audio is set."""
+_NEAR = Fraction(1, 2002)  # half the difference of 24 and 24000/1001
 
 
 def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *, is_decoded: bool) -> Mix:
@@ -145,8 +146,20 @@ def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
         if bucket.id in part.subset.shards:
             fps = _fps_of_first(part, bucket)
             if fps is not None and 0 < fps < math.inf:
-                return (Fraction(fps) / part.rate.interval(fps)).limit_denominator(_MAX_DENOMINATOR)
+                return _usual(fps) / part.rate.interval(fps)
     return None
+
+
+def _usual(fps: float) -> Fraction:
+    """Return the usual frame rate that an average rate was meant to be.
+
+    Milliseconds of Matroska turn 24 into 24.0027, and the number of samples would depend on the length of a clip.
+    """
+    whole, ntsc = Fraction(round(fps)), Fraction(round(fps * 1.001) * 1000, 1001)
+    nearest = min(whole, ntsc, key=lambda rate: abs(rate - Fraction(fps)))
+    if abs(nearest - Fraction(fps)) <= _NEAR * fps:
+        return nearest
+    return Fraction(fps).limit_denominator(_MAX_DENOMINATOR)
 
 
 def _fps_of_first(part: MixPart, bucket: Bucket) -> float | None:

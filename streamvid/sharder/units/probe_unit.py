@@ -117,6 +117,7 @@ class ProbeUnit:
     """Unit of work that probes one file.
 
     verify: True to decode every frame.
+    verify_audio: True to decode all audio.
     timing: True to return the time of each frame.
     folder: directory for temporary copies of remote files; None for the system's temporary directory.
     """
@@ -124,6 +125,7 @@ class ProbeUnit:
     media: Media
     limits: Limits
     verify: bool
+    verify_audio: bool
     timing: bool
     folder: Path | None
 
@@ -195,7 +197,7 @@ def _audio_of(unit: ProbeUnit, source: Source, zero: Fraction) -> Finding:
         return {"has_audio": False, "audio_problem": str(error)[:200]}
     if span is None:
         return {"has_audio": False}
-    if unit.verify:
+    if unit.verify_audio:
         try:
             read_audio_facts(source, unit.limits)
         except (ProbeError, DecodeError) as error:
