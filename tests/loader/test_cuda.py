@@ -13,8 +13,8 @@ import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.loader.batch.batch import Batch
 from streamvid.sharder.sharder import shard
-from tests.loader.test_batch import made_batch, random_frames
 from tests.loader.sounds import HEIGHT, RATE, WIDTH, Sound, folder_of
+from tests.loader.test_batch import made_batch, random_frames
 from tests.loader.test_device import driver, wait_for_two
 from tests.shard_options import shard_options
 
