@@ -42,14 +42,15 @@ def _print_memory(report: CheckReport) -> None:
         f"{report.device}, {size(report.device_bytes)}: weights {size(fixed.weights)} (encoders "
         f"{size(fixed.encoders)}), gradients {size(fixed.gradients)}, optimizer {size(fixed.optimizer)}"
     )
-    used = "with checkpointing" if report.checkpoints_activations else "stored"
-    headers = ("bucket", "batch", "tokens", "steps", "stored", "with checkpointing", f"step ({used})", "seconds")
+    used = "checkpointed" if report.checkpoints_activations else "stored"
+    headers = ("bucket", "batch", "tokens", "steps", "encode", "stored", "checkpointed", f"step ({used})", "seconds")
     rows = [
         (
             row.bucket_id,
             row.batch_size,
             row.tokens,
             row.num_steps,
+            size(row.encode_bytes),
             size(row.activation_bytes),
             size(row.checkpointed_bytes),
             size(row.needed_bytes),

@@ -77,9 +77,8 @@ def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
     def repeated(tensor: Tensor) -> Tensor:
         return tensor[:1].expand(rows, *tensor.shape[1:])
 
-    found = batch.map_tensors(repeated)
-    lists = {name: [value[0]] * rows for name, value in found.items() if isinstance(value, list) and value}
-    return found.with_fields({**lists, "text": list(prompts), "sample_seeds": list(range(rows))})
+    lists = {name: [value[0]] * rows for name, value in batch.items() if isinstance(value, list) and value}
+    return batch.map_tensors(repeated).with_fields({**lists, "text": list(prompts), "sample_seeds": list(range(rows))})
 
 
 def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, folder: Path, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +15,13 @@ from streamvid.host.resources import usable_bytes
 from streamvid.loader.view.model_rule import rule_of
 from streamvid.plan.cost import fit_costs
 from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.preflight.advice import advice
+from streamvid.trainer.preflight.encoding import measure_encoding
 from streamvid.trainer.preflight.memory import (
     Activations,
+    EncodedBatch,
     FixedMemory,
+    StepMemory,
     checkpoint_blocks,
     count_activations,
     fixed_memory,
@@ -28,19 +32,15 @@ if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
     from streamvid.loader.batch.batch import Batch
 
-_ENCODE_ONCE = (
-    "encode once (--task sft:data_process --set data.features.url=FOLDER), then train without encoders (--task "
-    "sft:train and the same data.features.url)"
-)
-
 
 @dataclass(frozen=True)
 class BucketCheck:
     """Estimates for one bucket.
 
     tokens: tokens per sample of the model.
-    activation_bytes, checkpointed_bytes: activations of a batch without and with activation checkpointing.
-    needed_bytes: memory of a step as it is configured.
+    encode_bytes: what encoding a batch needs beyond the weights.
+    activation_bytes, checkpointed_bytes: what the backward pass needs without and with activation checkpointing.
+    needed_bytes: memory of a step as it is configured, at its peak.
     seconds: predicted duration of a step.
     """
 
@@ -48,6 +48,7 @@ class BucketCheck:
     batch_size: int
     tokens: int
     num_steps: int
+    encode_bytes: int
     activation_bytes: int
     checkpointed_bytes: int
     needed_bytes: int
@@ -58,7 +59,7 @@ class BucketCheck:
 class CheckReport:
     """Result of `check`.
 
-    device_bytes: memory of the device, or of this machine if it has no accelerator.
+    device_bytes: memory of the device that tensors can use, or of this machine without an accelerator.
     largest: bucket whose step ran, or None if it did not fit.
     peak_bytes: measured peak of that step; None on the CPU, where it cannot be measured.
     epoch_seconds: predicted time of an epoch without waits for data.
@@ -96,16 +97,14 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
                 "no bucket has enough samples for a step; lower data.batch_size, or use a dataset with more samples"
             )
         _check_sizes(trial, [batch.bucket for batch in batches])
-        tokens = [_tokens(trial, batch.bucket) for batch in batches]
+        measured = [measure_encoding(trial, batch) for batch in batches]
         fixed = fixed_memory(trial.module.model, config.optimizer.ema_decay is not None)
-        stored = count_activations(trial, batches, tokens)
         # In the order that needs one module: its blocks cannot be unwrapped.
         ran = None if has_blocks else _run_largest(trial, batches[0])
-        num_blocks = checkpoint_blocks(trial)
-        inputs = count_activations(trial, batches, tokens) if num_blocks else stored
-        activations = Activations(stored, inputs, num_blocks)
+        activations = _activations(trial, batches)
         ran = _run_largest(trial, batches[0]) if has_blocks else ran
-        rows = _rows(trial, batches, tokens, fixed, activations, has_blocks, ran)
+        steps = _step_memory(trial, batches, fixed, activations, measured)
+        rows = _rows(trial, batches, steps, ran)
         device = trial.accelerator.device
         limit = _device_bytes(device) if device_bytes is None else device_bytes
     too_large = [row for row in rows if row.needed_bytes > limit]
@@ -114,7 +113,7 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
     ]
     if ran is None:
         problems.insert(0, f"one step of bucket {batches[0].bucket.id} ran out of memory")
-    worst = max(rows, key=lambda row: row.needed_bytes)
+    worst = max(range(len(rows)), key=lambda place: rows[place].needed_bytes)
     return CheckReport(
         device=str(device),
         device_bytes=limit,
@@ -126,7 +125,7 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
         peak_bytes=None if ran is None else ran.peak_bytes,
         epoch_seconds=None if ran is None else sum(row.num_steps * row.seconds for row in rows),
         problems=tuple(problems),
-        advice=_advice(config, worst, fixed, activations, limit) if problems else (),
+        advice=advice(config, rows[worst].bucket_id, steps[worst], limit) if problems else (),
     )
 
 
@@ -149,57 +148,61 @@ def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
     return _Ran(seconds, torch.cuda.max_memory_allocated() if has_cuda else None)
 
 
-def _rows(
+def _activations(trial: TrialRun, batches: Sequence[Batch]) -> Activations:
+    """Count activations without and with checkpointing. The blocks stay checkpointed."""
+    tokens = [_tokens(trial, batch.bucket) for batch in batches]
+    stored = count_activations(trial, batches, tokens)
+    num_blocks = checkpoint_blocks(trial)
+    return Activations(stored, count_activations(trial, batches, tokens) if num_blocks else stored, num_blocks)
+
+
+def _step_memory(
     trial: TrialRun,
     batches: Sequence[Batch],
-    tokens: Sequence[int],
     fixed: FixedMemory,
     activations: Activations,
-    is_checkpointed: bool,
-    ran: _Ran | None,
+    measured: Sequence[EncodedBatch],
+) -> list[StepMemory]:
+    return [
+        StepMemory(
+            fixed=fixed,
+            activations=activations,
+            size=trial.loader.batch_sizes[batch.bucket.id],
+            tokens=_tokens(trial, batch.bucket),
+            measured=one,
+            measured_size=len(batch.sample_keys),
+            is_checkpointed=bool(trial.config.model.activation_checkpointing.blocks),
+            encodes=hasattr(trial.module.model, "encode") and trial.module.task.features != "read",
+            accumulates=trial.config.data.accumulate > 1,
+        )
+        for batch, one in zip(batches, measured, strict=True)
+    ]
+
+
+def _rows(
+    trial: TrialRun, batches: Sequence[Batch], steps: Sequence[StepMemory], ran: _Ran | None
 ) -> list[BucketCheck]:
     sizes = {batch.bucket.id: trial.loader.batch_sizes[batch.bucket.id] for batch in batches}
-    steps = {row.bucket_id: row.num_steps for row in trial.loader.plan_report()}
+    num_steps = {row.bucket_id: row.num_steps for row in trial.loader.plan_report()}
     costs: dict[str, int] = {}
     if ran is not None:
         first = batches[0].bucket.id
         rule = rule_of(trial.config.data.loader.get("preset"))
         costs = fit_costs([(first, sizes[first], ran.seconds)], trial.loader.buckets, rule).costs(sizes)
-    rows = []
-    for batch, count in zip(batches, tokens, strict=True):
-        name = batch.bucket.id
-        size = sizes[name]
-        plain, less = size * activations.stored.of(count), size * activations.checkpointed(count)
-        used = fixed.total + (less if is_checkpointed else plain)
-        rows.append(BucketCheck(name, size, count, steps[name], plain, less, used, costs.get(name, 0) / 1e9))
-    return rows
-
-
-def _advice(
-    config: TrainConfig, worst: BucketCheck, fixed: FixedMemory, activations: Activations, limit: int
-) -> tuple[str, ...]:
-    """Return the changes that each make the worst bucket fit or, if none is sufficient, all changes that help."""
-    used = worst.needed_bytes
-    saved: list[tuple[int, str]] = []
-    has_blocks = bool(config.model.activation_checkpointing.blocks)
-    if not has_blocks and activations.num_blocks:
-        less = worst.activation_bytes - worst.checkpointed_bytes
-        saved.append((less, "--set model.activation_checkpointing.blocks=[auto]"))
-    own = worst.checkpointed_bytes if has_blocks else worst.activation_bytes
-    if worst.batch_size > 1:
-        one = own // worst.batch_size
-        fitting = max(1, min(worst.batch_size - 1, (limit - (used - own)) // max(1, one)))
-        name = f"data.batch_size={{'{worst.bucket_id}': {fitting}, '*': …}}"
-        saved.append((own - fitting * one, f"a smaller batch of this bucket: {name}"))
-    if fixed.encoders:
-        saved.append((fixed.encoders, _ENCODE_ONCE))
-    if config.model.lora.base_model is None:
-        saved.append((fixed.gradients + fixed.optimizer, "train adapters (--lora)"))
-    elif not config.model.fp8:
-        base = config.model.lora.base_model
-        saved.append(((fixed.weights - fixed.encoders) // 2, f"frozen weights in FP8: --set model.fp8=[{base}]"))
-    enough = [text for less, text in saved if used - less <= limit]
-    return tuple(enough) or (*(text for _, text in saved), "shard the weights over several GPUs (FSDP, DeepSpeed)")
+    return [
+        BucketCheck(
+            bucket_id=batch.bucket.id,
+            batch_size=step.size,
+            tokens=step.tokens,
+            num_steps=num_steps[batch.bucket.id],
+            encode_bytes=step.measured.peak_bytes if step.encodes else 0,
+            activation_bytes=replace(step, is_checkpointed=False).backward,
+            checkpointed_bytes=replace(step, is_checkpointed=True).backward,
+            needed_bytes=step.needed,
+            seconds=costs.get(batch.bucket.id, 0) / 1e9,
+        )
+        for batch, step in zip(batches, steps, strict=True)
+    ]
 
 
 def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
@@ -217,5 +220,6 @@ def _tokens(trial: TrialRun, bucket: Bucket) -> int:
 
 def _device_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        # Without what CUDA itself and other processes use.
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     return usable_bytes()
