@@ -227,7 +227,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{bucket_config: {256px: {33: [1.5, 12]}}}', "probability=1.5: must be from 0 to 1"),
         ('{bucket_config: {256px: {33: [1.0, [4, 8]]}}}', r"the batch size \[4, 8\] is a range for Open-Sora's search"),
         ('{bucket_config: {256px: {33: [1.0, 0]}}}', "batch size=0: must be an integer from 1"),
-        ('{bucket_config: {256px: {33: 1.0}}}', r"=1.0: expected \[probability, batch size\]"),
+        ('{bucket_config: {256px: {33: 1.0}}}', r"=1.0: must be \[probability, batch size\]"),
         ('{bucket_config: {256px: {x: [1.0, 2]}}}', "bucket_config"),
         ('{bucket_config: {256px: {}}}', "has no frame counts"),
         ('{bucket_config: {256px: {33: [0.0, 1]}}}', "every probability is 0"),

@@ -340,7 +340,7 @@ def test_versions_are_listed_named_and_opened(root: Path) -> None:
     assert [info.num_samples for info in report.versions] == [7, 7, 7, 8]
     assert all(info.modified > 1.6e9 for info in report.versions)
     assert seen(f"{root}@v1") == expected(KEYS) and seen(f"{root}@latest") == expected(KEYS[1:])
-    with pytest.raises(ConfigError, match=r"tag 'v1' names version 1 .*--move.*version 4"):
+    with pytest.raises(ConfigError, match=r"tag 'v1' already points to version 1 .*--move.*version 4"):
         streamvid.tag(root, "v1")
     assert streamvid.tag(root, "v1", move=True).versions[1].tags == ("v1",)
     assert number(f"{root}") == 5

@@ -211,7 +211,7 @@ def test_a_loop_that_differs_names_the_cause_first(
     assert told[0]["loop"] is None
     message = str(told[0][f"loop {case}"])
     assert {mine[f"loop {case}"] for mine in told} == {message}
-    named = message.partition("disagree: ")[2].rpartition(". Give every")[0]
+    named = message.partition("differ: ")[2].rpartition(". Give every")[0]
     assert named.startswith(says)
     assert [text.partition(" is ")[0] for text in named.split("; ")] == [says.partition(" is ")[0], *then]
     if "fingerprint" not in named:

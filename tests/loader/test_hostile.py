@@ -149,7 +149,7 @@ def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
         ({"max_clip_bytes": 3}, SampleError, "bytes=.*, but 1 to 3 is allowed;"),
         ({"max_clip_bytes": -3}, SampleError, "bytes=.*, but 1 to -3 is allowed;"),
         ({"num_bytes": 10}, SampleError, "bytes=.* for the clip, but 1 to 10 is allowed;"),
-        ({"num_samples": 2}, StreamvidError, "disagree on samples: 2 and 3"),
+        ({"num_samples": 2}, StreamvidError, "disagree about samples: 2 and 3"),
     ],
 )
 def test_a_shard_table_that_lies(tmp_path: Path, values: dict[str, object], error: type[Exception], says: str) -> None:

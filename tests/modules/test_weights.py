@@ -182,7 +182,7 @@ def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(t
         said = str(raised.value)
         assert "nearest is dit" in said
         assert ("missing: dit.head.bias" in said) == ("allow_missing" not in fields)
-        assert ("extra.4, … (8 in all)" in said) == ("allow_unexpected" not in fields)
+        assert ("extra.4, … (8 in total)" in said) == ("allow_unexpected" not in fields)
     assert not differing(module.state_dict(), before)
     load(module, paths=(path,), allow_missing=True, allow_unexpected=True)
     assert differing(module.dit.state_dict(), made(1).dit.state_dict()) == {"head.bias"}

@@ -90,7 +90,7 @@ def test_features_are_shown_as_the_model_gets_them(serve: Serve, features: Path)
 def test_features_must_fit(features: Path) -> None:
     copy, native = map(streamvid.open_dataset, (COPY, NATIVE))
     options = PreviewOptions(features=str(features))
-    with pytest.raises(ConfigError, match=r"--features: given 1 time\(s\) for 2 dataset\(s\)"):
+    with pytest.raises(ConfigError, match=r"--features was given 1 time\(s\) for 2 dataset\(s\)"):
         open_features([copy, native], options, streamvid.StorageOptions())
     with pytest.raises(ConfigError, match="were created from a different dataset"):
         open_features([native], options, streamvid.StorageOptions())

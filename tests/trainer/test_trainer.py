@@ -191,7 +191,7 @@ def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> N
         train(config_of(tmp_path, {"checkpoints.resume": None}), StandInLoader(frames))
     with pytest.raises(ConfigError, match="which is not a checkpoint"):
         train(config_of(tmp_path, {"checkpoints.resume": tmp_path / "state"}), StandInLoader(frames))
-    with pytest.raises(ConfigError, match=r"holds newer checkpoints \(step-10, step-12\)"):
+    with pytest.raises(ConfigError, match=r"contains newer checkpoints \(step-10, step-12\)"):
         train(config_of(tmp_path, {"checkpoints.resume": tmp_path / "state" / "step-5"}), StandInLoader(frames))
     with pytest.raises(StateError, match=r"model\.args\.dim is 48, but 16 in the checkpoint"):
         other = ModelConfig(factory="tests.trainer.modules:build", args={"dim": 48, "dropout": 0.1})
