@@ -72,7 +72,7 @@ class VideoLoader(UnsupportedProtocols):
     split: split of the dataset to deliver.
     where: condition on columns, such as "aesthetic > 5". Samples that do not meet it are omitted.
     columns: index columns that are delivered with each batch.
-    media: conditioning inputs (control videos, reference images, masks) that are delivered as `batch.media`, by name.
+    media: conditioning inputs (control videos, reference images, masks, audio), delivered as `batch.media`, by name.
     features: precomputed features that `streamvid encode` created from the dataset, delivered instead of video: a path,
         a URL or an open Sidecar, or a list with one of these per dataset. Features that were created with another view
         or seed are rejected.

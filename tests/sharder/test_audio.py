@@ -297,5 +297,4 @@ def test_files_with_sound_only_are_rejected_with_a_remedy(source: Source, tmp_pa
     report = dry_run(tmp_path, tmp_path / "ds", shard_options(**{**OPTIONS, "metadata": table}))
     assert [one.kind for one in report.rejections] == ["not-media"] * 4
     assert all("only audio" in one.reason and "ffmpeg -i AUDIO -i VIDEO" in one.reason for one in report.rejections)
-    with pytest.raises(ConfigError, match="audio as a conditioning input is not supported"):
-        shard_options(**{**OPTIONS, "media": {"audio:speech": "path"}})
+    assert all("--media audio:NAME=COLUMN" in one.reason for one in report.rejections)
