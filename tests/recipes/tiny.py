@@ -539,6 +539,7 @@ def hunyuan_1_5(folder: Path, kind: str = "HunyuanVideo15Pipeline", **more: Any)
         image_embed_dim=8,
         rope_axes_dim=(2, 4, 4),
         task_type="i2v" if more else "t2v",
+        target_size=32,  # side of the square whose area a picture is scaled to
     )
     text = Qwen2_5_VLTextConfig(
         hidden_size=16,

@@ -4,5 +4,6 @@
     forward  latents, noise and times from the sample's seed ─► transformer ─► loss per sample
     sample   the family's pipeline of diffusers, built from the children of the training module
 
-Reading order: training (the module), config (its options), folder, latents, times, losses.
+Reading order: training (the module), config (its options), folder, single_file, latents, inputs (control videos, masks,
+references), audio, times, losses.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from streamvid.trainer import train
 from streamvid.trainer.config import TrainConfig
@@ -59,6 +60,8 @@ def with_audio(folder: Path) -> tuple[str, ...]:
 
 
 CASES = {"wan-vace": with_control, "ltx-2-audio": with_audio}
+#: Layers that only train with these inputs, or that read them.
+READERS = {"wan-vace": "vace_blocks.0.", "ltx-2-audio": "transformer_blocks.0.audio_attn1."}
 
 
 @pytest.mark.parametrize("recipe", CASES)
@@ -74,6 +77,10 @@ def test_inputs_of_a_dataset_train_in_one_stage_and_in_two(
     one = replace(config, accelerate=replace(config.accelerate, cpu=True))
     train(one)
     assert "trains as text to video" not in caplog.text
+    (file,) = one.output.glob("*.safetensors")
+    assert any(
+        READERS[recipe] in name and "lora_B" in name and tensor.any() for name, tensor in load_file(file).items()
+    )
     features = {"data.features.url": str(tmp_path / "features")}
     encode(changed(one, {**features, "task": "sft:data_process", "output": tmp_path / "encoding"}))
     two = changed(one, {**features, "task": "sft:train", "output": tmp_path / "two"})
