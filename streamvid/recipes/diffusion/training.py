@@ -95,12 +95,12 @@ class DiffusionTraining(nn.Module):
         return False
 
     def is_unused(self, name: str) -> bool:
-        """Return True if the loss never depends on the parameter with this name."""
+        """Return True if there are batches whose loss does not depend on the parameter with this name."""
         return False
 
     @property
     def has_unused_parameters(self) -> bool:
-        """True if a parameter that trains gets no gradient."""
+        """True if a parameter that trains may get no gradient."""
         return any(one.requires_grad and self.is_unused(name) for name, one in self.named_parameters())
 
     def _encoder(self, name: str) -> nn.Module:
