@@ -33,8 +33,6 @@ USUAL = [(5, 32, 48), (1, 32, 32)]
 SIZES |= {name: [(9, 32, 48), (1, 32, 32)] for name in MODELS if name.startswith("cogvideox")}
 # The families that every run of the tests goes through; the others are slow together.
 QUICK = ("wan2.1",)
-# Imports that take longer than a run: done once, in the process that the runs are forked from.
-PRELOAD = ("diffusers.pipelines.wan.pipeline_wan",)
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
 
 pytestmark = [

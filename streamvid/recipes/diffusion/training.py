@@ -100,7 +100,7 @@ class DiffusionTraining(nn.Module):
 
     @property
     def has_unused_parameters(self) -> bool:
-        """True if any trainable parameter gets no gradient."""
+        """True if a trainable parameter may get no gradient."""
         return any(one.requires_grad and self.is_unused(name) for name, one in self.named_parameters())
 
     def _encoder(self, name: str) -> nn.Module:
