@@ -36,8 +36,8 @@ from streamvid.loader.workers.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from fractions import Fraction
 
+    from streamvid.loader.view.audio import TimeRange
     from streamvid.loader.workers.reader import ClipReader
     from streamvid.video.decode.convert import PictureColor
     from streamvid.video.packets import PacketTable
@@ -83,8 +83,8 @@ class TaskRunner:
             problem = wrong_bytes(data, task.source.checks)
             if problem is not None:
                 return "corrupt", problem, None, None
-            color, seconds = self._decode(task, data)
-            audio = None if task.audio is None else self._decode_audio(task.audio, first, data, seconds)
+            color, shown = self._decode(task, data)
+            audio = None if task.audio is None else self._decode_audio(task.audio, first, data, shown)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 problem = f"its decoder ran out of memory (limit: {_MAX_PRIVATE_BYTES >> 30} GiB per worker)"
@@ -93,8 +93,8 @@ class TaskRunner:
             return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None, None
         return "done", "", (color.matrix, color.color_range, color.siting), audio
 
-    def _decode(self, task: DecodeTask, data: memoryview) -> tuple[PictureColor, Fraction | None]:
-        """Decode the pictures. Return their color and, for a whole clip, the presentation time of the first one."""
+    def _decode(self, task: DecodeTask, data: memoryview) -> tuple[PictureColor, TimeRange | None]:
+        """Decode the pictures. Return their color and, for a whole clip, when the first and the last are shown."""
         import numpy as np
 
         from streamvid.video.stream_info import StreamInfo
@@ -117,16 +117,16 @@ class TaskRunner:
         )
         return color, None
 
-    def _decode_file(self, task: DecodeTask, data: memoryview, out: Any) -> tuple[PictureColor, Fraction]:
+    def _decode_file(self, task: DecodeTask, data: memoryview, out: Any) -> tuple[PictureColor, TimeRange]:
         from streamvid.video.decode.file import decode_pictures
         from streamvid.video.limits import STORED_LIMITS
 
-        starts: list[Fraction] = []
+        shown: list[TimeRange] = []
 
         def choose(table: PacketTable) -> Sequence[int]:
             times, base = table.timestamps, table.time_base
             numbers = task.numbers or task.pick.numbers(len(times), times, base)
-            starts.append(times[numbers[0]] * base)
+            shown.append((times[numbers[0]] * base, times[numbers[-1]] * base))
             return numbers
 
         color = decode_pictures(
@@ -139,12 +139,12 @@ class TaskRunner:
             crop=task.crop,
             choose=choose,
         )
-        return color, starts[0]
+        return color, shown[0]
 
-    def _decode_audio(self, task: AudioTask, first: int, data: memoryview, seconds: Fraction | None) -> DecodedAudio:
+    def _decode_audio(self, task: AudioTask, first: int, data: memoryview, shown: TimeRange | None) -> DecodedAudio:
         from streamvid.loader.workers.audio import decode_audio  # most loaders deliver no audio
 
-        return decode_audio(task, self._clips[first - task.table_bytes : first], data, seconds, self._ring)
+        return decode_audio(task, self._clips[first - task.table_bytes : first], data, shown, self._ring)
 
 
 def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
