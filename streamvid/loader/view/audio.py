@@ -128,8 +128,8 @@ class AudioShape:
             if fps > 0 and not MIN_SPEED <= ours / fps <= MAX_SPEED:
                 raise ConfigError(
                     f"its frames are delivered {ours / fps:.3g} times as fast as recorded, but output.audio.stretch "
-                    f"allows {MIN_SPEED} to {MAX_SPEED} times the speed; use a view that changes the speed less, or leave "
-                    "output.audio out"
+                    f"allows {MIN_SPEED} to {MAX_SPEED} times the speed; use a view that changes the speed less, or "
+                    "leave output.audio out"
                 )
             return
         if fps > 0 and abs(ours / fps - 1) * num_intervals > tolerance:
@@ -203,9 +203,9 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
     assert part.window is not None and part.numbers is not None and video.time_base is not None
     seconds = int(video.frame_times[part.numbers[0]]) * video.time_base
     number = first_sample_at(seconds, shape.sample_rate)
-    end = int(video.frame_times[part.numbers[-1]]) * video.time_base
+    until = int(video.frame_times[part.numbers[-1]]) * video.time_base
     num_frames = shape.num_frames if shape.stretch else 0
-    count = num_decoded(seconds, end, num_frames, shape.num_samples, shape.sample_rate)
+    count = num_decoded(seconds, until, num_frames, shape.num_samples, shape.sample_rate)
     try:
         found = audio.window(number, count or shape.num_samples, shape.sample_rate)
     except DecodeError as error:

@@ -53,7 +53,7 @@ def stretch(samples: Float32s, num_samples: int, sample_rate: int) -> Float32s:
     """Return `samples` (channels, n) stretched in time to `num_samples` samples at the same pitch (FFmpeg's atempo).
 
     What is heard at a time of `samples` is heard within 1/12 s of the corresponding time of the result; within 1/30 s
-    unless the result is more than 5 % longer. Raises DecodeError if it would be played at a speed outside MIN_SPEED to MAX_SPEED.
+    unless the result is more than 5 % longer. Raises DecodeError for speeds that are not from MIN_SPEED to MAX_SPEED.
     """
     speed = samples.shape[1] / num_samples
     if not MIN_SPEED <= speed <= MAX_SPEED:
