@@ -25,6 +25,7 @@ from streamvid.errors import ConfigError, SampleError
 from streamvid.sharder.sharder import shard
 from streamvid.video.audio.grid import first_sample_at
 from streamvid.video.audio.index import index_audio
+from streamvid.video.audio.resample import stretch
 from tests.dataset.samples import seal
 from tests.files import write_rows
 from tests.loader.conftest import open_loader, state_after
@@ -272,6 +273,36 @@ def test_windows_of_variable_rates_are_judged_by_their_own_frames(tmp_path: Path
             list(loader)
     build(clips, tmp_path / "even", fps=24, fps_rule="resample")
     assert len(delivered(tmp_path / "even", whole, num_epochs=8, batch_size=1)) == 8
+
+
+@pytest.mark.parametrize("view", [{"temporal": "uniform"}, {"max_interval": 3}])
+def test_audio_is_stretched_to_the_speed_of_the_pictures_if_asked(
+    dataset: Path, tracks: Mapping[str, Track], view: dict[str, Any]
+) -> None:
+    """Exact numbers of samples, from each window's own range, with and without an index, in any process."""
+    output = {"audio": {"sample_rate": RATE, "stretch": True}}
+    found, speeds = dict[tuple[str, int, int], Any](), set[int]()
+    for num_workers in (0, 2):
+        with open_loader(
+            dataset, num_epochs=2, num_workers=num_workers, columns=["source"], output=output, view=view, tail="pad"
+        ) as loader:
+            for batch in loader:
+                numbers, name = numbers_of(batch.video[0].numpy()), batch["source"][0]
+                assert batch.audio.shape == (1, 2, COUNT * RATE // FPS)
+                if name not in tracks or not batch.audio_present[0]:
+                    continue
+                seconds = (tracks[name].times[numbers[-1]] - tracks[name].times[numbers[0]]) * COUNT / (COUNT - 1)
+                count = round(seconds * RATE)
+                if abs(count - COUNT * RATE // FPS) < RATE // FPS // 4:  # the usual speed
+                    count = COUNT * RATE // FPS
+                whole, _ = tracks[name].window(numbers[0], count)
+                speeds.add(round(10 * count / batch.audio.shape[2]))
+                if count != batch.audio.shape[2]:
+                    whole = stretch(whole, batch.audio.shape[2], RATE)
+                np.testing.assert_allclose(batch.audio[0].numpy(), whole, atol=1e-6)
+                key = (name, numbers[0], numbers[-1])
+                assert np.array_equal(found.setdefault(key, batch.audio[0].numpy()), batch.audio[0].numpy())
+    assert max(speeds) > 10
 
 
 def test_the_rest_of_an_epoch_has_the_same_sound(dataset: Path) -> None:

@@ -30,7 +30,7 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
         options = _default(mix) if is_decoded else None
     if options is None:
         return mix
-    _check(mix, view, is_decoded=is_decoded)
+    _check(mix, view, options, is_decoded=is_decoded)
     rates = {name: _rate(mix, bucket, options.fps) for name, bucket in mix.buckets.items() if not bucket.is_text}
     known = [rate for rate in rates.values() if rate is not None]
     if not known:
@@ -42,7 +42,7 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
     for name, rate in rates.items():
         fps, num_frames = rate or known[0], mix.buckets[name].num_frames
         count = form.rule.num_samples(num_frames, fps, form.sample_rate)
-        shapes[name] = AudioShape(form.sample_rate, form.num_channels, count, num_frames, fps)
+        shapes[name] = AudioShape(form.sample_rate, form.num_channels, count, num_frames, fps, options.stretch)
     plan = AudioPlan(form, shapes)
     parts = (part if part.dataset.manifest.clips == "text" else replace(part, audio=plan) for part in mix.parts)
     return replace(mix, parts=tuple(parts))
@@ -70,7 +70,7 @@ def _default(mix: Mix) -> AudioOptions | None:
     return None
 
 
-def _check(mix: Mix, view: ViewOptions, *, is_decoded: bool) -> None:
+def _check(mix: Mix, view: ViewOptions, options: AudioOptions, *, is_decoded: bool) -> None:
     if any(part.sidecar is not None for part in mix.parts):
         raise ConfigError(
             "output.audio cannot be combined with features, which contain no audio of the clips; omit one of them"
@@ -83,7 +83,8 @@ def _check(mix: Mix, view: ViewOptions, *, is_decoded: bool) -> None:
     pictured = [part for part in mix.parts if part.dataset.manifest.clips != "text"]
     if not pictured:
         raise ConfigError("output.audio: the datasets contain only texts, which have no audio; leave output.audio out")
-    _check_view(pictured, view)
+    if not options.stretch:
+        _check_view(pictured, view)
     for part in pictured:
         _check_columns(part.dataset)
 
@@ -97,9 +98,10 @@ def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
     elif view.temporal != "uniform" and not is_capped:
         return
     raise ConfigError(
-        f"output.audio cannot be combined with {named}, which changes the speed of the pictures; use "
-        "view.temporal='random', 'head', 'middle', 'chunk' or 'full' without view.max_interval, or leave "
-        "output.audio out. To deliver another frame rate at the same speed, shard the dataset with --fps"
+        f"output.audio: cannot be combined with {named}, which changes the speed of the pictures; use "
+        "view.temporal='random', 'head', 'middle', 'chunk' or 'full' without view.max_interval, set "
+        "output.audio.stretch=True to stretch the audio too, or leave output.audio out. To deliver another frame rate "
+        "at the same speed, shard the dataset with --fps"
     )
 
 

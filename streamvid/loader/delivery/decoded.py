@@ -280,6 +280,8 @@ def _audio_task(slot: Slot, room: PictureRoom, part: AudioPart | None) -> AudioT
         table=(rows, columns),
         first_sample=part.first_sample,
         offset_seconds=part.offset_seconds,
+        num_decoded=part.num_decoded,
+        num_frames=shape.num_frames if shape.stretch else 0,
     )
 
 

@@ -16,7 +16,8 @@ from streamvid.buckets.bucket import TICKS_PER_SECOND
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError, DecodeError, IntegrityError
 from streamvid.loader.view.clip_part import AudioPart, ClipPart, fits, whole_clip
-from streamvid.video.audio.grid import LAYOUTS, first_sample_at, offset_seconds
+from streamvid.video.audio.grid import LAYOUTS, first_sample_at, offset_seconds, round_half_up
+from streamvid.video.audio.resample import MAX_SPEED, MIN_SPEED
 
 if TYPE_CHECKING:
     from streamvid.buckets.pick import Pick
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from streamvid.video.clip_index import ClipIndex, Int64s
 
 Checks: TypeAlias = tuple[tuple[int, int, bytes], ...]
+TimeRange: TypeAlias = tuple[Fraction, Fraction]
+"""Presentation times of the first and the last frame."""
 
 HAS_AUDIO = "has_audio"
 """Column of the samples index that says whether a clip has audio."""
@@ -57,6 +60,10 @@ class AudioOptions:
         help="Frame rate that the number of samples is computed from, for datasets whose clips keep their own rates.",
         shown_default="the rate at which the dataset is read, otherwise that of the first clip of each bucket",
         above=0.0,
+    )
+    stretch: bool = option(
+        False,
+        help="Stretch the audio in time, at the same pitch, if a view changes the speed of the frames.",
     )
     preset: str | None = option(
         None,
@@ -95,13 +102,17 @@ class AudioForm:
 
 @dataclass(frozen=True, slots=True)
 class AudioShape:
-    """Audio of a bucket: `num_samples` samples per channel, for its frames at `fps` frames per second."""
+    """Audio of a bucket: `num_samples` samples per channel, which belong to its frames at `fps` frames per second.
+
+    stretch: True to stretch the audio of frames that are delivered at another speed.
+    """
 
     sample_rate: int
     num_channels: int
     num_samples: int
     num_frames: int
     fps: Fraction
+    stretch: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -109,13 +120,22 @@ class AudioShape:
         return self.num_channels * self.num_samples * _FLOAT_BYTES
 
     def check_speed(self, part: ClipPart, video: ClipIndex | None) -> None:
-        """Raise ConfigError if a part's frames do not end within half a frame of their audio's end.
+        """Raise ConfigError if a part's frames do not end within half a frame of their audio's end, or with `stretch`,
+        if their speed is not allowed.
 
         video: packets of the clip, whose timestamps give the duration of the frames even if the frame rate varies. If
             None, the clip's average rate is used. If frames are chosen by time, the rate of the grid is used.
         """
         ours = float(self.fps)
         fps, num_intervals, tolerance = _speed(part, video)
+        if self.stretch:
+            if fps > 0 and not MIN_SPEED <= ours / fps <= MAX_SPEED:
+                raise ConfigError(
+                    f"its frames are delivered {ours / fps:.3g} times as fast as recorded, but output.audio.stretch "
+                    f"allows {MIN_SPEED} to {MAX_SPEED} times the speed; use a view that changes the speed less, or "
+                    "leave output.audio out"
+                )
+            return
         if fps > 0 and abs(ours / fps - 1) * num_intervals > tolerance:
             raise ConfigError(
                 f"its frames are delivered at {fps:.6g} fps, but output.audio has as many samples as "
@@ -210,12 +230,15 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
     assert part.window is not None and part.numbers is not None and video.time_base is not None
     seconds = int(video.frame_times[part.numbers[0]]) * video.time_base
     number = first_sample_at(seconds, shape.sample_rate)
+    until = int(video.frame_times[part.numbers[-1]]) * video.time_base
+    num_frames = shape.num_frames if shape.stretch else 0
+    count = num_decoded(seconds, until, num_frames, shape.num_samples, shape.sample_rate)
     try:
-        found = audio.window(number, shape.num_samples, shape.sample_rate)
+        found = audio.window(number, count or shape.num_samples, shape.sample_rate)
     except DecodeError as error:
         raise IntegrityError(f"its audio: {error}") from error
     offset = offset_seconds(seconds, number, shape.sample_rate)
-    mine = AudioPart(audio.info.to_json(), found.packets, number, offset)
+    mine = AudioPart(audio.info.to_json(), found.packets, number, offset, count)
     if not found.num_bytes:
         return replace(part, audio=mine)
     first, end = part.first_byte, part.first_byte + part.num_bytes
@@ -234,6 +257,19 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
         window=replace(part.window, packets=_moved(part.window.packets, before)),
         audio=replace(mine, packets=_moved(found.packets, place)),
     )
+
+
+def num_decoded(first: Fraction, last: Fraction, num_frames: int, num_samples: int, sample_rate: int) -> int:
+    """Return the number of samples during frames, which are to be stretched to `num_samples`, or 0 not to stretch.
+
+    first, last: times of the first and the last of the frames. num_frames: their number; 0 not to stretch.
+    Audio whose end is at most half a frame from that of the frames is not stretched.
+    """
+    if num_frames < 2:
+        return 0
+    duration = (last - first) * Fraction(num_frames, num_frames - 1)
+    count = max(1, round_half_up(duration * sample_rate))
+    return count if abs(Fraction(num_samples, count) - 1) * num_frames > Fraction(1, 2) else 0
 
 
 def _are_short(part: ClipPart) -> bool:

@@ -35,6 +35,8 @@ class AudioPart:
     - packets: packet table, with offsets relative to the start of the part's bytes; None for a whole clip.
     - first_sample: number of the first sample; None for a whole clip, whose timestamps are in the container.
     - offset_seconds: time from the first frame to the first sample.
+    - num_decoded: number of samples to decode, which are stretched to those of the bucket; 0 for as many as the bucket
+      has, or for a whole clip.
     - own_range: (first byte, size) of the byte range to read for the audio, which follows the part's first range in
       memory; None if the packets are within that range.
     """
@@ -43,6 +45,7 @@ class AudioPart:
     packets: npt.NDArray[np.int64] | None = None
     first_sample: int | None = None
     offset_seconds: float = 0.0
+    num_decoded: int = 0
     own_range: tuple[int, int] | None = None
 
     @property

@@ -58,8 +58,9 @@ class AudioTask(NamedTuple):
 
     - stream: AudioStreamInfo as JSON; "" to decode it through the clip's container; None for silence.
     - table: shape of the audio's packet table, which follows that of the video.
-    - first_sample, offset_seconds: as in AudioPart. Without a stream, first_sample counts from the zero of a separate
-      file (see `own_zero`).
+    - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from the zero of
+      a separate file (see `own_zero`).
+    - num_frames: number of pictures whose duration the audio is stretched to, for a whole clip; 0 for no stretching.
     """
 
     sample_rate: int
@@ -70,6 +71,8 @@ class AudioTask(NamedTuple):
     table: tuple[int, int] = (0, 0)
     first_sample: int | None = None
     offset_seconds: float = 0.0
+    num_decoded: int = 0
+    num_frames: int = 0
 
     @property
     def table_bytes(self) -> int:

@@ -36,14 +36,14 @@ from streamvid.loader.workers.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from fractions import Fraction
 
+    from streamvid.loader.view.audio import TimeRange
     from streamvid.loader.workers.reader import ClipReader
     from streamvid.video.decode.convert import PictureColor
     from streamvid.video.packets import PacketTable
     from streamvid.video.picture import PictureFormat
 
-    _Times = tuple[Fraction, Fraction]
+    _Times = tuple[Fraction, Fraction, Fraction]
 
 _SPARE_BYTES = 256 * 2**20  # never touched, so it costs nothing; a 4K decoder holds about this much in pictures
 
@@ -89,8 +89,8 @@ class TaskRunner:
             if problem is not None:
                 return answer("corrupt", problem)
             color, times = (None, None) if task.picture is None else self._decode(task, task.picture, data)
-            seconds, zero = times or (None, None)
-            audio = None if task.audio is None else self._decode_audio(task.audio, first, data, seconds)
+            shown = None if times is None else times[:2]
+            audio = None if task.audio is None else self._decode_audio(task.audio, first, data, shown)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 problem = f"its decoder ran out of memory (limit: {_MAX_PRIVATE_BYTES >> 30} GiB per worker)"
@@ -98,13 +98,13 @@ class TaskRunner:
             is_bad = isinstance(error, DecodeError | ProbeError)
             return answer("bad" if is_bad else "error", f"{type(error).__name__}: {error}")
         colors = None if color is None else (color.matrix, color.color_range, color.siting)
-        start = (0, 1) if seconds is None or zero is None else (seconds - zero).as_integer_ratio()
+        start = (0, 1) if times is None else (times[0] - times[2]).as_integer_ratio()
         return answer("done", color=colors)._replace(audio=audio, start=start)
 
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
-        """Decode the pictures. Return their color and, for a whole clip, the presentation times of two frames.
+        """Decode the pictures. Return their color and, for a whole clip, the presentation times of three frames.
 
-        The two frames are the first delivered frame and the first frame of the clip.
+        These are the first and the last delivered frame, and the first frame of the clip.
         """
         import numpy as np
 
@@ -139,7 +139,7 @@ class TaskRunner:
         def choose(table: PacketTable) -> Sequence[int]:
             times, base = table.timestamps, table.time_base
             numbers = task.numbers or task.pick.numbers(len(times), times, base)
-            found.append((times[numbers[0]] * base, times[0] * base))
+            found.append((times[numbers[0]] * base, times[numbers[-1]] * base, times[0] * base))
             return numbers
 
         color = decode_pictures(
@@ -154,10 +154,10 @@ class TaskRunner:
         )
         return color, found[0]
 
-    def _decode_audio(self, task: AudioTask, first: int, data: memoryview, seconds: Fraction | None) -> DecodedAudio:
+    def _decode_audio(self, task: AudioTask, first: int, data: memoryview, shown: TimeRange | None) -> DecodedAudio:
         from streamvid.loader.workers.audio import decode_audio  # most loaders deliver no audio
 
-        return decode_audio(task, self._clips[first - task.table_bytes : first], data, seconds, self._ring)
+        return decode_audio(task, self._clips[first - task.table_bytes : first], data, shown, self._ring)
 
 
 def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:

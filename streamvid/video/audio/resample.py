@@ -1,4 +1,4 @@
-"""Resampling by libswresample, independent of where a window begins.
+"""Resampling by libswresample, independent of where a window begins, and stretching in time.
 
 The library's first output sample coincides with its first input sample. Input that starts at a multiple of
 in_rate / gcd(in_rate, out_rate) therefore keeps the phase of the global grid, and every output sample is the same sum.
@@ -18,6 +18,8 @@ from streamvid.video.audio.grid import LAYOUTS
 _FILTER_SIZE, _CUTOFF = 128, 0.97
 _MAX_PHASES = 1024  # with more, libswresample interpolates between phases
 _MAX_COEFFICIENTS = 1 << 24
+MIN_SPEED, MAX_SPEED = 0.5, 32
+"""Speeds to which audio is stretched."""
 _CHUNK = 1 << 14  # larger arrays get fresh memory from the system, whose first use is slow
 
 
@@ -46,6 +48,32 @@ def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
     out = np.empty((len(channels), sum(part.shape[1] for part in channels[0])), np.float32)
     for number, parts in enumerate(channels):
         np.concatenate(parts, axis=1, out=out[number : number + 1])
+    return out
+
+
+def stretch(samples: Float32s, num_samples: int, sample_rate: int) -> Float32s:
+    """Return `samples` (channels, n) stretched in time to `num_samples` samples at the same pitch (FFmpeg's atempo).
+
+    What is heard at a time of `samples` is heard within 1/12 s of the corresponding time of the result; within 1/30 s
+    unless the result is more than 5 % longer. Raises DecodeError for speeds that are not from MIN_SPEED to MAX_SPEED.
+    """
+    speed = samples.shape[1] / num_samples
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise DecodeError(
+            f"its audio cannot be played {speed:.3g} times as fast: {MIN_SPEED} to {MAX_SPEED} are allowed"
+        )
+    # Above a factor of 2, a single filter would skip samples.
+    count = max(1, math.ceil(abs(math.log2(speed))))
+    chain = AudioChain([("atempo", f"{speed ** (1 / count):.12g}")] * count, LAYOUTS[len(samples)], sample_rate)
+    frames = []
+    for start in range(0, samples.shape[1], _CHUNK):
+        frames += chain.run(samples[:, start : start + _CHUNK])
+    parts = [samples_of(frame) for frame in [*frames, *chain.run(None)]]
+    out, at = np.zeros((len(samples), num_samples), np.float32), 0
+    for part in parts:
+        room = out[:, at : at + part.shape[1]]
+        room[:] = part[:, : room.shape[1]]
+        at += part.shape[1]
     return out
 
 
