@@ -207,7 +207,12 @@ def with_audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "dataset"
 
 
-AUDIO: dict[str, Any] = {"batch_size": 1, "num_epochs": 6, "num_workers": 2, "output": {"audio": {"sample_rate": RATE}}}
+AUDIO: dict[str, Any] = {
+    "batch_size": 1,
+    "num_epochs": 6,
+    "num_workers": 2,
+    "output": {"audio": {"sample_rate": RATE}, "pixels": "rgb24"},
+}
 
 
 def test_audio_is_pinned_and_a_copy_of_it_outlives_its_batch(with_audio: Path) -> None:

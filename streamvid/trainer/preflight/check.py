@@ -103,7 +103,7 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
         ran = None if has_blocks else _run_largest(trial, batches[0])
         activations = _activations(trial, batches)
         ran = _run_largest(trial, batches[0]) if has_blocks else ran
-        steps = _step_memory(trial, batches, fixed, activations, measured)
+        steps = _step_memory(trial, batches, fixed, activations, measured, has_blocks)
         rows = _rows(trial, batches, steps, ran)
         device = trial.accelerator.device
         limit = _device_bytes(device) if device_bytes is None else device_bytes
@@ -162,6 +162,7 @@ def _step_memory(
     fixed: FixedMemory,
     activations: Activations,
     measured: Sequence[EncodedBatch],
+    is_checkpointed: bool,
 ) -> list[StepMemory]:
     return [
         StepMemory(
@@ -171,7 +172,7 @@ def _step_memory(
             tokens=_tokens(trial, batch.bucket),
             measured=one,
             measured_size=len(batch.sample_keys),
-            is_checkpointed=bool(trial.config.model.activation_checkpointing.blocks),
+            is_checkpointed=is_checkpointed,
             encodes=hasattr(trial.module.model, "encode") and trial.module.task.features != "read",
             accumulates=trial.config.data.accumulate > 1,
         )
