@@ -36,6 +36,7 @@ from streamvid.loader.workers.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     from streamvid.loader.view.audio import TimeRange
     from streamvid.loader.workers.reader import ClipReader
