@@ -19,6 +19,7 @@ from streamvid.sharder import sharder
 from streamvid.shipped import shipped
 from streamvid.trainer import train
 from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.encode import encode
 from tests.recipes.small_batches import encoded, make_batch, wake
 from tests.shard_options import shard_options
 from tools.make_tones import make_tones
@@ -45,17 +46,24 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "dataset"
 
 
+def tones_config(dataset: Path, output: Path, *changes: str) -> TrainConfig:
+    places = (f"data.dataset={dataset}", f"output={output}", "data.num_workers=0", "accelerate.cpu=true")
+    return load_config(TrainConfig, shipped("configs/train/tones.yaml"), [*places, "eval.steps=1000", *changes])
+
+
 def held_out(dataset: Path, output: Path, *changes: str) -> Mapping[str, float]:
     """The figures of a run of configs/train/tones.yaml after its last step."""
-    places = (f"data.dataset={dataset}", f"output={output}", "data.num_workers=0", "accelerate.cpu=true")
-    train(load_config(TrainConfig, shipped("configs/train/tones.yaml"), [*places, "eval.steps=1000", *changes]))
+    train(tones_config(dataset, output, *changes))
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "eval_loss" in line][-1]  # type: ignore[no-any-return]
 
 
-def test_a_short_run_hears(dataset: Path, tmp_path: Path) -> None:
+def test_a_short_run_on_stored_audio_hears(dataset: Path, tmp_path: Path) -> None:
     """The held-out loss is higher by a third with the audio of other clips; captions and noise are the same."""
-    found = held_out(dataset, tmp_path / "run", "max_steps=160", "checkpoints.steps=160")
+    short = (f"data.features.url={tmp_path / 'features'}", "data.features.num_visits=4", "max_steps=180")
+    assert encode(tones_config(dataset, tmp_path / "out", *short, "task=sft:data_process")).is_sealed
+    found = held_out(dataset, tmp_path / "out", *short, "task=sft:train")
+    print(found)
     assert 1.33 * found["eval_loss"] < found["eval_loss_with_other_audio"]
 
 
