@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -151,8 +151,9 @@ class AudioIndex:
 def _segment_edges(offsets: Int64s, sizes: Int64s) -> Int64s:
     gaps = offsets[1:] - (offsets + sizes)[:-1]
     apart = np.flatnonzero((gaps < 0) | (gaps > _MAX_BETWEEN)) + 1
-    runs = pairwise([0, *apart.tolist(), len(offsets)])
-    return np.array([*chain.from_iterable(range(*run, _SEGMENT_PACKETS) for run in runs), len(offsets)], np.int64)
+    starts = np.concatenate([[0], apart])
+    places = np.arange(len(offsets)) - np.repeat(starts, np.diff(starts, append=len(offsets)))  # within the run
+    return np.append(np.flatnonzero(places % _SEGMENT_PACKETS == 0), len(offsets)).astype(np.int64)
 
 
 def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], None] | None = None) -> AudioIndex | None:
