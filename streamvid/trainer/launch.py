@@ -105,13 +105,20 @@ def _make_accelerator(config: TrainConfig) -> Accelerator:
             f"processes: {accelerator.num_processes}); on GPUs, set accelerate.cpu to false and start several "
             "processes; on CPUs, launch with configs/accelerate/cpu_2ranks.yaml"
         )
-    is_sharded = used == "FSDP" or (used == "DEEPSPEED" and _configure_deepspeed(accelerator, config) == 3)
-    if is_sharded and config.optimizer.ema_decay is not None:
+    if used == "DEEPSPEED":
+        _configure_deepspeed(accelerator, config)
+    if has_sharded_weights(accelerator) and config.optimizer.ema_decay is not None:
         raise ConfigError(
             f"optimizer.ema_decay={config.optimizer.ema_decay} cannot be combined with sharded weights; "
             "use DDP or ZeRO-2, or set optimizer.ema_decay to null"
         )
     return accelerator
+
+
+def has_sharded_weights(accelerator: Accelerator) -> bool:
+    """Return True if each forward pass gathers weights from other ranks (FSDP, ZeRO-3)."""
+    used = accelerator.distributed_type.value
+    return used == "FSDP" or (used == "DEEPSPEED" and _zero_stage(accelerator) == 3)
 
 
 def end_processes() -> None:
@@ -143,8 +150,8 @@ def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
     return found
 
 
-def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
-    """Fill in the "auto" values of DeepSpeed's JSON, and return the ZeRO stage."""
+def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> None:
+    """Fill in the "auto" values of DeepSpeed's JSON."""
     settings = accelerator.state.deepspeed_plugin.deepspeed_config
     for key, name, value in (
         ("gradient_accumulation_steps", "data.accumulate", config.data.accumulate),
@@ -166,4 +173,7 @@ def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
     # accelerate would replace any other offloaded optimizer with DeepSpeed's Adam.
     is_adam = config.optimizer.factory in ("torch.optim:AdamW", "torch.optim:Adam")
     settings.setdefault("zero_force_ds_cpu_optimizer", is_adam)
-    return int(settings["zero_optimization"]["stage"])
+
+
+def _zero_stage(accelerator: Accelerator) -> int:
+    return int(accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage"])

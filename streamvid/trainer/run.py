@@ -23,7 +23,7 @@ from streamvid.trainer.checkpoint import Checkpoints, TrainProgress
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import BatchClock, Batches, check_features, open_loaders
 from streamvid.trainer.evaluate import evaluate, prompted, require_sampling, save_samples
-from streamvid.trainer.launch import accelerating, checkpoint_function
+from streamvid.trainer.launch import accelerating, checkpoint_function, has_sharded_weights
 from streamvid.trainer.metrics import (
     BucketLoss,
     MetricLine,
@@ -189,8 +189,8 @@ class Run:
     def render(self, step: int) -> None:
         """Generate videos if they are due. Every rank must call this method, after saving.
 
-        A failure is logged, because training does not depend on videos. Raises ConfigError if an option must be set;
-        the message names it.
+        A failure is logged, because training does not depend on videos. Raises ConfigError if an
+        option must be set, and StreamvidError if weights are sharded, because other ranks then wait for this rank.
         """
         if not self.held_out or not self.is_due(step, self.config.eval.sample_steps):
             return
@@ -198,13 +198,17 @@ class Run:
             self._save_samples(f"step-{step}")
         except ConfigError:
             raise
-        except Exception as error:  # noqa: BLE001 - pipelines and users' modules raise anything
-            reason = " ".join(str(error).split())[:300]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            if has_sharded_weights(self.accelerator):
+                raise StreamvidError(
+                    f"no samples were generated at step {step}: {reason}. With sharded weights (FSDP, ZeRO-3) a rank cannot go on "
+                    "alone; fix the cause or set eval.sample_steps to null, and start the run again to resume"
+                ) from error
             _log.warning(
-                "no samples were generated at step %d: %s: %s; training continues. Stop the run (Ctrl-C saves it), "
-                "fix the cause or set eval.sample_steps to null, and start it again to resume",
+                "no samples were generated at step %d: %s; training continues. Stop the run (Ctrl-C saves it), fix "
+                "the cause or set eval.sample_steps to null, and start it again to resume",
                 step,
-                type(error).__name__,
                 reason,
             )
             _log.debug("generating samples failed at step %d", step, exc_info=True)

@@ -109,6 +109,20 @@ class FailingSamples(UserTraining):
         raise self.error
 
 
+class FailsOnRank1(UserTraining):
+    """Fails on one rank, while the other waits for it, as where sharded weights are gathered."""
+
+    def sample(self, batch: Any) -> Tensor:
+        if torch.distributed.get_rank() == 1:
+            raise RuntimeError("out of memory")
+        torch.distributed.barrier()
+        return super().sample(batch)
+
+
+def fails_on_rank_1(task: str = "sft") -> FailsOnRank1:
+    return FailsOnRank1()
+
+
 class LoggedTraining(UserTraining):
     """Writes down which samples it trains on, a file a process."""
 

@@ -89,6 +89,18 @@ def test_fsdp_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path) 
     assert_same_run(tmp_path / "run", whole)
 
 
+def test_samples_that_fail_on_one_rank_of_fsdp_end_the_run_on_all(tmp_path: Path) -> None:
+    """Otherwise the others would wait for weights that this rank does not send, until their timeout."""
+    module = (
+        "model.factory=tests.trainer.modules:fails_on_rank_1",
+        "model.args={}",
+        "model.activation_checkpointing={}",
+    )
+    said = launched("fsdp", tmp_path / "run", 2, *module, "eval.sample_steps=1")
+    assert not said.startswith("0\n")
+    assert "StreamvidError: no samples of step 1: RuntimeError: out of memory. With sharded weights" in said
+
+
 @pytest.mark.slow
 def test_fsdp_keeps_no_moving_average_and_is_refused_without_accelerators(tmp_path: Path) -> None:
     said = launched("fsdp", tmp_path / "run", 1, "optimizer.ema_decay=0.9", ranks=1)
