@@ -202,8 +202,8 @@ class Run:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             if has_sharded_weights(self.accelerator):
                 raise StreamvidError(
-                    f"no samples were generated at step {step}: {reason}. With sharded weights (FSDP, ZeRO-3) a rank cannot go on "
-                    "alone; fix the cause or set eval.sample_steps to null, and start the run again to resume"
+                    f"no samples were generated at step {step}: {reason}. With sharded weights (FSDP, ZeRO-3), a rank "
+                    "cannot continue alone; fix the cause or set eval.sample_steps to null, and start the run again to resume"
                 ) from error
             _log.warning(
                 "no samples were generated at step %d: %s; training continues. Stop the run (Ctrl-C saves it), fix "
