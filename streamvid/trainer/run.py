@@ -203,7 +203,8 @@ class Run:
             if has_sharded_weights(self.accelerator):
                 raise StreamvidError(
                     f"no samples were generated at step {step}: {reason}. With sharded weights (FSDP, ZeRO-3), a rank "
-                    "cannot continue alone; fix the cause or set eval.sample_steps to null, and start the run again to resume"
+                    "cannot continue alone; fix the cause or set eval.sample_steps to null, then start the run again "
+                    "to resume"
                 ) from error
             _log.warning(
                 "no samples were generated at step %d: %s; training continues. Stop the run (Ctrl-C saves it), fix "
