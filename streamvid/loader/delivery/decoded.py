@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -73,12 +72,19 @@ class DecodedDelivery:
             return part
         shape = plan.of(sample.bucket_id)
         shape.check_speed(part, packets)
-        start_seconds = _start_seconds(part, packets)
         if not row.has_audio:
-            return replace(part, start_seconds=start_seconds)
+            return self._timed(part, packets)
         audio = None if packets is None or is_whole else self._rows.audio_packets(sample, row)
         both = None if packets is None or audio is None else (packets, audio)
-        return replace(with_audio(part, row.clip, both, shape, _MAX_PIECES), start_seconds=start_seconds)
+        return self._timed(with_audio(part, row.clip, both, shape, _MAX_PIECES), packets)
+
+    def _timed(self, part: ClipPart, packets: ClipIndex | None) -> ClipPart:
+        """Return a part with the time from the clip's first frame to its own, if needed and if the packets tell it."""
+        is_needed = any(medium.is_audio for medium in self._media)
+        if not is_needed or packets is None or packets.time_base is None or part.numbers is None:
+            return part
+        times = packets.frame_times
+        return replace(part, start_seconds=int(times[part.numbers[0]] - times[0]) * packets.time_base)
 
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
         return self.room(request).num_bytes
@@ -287,11 +293,3 @@ def _audio_task(slot: Slot, room: PictureRoom, part: AudioPart | None) -> AudioT
 
 def _silence(shape: AudioShape, place: int) -> AudioTask:
     return AudioTask(shape.sample_rate, shape.num_channels, shape.num_samples, place)
-
-
-def _start_seconds(part: ClipPart, packets: ClipIndex | None) -> Fraction | None:
-    """Return the time from the first frame of a clip to the first frame of a part, or None if the packets lack it."""
-    if packets is None or packets.time_base is None or part.numbers is None:
-        return None
-    times = packets.frame_times
-    return int(times[part.numbers[0]] - times[0]) * packets.time_base

@@ -68,7 +68,7 @@ class ClipPart:
       is decoded through its container, and for audio without pictures.
     - audio: audio to deliver; None if the clip has none, or if audio is not delivered.
     - start_seconds: time of the first delivered frame minus that of the clip's first; None if only the container has
-      the timestamps, or if no audio is delivered.
+      the timestamps, or if no audio input is delivered.
     """
 
     pick: Pick
