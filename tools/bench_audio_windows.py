@@ -87,7 +87,12 @@ class File:
     def played(self, decoder: Any, first: int, count: int) -> Samples:
         """Decode with torchcodec. The window is zero where it returns nothing."""
         rate, out = self.audio.sample_rate, self.empty(count)
-        found = decoder.get_samples_played_in_range(max(0.0, first / rate), (first + count) / rate)
+        try:
+            found = decoder.get_samples_played_in_range(max(0.0, first / rate), (first + count) / rate)
+        except RuntimeError as error:  # a window without audio raises
+            if "No audio frames" in str(error):
+                return out
+            raise
         place = round(found.pts_seconds * rate) - first
         samples = found.data.numpy()[:, max(0, -place) :][:, : count - max(0, place)]
         out[:, max(0, place) : max(0, place) + samples.shape[1]] = samples
