@@ -222,8 +222,12 @@ def rendered(pipe: Any, name: str) -> Tensor:
     """A video of the pipeline with a fixed seed."""
     frames, height, width = SIZES.get(name, USUAL)[0]
     settings: dict[str, Any] = {"num_frames": frames, "height": height, "width": width, "num_inference_steps": 2}
-    if "image" in inspect.signature(pipe.__call__).parameters:
+    taken = inspect.signature(pipe.__call__).parameters
+    if "image" in taken:
         settings["image"] = Image.new("RGB", (width, height), "red")
+    if "height" not in taken:  # a pipeline of images that chooses among sizes of about this side
+        pipe.target_size = height
+        settings = {one: value for one, value in settings.items() if one in taken}
     if name.startswith("wan"):  # from text, it needs ftfy
         settings |= {one: torch.ones(1, 8, 16) for one in ("prompt_embeds", "negative_prompt_embeds")}
     else:
