@@ -43,7 +43,8 @@ def picture(height: float, color: tuple[int, int, int]) -> NDArray[np.uint8]:
     y = RADIUS + (1 - height) * (SIZE - 2 * RADIUS)
     inside = (grid[None, :] - SIZE / 2) ** 2 + (grid[:, None] - y) ** 2 < RADIUS**2
     share = inside.reshape(SIZE, _SUBSAMPLES, SIZE, _SUBSAMPLES).mean(axis=(1, 3))[..., None]
-    return (share * color + (1 - share) * np.array(BACKGROUND)).round().astype(np.uint8)
+    pixels: Floats = share * color + (1 - share) * np.array(BACKGROUND)
+    return pixels.round().astype(np.uint8)
 
 
 def tone(path: Floats) -> NDArray[np.float32]:
@@ -93,8 +94,8 @@ def make_tones(dest: Path, num_clips: int = 120, seed: int = 0) -> Path:
         file = dest / f"{number:03d}{suffixes[number % len(suffixes)]}"
         write_clip(file, color, draw)
         rows.append((file.name, f"A {name} disc moves up and down."))
-    with (dest / "metadata.csv").open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([("path", "caption"), *rows])
+    with (dest / "metadata.csv").open("w", newline="") as table:
+        csv.writer(table, lineterminator="\n").writerows([("path", "caption"), *rows])
     return dest
 
 
