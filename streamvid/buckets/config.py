@@ -107,7 +107,7 @@ class BucketConfig:
     """
 
     buckets: tuple[Bucket, ...] = option(
-        (), help="Explicit buckets, such as '832x480@81,480x832@81'; for audio '2s,5s'.", metavar="WxH@F,...", group=""
+        (), help="Explicit buckets, such as '832x480@81,480x832@81'; for audio, '2s,5s'.", metavar="WxH@F,...", group=""
     )
     opensora: OpenSoraConfig | None = None
     resolution: tuple[str, ...] = option((), help="Named resolutions.", metavar="LIST", group="", shown_default="256px")

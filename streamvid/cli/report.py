@@ -143,7 +143,7 @@ def print_report(report: ShardReport, dest: str) -> None:
         remedy = (
             "a loader with output.audio treats them as bad samples; --audio require or --verify decode rejects them"
         )
-        _note("files whose audio does not decode", report.damaged_audio, remedy)
+        _note("files whose audio cannot be decoded", report.damaged_audio, remedy)
     if not report.is_sized:
         what = "encoded" if report.clips == "native" else "cut"
         click.echo(f"to be {what}: {size(report.source_bytes)} of sources; shard sizes will be known when this is done")

@@ -49,7 +49,7 @@ class ByShard:
     def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
         """Return the delivery for VideoLoader's arguments.
 
-        Arguments that only select, order or distribute samples are ignored, and so is the dataset's view.
+        Arguments that only select, order or distribute samples are ignored, and so are the dataset's view and filter.
         Raises ConfigError for more than one dataset, a dataset of texts, or invalid batch sizes.
         """
         source, kept = sources[0], {name: value for name, value in options.items() if name not in _OF_PLANS}
@@ -66,7 +66,7 @@ class ByShard:
         sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)
         workers = kept.get("num_workers")
         kept["num_workers"] = default_num_workers() if workers is None else workers
-        source = replace(source, url=dataset, captions=replace(source.captions, dropout=0.0))
+        source = replace(source, url=dataset, where=None, captions=replace(source.captions, dropout=0.0))
         return ByShard(source, kept, sizes, _audio_fps(source, dataset, kept))
 
     @property

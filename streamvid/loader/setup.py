@@ -351,8 +351,8 @@ def _check_heard(output: OutputOptions) -> None:
         value = getattr(output, name)
         if value != getattr(plain, name):
             raise ConfigError(
-                f"output.{name}={value!r}: cannot be combined with datasets of only audio, which have no pictures; "
-                f"leave output.{name} out"
+                f"output.{name}={value!r} cannot be combined with audio datasets, which have no pictures; omit "
+                f"output.{name}"
             )
 
 

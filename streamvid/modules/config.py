@@ -46,7 +46,7 @@ class LoraConfig(Options):
     """Low-rank adapters (LoRA), implemented by peft."""
 
     base_model: str | None = option(
-        None, help="Child module that gets adapters; may be a dotted name, or several, separated by commas."
+        None, help="Child module that gets adapters, or several, separated by commas; dotted names are allowed."
     )
     target_modules: str | tuple[str, ...] = option(
         "",

@@ -139,7 +139,7 @@ class ClipOptions:
             )
         if self.is_audio and self.audio != "keep":
             raise ConfigError(
-                f"audio={self.audio!r}: cannot be combined with clips.kind='audio', whose samples are audio; omit "
+                f"audio={self.audio!r} cannot be combined with clips.kind='audio', whose samples are audio; omit "
                 "clips.audio"
             )
         if self.audio == "drop" and self.audio_codec is not None:
@@ -306,7 +306,7 @@ class ShardOptions:
         for name, value in given.items():
             if value:
                 raise ConfigError(
-                    f"{name}={value!r}: cannot be combined with clips.kind='audio', whose files have no pictures and "
+                    f"{name}={value!r} cannot be combined with clips.kind='audio', whose files have no pictures and "
                     f"are stored whole; omit {name}, or choose another clips.kind (--clips)"
                 )
         if not self.config.buckets or not all(bucket.is_audio for bucket in self.config.buckets):

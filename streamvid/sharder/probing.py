@@ -35,8 +35,8 @@ The phases are "records", "probe", "curate", "encode", "build" and "seal"."""
 PROBE_VERSION = 10
 MAX_REASON_CHARS = 500
 ONLY_AUDIO = (
-    "the file has only audio, and a clip needs pictures; combine it with a picture or a video "
-    "(ffmpeg -i AUDIO -i VIDEO OUT.mp4), or use it as a conditioning input of another clip (--media audio:NAME=COLUMN)"
+    "the file contains only audio, but a clip needs pictures; combine it with a picture or a video (ffmpeg -i AUDIO "
+    "-i VIDEO OUT.mp4), or use it as a conditioning input of another clip (--media audio:NAME=COLUMN)"
 )
 
 Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]

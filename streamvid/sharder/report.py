@@ -150,7 +150,7 @@ class ShardReport:
         ]
         if self.damaged_audio.count:
             names = ", ".join(self.damaged_audio.examples)
-            lines.append(f"  audio that does not decode: {self.damaged_audio.count} ({names})")
+            lines.append(f"  audio that cannot be decoded: {self.damaged_audio.count} ({names})")
         shown = self.rejections[:max_rejections]
         lines += [f"  rejected row {row.row} {row.source}: {row.reason}" for row in shown]
         if len(shown) < self.num_rejected:

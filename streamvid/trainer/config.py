@@ -50,7 +50,7 @@ class DataConfig(Options):
     features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
     audio: AudioOptions | None = option(None, help="Audio of the clips, as `batch.audio`.")
     extra_inputs: tuple[str, ...] = option(
-        (), help="Columns and conditioning inputs that the module needs; those that end with ? may be missing."
+        (), help="Columns and conditioning inputs that the module needs; names that end with ? are optional."
     )
     loader: dict[str, Any] = option(default_factory=dict, help="Additional arguments for streamvid.VideoLoader.")
 

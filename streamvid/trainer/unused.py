@@ -32,6 +32,6 @@ def require_gradients(prepared: nn.Module) -> None:
     if unused:
         raise ConfigError(
             f"{some(unused)} of the training module got no gradient in the first step, but with several processes "
-            "each trainable parameter needs one in each step; set accelerate.find_unused_parameters=true, or choose "
-            "with model.trainable only parameters that the loss depends on"
+            "each trainable parameter needs one in each step; set accelerate.find_unused_parameters=true, or list "
+            "in model.trainable only parameters that the loss depends on"
         )

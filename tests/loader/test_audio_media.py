@@ -157,7 +157,7 @@ def test_the_rest_of_an_epoch_has_the_same_audio(dataset_of: Callable[[str], Pat
 def test_batches_with_audio_inputs_behave_as_others(dataset_of: Callable[[str], Path]) -> None:
     root = dataset_of("copy")
     with pytest.raises(
-        ConfigError, match=r"media=\['speech'\]: audio inputs are delivered in the form of output.audio"
+        ConfigError, match=r"media=\['speech'\]: audio inputs are delivered in the format of output.audio"
     ):
         open_loader(root, media=["speech"])
     with open_loader(root, batch_size=5, media=["speech"], output=OUTPUT) as loader:
@@ -192,7 +192,7 @@ def test_damaged_audio_inputs_are_replaced(table: Path, tmp_path: Path, caplog: 
         (None, "audio:speech", "conditioning input 'speech' is missing: column 'speech' is empty in this row"),
         ("clip-2.mov", "audio:speech", "clip-2.mov has no audio"),
         (["long.wav"], "audio:speech", "an audio input has one file per row"),
-        ("long.wav", "speech", "long.wav has only audio; declare the input as audio:speech"),
+        ("long.wav", "speech", "long.wav contains only audio; declare the input as audio:speech"),
         ("nothing.wav", "audio:speech", "cannot be read"),
     ],
 )

@@ -269,7 +269,7 @@ def test_damaged_sound_is_reported_and_can_be_left_out(source: Source, tmp_path:
     for _ in ("built", "already sealed"):
         report = build(damaged, tmp_path / "copies")
         assert (report.damaged_audio.count, report.damaged_audio.examples) == (1, ("damaged.mov",))
-        assert "audio that does not decode: 1 (damaged.mov)" in report.summary()
+        assert "audio that cannot be decoded: 1 (damaged.mov)" in report.summary()
     row = by_name(tmp_path / "copies")["damaged.mov"]
     assert row["has_audio"] and row["audio_loudness_lufs"] is None
 

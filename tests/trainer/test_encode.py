@@ -142,6 +142,13 @@ def test_parts_that_do_not_know_each_other_make_the_same_bytes(
     assert files_of(root) == files_of(sidecar)
 
 
+def test_a_filter_of_the_dataset_leaves_no_sample_out(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
+    """Each sample has its own tensors, whatever is trained on."""
+    source = {"url": str(dataset), "where": 'endswith(key, "1")'}
+    assert encode(encoding(dataset, tmp_path / "sidecar", {"data.dataset": source})).num_samples == 23
+    assert files_of(tmp_path / "sidecar") == files_of(sidecar)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_of_a_launch_make_the_same_bytes_and_each_sample_once(
     dataset: Path, sidecar: Path, tmp_path: Path, ranks: int

@@ -58,14 +58,15 @@ def _default(mix: Mix) -> AudioOptions | None:
         return DEFAULT_AUDIO
     if heard:
         raise ConfigError(
-            f"output.audio is not set, but {heard[0].dataset.url} contains only audio and is mixed with other datasets;"
-            " set it, such as output={'audio': {'sample_rate': 16000, 'num_channels': 1}}"
+            f"output.audio is not set, but {heard[0].dataset.url} contains only audio and is mixed with other "
+            "datasets; set output.audio, such as output={'audio': {'sample_rate': 16000, 'num_channels': 1}}"
         )
     names = [medium.name for medium in mix.parts[0].media if medium.is_audio]
     if names:
         raise ConfigError(
-            f"media={names!r}: audio inputs are delivered in the form of output.audio, which is not set; set it, such "
-            "as output={'audio': {'sample_rate': 16000, 'num_channels': 1}}, or leave them out of media"
+            f"media={names!r}: audio inputs are delivered in the format of output.audio, which is not set; set "
+            "output.audio, such as output={'audio': {'sample_rate': 16000, 'num_channels': 1}}, or omit these "
+            "inputs from media"
         )
     return None
 

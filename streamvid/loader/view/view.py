@@ -90,8 +90,8 @@ class ViewOptions:
         """Raise ConfigError if a dataset's clips (Manifest.clips) or one of its buckets do not allow this view."""
         if clips == "audio" and self.spatial != "resize_crop":
             raise ConfigError(
-                f"view.spatial={self.spatial!r}: {where} holds audio files, which have no pictures; leave view.spatial "
-                "out"
+                f"view.spatial={self.spatial!r}: {where} contains audio files, which have no pictures; leave "
+                "view.spatial out"
             )
         if clips == "native" and self.spatial != "resize_crop":
             raise ConfigError(

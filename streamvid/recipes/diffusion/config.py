@@ -27,7 +27,9 @@ class DiffusionConfig(Options):
         None, help="Safetensors file with the weights of the transformer.", shown_default="those in `model`"
     )
     transformer_2: str | None = option(
-        None, help="The same for the second expert of Wan 2.2.", shown_default="those in `model`"
+        None,
+        help=("Safetensors file with the weights of the second expert of Wan 2.2."),
+        shown_default="those in `model`",
     )
     dtype: Precision = option(
         "float32", help="Precision of the transformer's frozen weights; trained weights are float32."

@@ -48,7 +48,7 @@ def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
     if 0 < largest < _WHITE:
         raise ConfigError(
             f"the conditioning input {name} has values up to {largest}, but a mask is white (255) where the model "
-            "generates and black (0) where it keeps the control video; store it with these values"
+            "generates and black (0) where it keeps the control video; store the mask with these values"
         )
     mask = (values >= _WHITE).to(like)
     mask = torch.where(_present(batch, name).view(-1, 1, 1, 1, 1), mask, 1.0)

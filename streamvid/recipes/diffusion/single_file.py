@@ -68,8 +68,8 @@ def _require_floats(state: dict[str, Tensor], file: Path) -> None:
     kinds = sorted({str(one.dtype).removeprefix("torch.") for one in state.values() if one.dtype not in _DTYPES})
     if kinds:
         raise ConfigError(
-            f"{file} is quantized (it holds tensors of {some(kinds)}); use the model in bfloat16, float16 or float32. "
-            "model.fp8 stores its frozen weights in FP8"
+            f"{file} is quantized (it contains tensors of {some(kinds)}); use the model in bfloat16, float16 or "
+            "float32. model.fp8 stores its frozen weights in FP8"
         )
 
 

@@ -125,7 +125,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         """Raise ConfigError also for images, which leave nothing to predict."""
         if self.replaces() and size[0] == 1:
             raise ConfigError(
-                f"bucket {bucket} holds images, but this model is given the first frame and predicts the others; "
+                f"bucket {bucket} contains images, but this model gets the first frame and predicts the others; "
                 'select videos: data.loader: {where: "num_frames > 1"}'
             )
         super().check_size(size, bucket)

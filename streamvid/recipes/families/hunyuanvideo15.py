@@ -93,7 +93,9 @@ class HunyuanVideo15Training(DiffusionTraining):
         """Return the velocity."""
         model = self.transformer
         if model.config.use_meanflow:
-            raise ConfigError(f"{self.folder.root} is a step-distilled model; train the model that it was made from")
+            raise ConfigError(
+                f"{self.folder.root} is a step-distilled model; train the model that it was distilled from"
+            )
         image, mask = torch.zeros_like(noisy), torch.zeros_like(noisy[:, :1])
         states = noisy.new_zeros(len(noisy), NUM_IMAGE_TOKENS, model.config.image_embed_dim)
         if self.uses_image() and noisy.shape[2] > 1:

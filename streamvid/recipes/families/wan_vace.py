@@ -90,8 +90,9 @@ class WanVaceTraining(WanTraining):
         if not self._is_warned:
             self._is_warned = True
             _log.warning(
-                "the batch has no conditioning input `control`, `mask` or `reference`, so this model trains as text to "
-                "video; shard with --media control=COLUMN, and request it: data.extra_inputs: [control]"
+                "the batch has no conditioning input `control`, `mask` or `reference`, so this model would train as "
+                "a text-to-video model; shard with --media control=COLUMN, and request it: data.extra_inputs: "
+                "[control]"
             )
 
     def latents_of(self, batch: Batch) -> Tensor:

@@ -244,7 +244,7 @@ def assign_audio(
         bucket = next((bucket for bucket in buckets if bucket.num_frames <= ticks), None)
         if bucket is None:
             least = buckets[-1].num_frames / TICKS_PER_SECOND
-            reason = f"the audio lasts {probe.duration_seconds:.3f} s, and the shortest bucket {least:g} s"
+            reason = f"the audio lasts {probe.duration_seconds:.3f} s, but the shortest bucket requires {least:g} s"
             raise Rejected(reason, kind="too-few-frames")
         origin = record.origin
         own = record_key(record.source) if origin is None else origin.record_key
@@ -266,8 +266,8 @@ def assign_audio(
 
 
 _HAS_PICTURES = (
-    "the file has pictures, and clips.kind='audio' stores audio files only; extract its audio (ffmpeg -i IN -vn -c:a "
-    "copy OUT.m4a), or shard it with --clips copy, which keeps its audio"
+    "the file has pictures, and clips.kind='audio' stores only audio files; extract its audio (ffmpeg -i IN -vn "
+    "-c:a copy OUT.m4a), or shard it with --clips copy, which keeps its audio"
 )
 
 

@@ -85,7 +85,8 @@ def fit_media(
             continue
         if own.is_audio:
             raise Rejected(
-                f"{file.label}: {file.source} has only audio; declare the input as audio:{file.name}", kind="medium"
+                f"{file.label}: {file.source} contains only audio; declare the input as audio:{file.name}",
+                kind="medium",
             )
         is_still = file.name in stills and medium.kind != "video"
         if is_still and not own.is_image:

@@ -176,7 +176,7 @@ def _probe_audio(unit: ProbeUnit, source: Source) -> Finding:
     found = _audio_of(unit, source, own_zero(source, unit.limits))
     if found["audio_seconds"] > unit.limits.max_seconds:
         raise ProbeError(
-            f"the audio lasts {found['audio_seconds']:.0f} s, above the limit max_seconds={unit.limits.max_seconds:g}",
+            f"the audio lasts {found['audio_seconds']:.0f} s; the limit is max_seconds={unit.limits.max_seconds:g}",
             kind="limit",
         )
     extension = _AUDIO_EXTENSIONS.get(container) or clip_extension(container, unit.media.source)

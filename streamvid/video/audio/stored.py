@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from av.audio.layout import AudioLayout
     from av.packet import Packet
 
-_DAMAGED = "the data is damaged: a packet of the audio does not decode to its samples"
+_DAMAGED = "the data is damaged: a packet of the audio cannot be decoded to its samples"
 _MAX_RUN = 1 << 12  # samples, which stay in the processor's caches
 _MAX_USUAL = 1 << 16  # samples of a frame of any number of channels that is within all limits
 
@@ -49,7 +49,7 @@ def decode_audio_packets(
 
 def _draw(decoder: AudioCodecContext, info: AudioStreamInfo, packets: Int64s, data: memoryview, canvas: Canvas) -> None:
     run = _Run(info, canvas)
-    with ffmpeg_errors("the audio does not decode"):
+    with ffmpeg_errors("the audio cannot be decoded"):
         for position, offset, size, head, count in packets.tolist():
             packet = packet_of(data[offset : offset + size])
             if count:

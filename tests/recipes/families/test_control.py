@@ -100,7 +100,7 @@ def test_inputs_that_do_not_fit_name_the_remedy(tmp_path: Path, caplog: pytest.L
         module.encode(lacking)
     with caplog.at_level(logging.WARNING):
         module.encode(make_batch(SIZE))
-    assert "trains as text to video; shard with --media control=COLUMN" in caplog.text
+    assert "would train as a text-to-video model; shard with --media control=COLUMN" in caplog.text
 
 
 def test_a_sample_without_an_optional_input_is_trained_without_it(tmp_path: Path) -> None:
