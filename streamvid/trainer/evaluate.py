@@ -18,6 +18,7 @@ from streamvid.errors import ConfigError
 from streamvid.modules.build import evaluating
 from streamvid.plan.hashing import hash64
 from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.launch import has_sharded_weights
 from streamvid.trainer.metrics import MetricLine
 from streamvid.video.encode.showing import contact_sheet, movie
 
@@ -83,10 +84,11 @@ def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
 
 def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, folder: Path, name: str) -> None:
     """Write a contact sheet and a video of the module's `sample` output. Every rank must call this function."""
-    unwrapped = accelerator.unwrap_model(module)
+    # Sharded weights are gathered by the prepared module. Otherwise, ranks should not wait for each other.
+    renders = module if has_sharded_weights(accelerator) else accelerator.unwrap_model(module)
     with evaluating(module), accelerator.autocast():
         set_seed(accelerator.process_index)
-        video = unwrapped.model.sample(unwrapped.encoded(batch.to(accelerator.device)))
+        video = renders(batch.to(accelerator.device), renders=True)["video"]
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         frames = video.permute(0, 2, 3, 4, 1).cpu().numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -74,9 +74,15 @@ class TaskModule(nn.Module):
         with torch.no_grad(), forked, torch.autocast(device.type, enabled=False):
             return with_encoded(batch, encode(batch))
 
-    def forward(self, batch: Batch, validates: bool = False) -> dict[str, Tensor]:
-        """Return "loss" and the module's additional figures, each a scalar or a tensor (B,)."""
+    def forward(self, batch: Batch, validates: bool = False, renders: bool = False) -> dict[str, Tensor]:
+        """Return "loss" and the module's additional figures, each a scalar or a tensor (B,).
+
+        renders: return "video" instead, the output of the module's `sample`.
+        """
         batch = self.encoded(batch)
+        if renders:
+            model: Any = self.model
+            return {"video": model.sample(batch)}
         validate = getattr(self.model, "validate", None) if validates else None
         found = self.task.loss(self.model, batch) if validate is None else validate(batch)
         figures = dict(found) if isinstance(found, Mapping) else {"loss": found}

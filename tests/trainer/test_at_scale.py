@@ -85,18 +85,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fsdp_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path) -> None:
     """And the launcher's number of batches a step gives way to the config's."""
     run("fsdp", tmp_path / "run", 2)
-    run("fsdp", tmp_path / "run", 4, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3")
+    run("fsdp", tmp_path / "run", 4, "eval.sample_steps=4", ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3")
     assert_same_run(tmp_path / "run", whole)
+    assert (tmp_path / "run" / "samples" / "step-4.mp4").is_file()
 
 
 def test_samples_that_fail_on_one_rank_of_fsdp_end_the_run_on_all(tmp_path: Path) -> None:
     """Otherwise the others would wait for weights that this rank does not send, until their timeout."""
-    module = (
-        "model.factory=tests.trainer.modules:fails_on_rank_1",
-        "model.args={}",
-        "model.activation_checkpointing={}",
+    said = launched(
+        "fsdp", tmp_path / "run", 2, "model.factory=tests.trainer.modules:fails_on_rank_1", "eval.sample_steps=1"
     )
-    said = launched("fsdp", tmp_path / "run", 2, *module, "eval.sample_steps=1")
     assert not said.startswith("0\n")
     assert "StreamvidError: no samples of step 1: RuntimeError: out of memory. With sharded weights" in said
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from streamvid.trainer.preflight.advice import advice
-from streamvid.trainer.preflight.memory import Activations, Counted, EncodedBatch, FixedMemory, StepMemory
+from streamvid.trainer.preflight.memory import Activations, ActivationPlane, EncodedBatch, FixedMemory, StepMemory
 from tests.trainer.configs import train_config
 
 #: 20 blocks: 2000 bytes of activations per sample of 10 tokens, of which 100 are inputs of blocks.
 STEP = StepMemory(
     fixed=FixedMemory(weights=1000, encoders=400, gradients=80, optimizer=160, update=80),
-    activations=Activations(Counted(0, 0, 200), Counted(0, 0, 10), num_blocks=20),
+    activations=Activations(ActivationPlane(0, 0, 200), ActivationPlane(0, 0, 10), num_blocks=20),
     size=2,
     tokens=10,
     measured=EncodedBatch(bytes=60, peak_bytes=300),
@@ -42,7 +42,7 @@ def test_a_step_needs_its_largest_phase() -> None:
 
 def test_a_larger_batch_needs_more_for_its_samples_alone() -> None:
     """Copies of weights in bfloat16 exist once per step, and encoders take one clip at a time."""
-    activations = replace(STEP.activations, stored=Counted(500, 10, 200), num_blocks=0)
+    activations = replace(STEP.activations, stored=ActivationPlane(500, 10, 200), num_blocks=0)
     assert replace(STEP, activations=activations).backward == 500 + 2 * 2010
     assert replace(STEP, activations=activations, size=3).backward == 500 + 3 * 2010
     encoding = replace(STEP, is_checkpointed=True, measured=EncodedBatch(60, 5000))

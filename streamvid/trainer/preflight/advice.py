@@ -8,7 +8,7 @@ from dataclasses import replace
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.preflight.memory import StepMemory
 
-Change = Callable[[StepMemory], StepMemory]
+_Change = Callable[[StepMemory], StepMemory]
 
 _ENCODE_ONCE = (
     "encode once (--task sft:data_process --set data.features.url=FOLDER), then train without encoders (--task "
@@ -35,9 +35,9 @@ def advice(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) ->
     return (*together, "shard the weights over several GPUs (FSDP, DeepSpeed)")
 
 
-def _changes(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) -> list[tuple[str, Change]]:
+def _changes(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) -> list[tuple[str, _Change]]:
     """Return the changes that this configuration allows, those that cost least first."""
-    changes: list[tuple[str, Change]] = []
+    changes: list[tuple[str, _Change]] = []
     if not step.is_checkpointed and step.activations.num_blocks:
         changes.append(("--set model.activation_checkpointing.blocks=[auto]", _checkpointed))
     if step.encodes:

@@ -56,7 +56,7 @@ class FixedMemory:
 
 
 @dataclass(frozen=True)
-class Counted:
+class ActivationPlane:
     """Bytes of activations of a batch: fixed + size · (per_sample + per_token · tokens)."""
 
     fixed: float
@@ -72,8 +72,8 @@ class Counted:
 class Activations:
     """Activations with and without checkpointing. num_blocks: number of blocks that can be checkpointed, or 0."""
 
-    stored: Counted
-    inputs: Counted
+    stored: ActivationPlane
+    inputs: ActivationPlane
     num_blocks: int
 
     def block(self, size: int, tokens: int) -> int:
@@ -81,7 +81,7 @@ class Activations:
         return round(self.stored.of(size, tokens) / self.num_blocks) if self.num_blocks else 0
 
     def backward(self, size: int, tokens: int, is_checkpointed: bool) -> int:
-        """Return the bytes at the begin of the backward pass, when most activations exist."""
+        """Return the bytes at the beginning of the backward pass, when most activations exist."""
         if not is_checkpointed or not self.num_blocks:
             return round(self.stored.of(size, tokens) + _WORK * self.block(size, tokens))
         return round(self.inputs.of(size, tokens) + (1 + _WORK) * self.block(size, tokens))
@@ -117,7 +117,7 @@ class StepMemory:
 
     @property
     def backward(self) -> int:
-        """Bytes of activations at the begin of the backward pass."""
+        """Bytes of activations at the beginning of the backward pass."""
         return self.activations.backward(self.size, self.tokens, self.is_checkpointed)
 
     @property
@@ -152,7 +152,7 @@ def fixed_memory(module: nn.Module, has_average: bool) -> FixedMemory:
     )
 
 
-def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequence[int]) -> Counted:
+def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequence[int]) -> ActivationPlane:
     """Count the activations of the smallest batches.
 
     batches: one batch per bucket; tokens: tokens per sample of each.
@@ -163,10 +163,10 @@ def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequenc
     sample = max(0.0, two - one)
     larger = next((number for number in order if tokens[number] > tokens[first]), None)
     if larger is None:
-        return Counted(one - sample, 0.0, sample / tokens[first])
+        return ActivationPlane(one - sample, 0.0, sample / tokens[first])
     more = _saved_bytes(trial, _repeated(batches[larger], 1)) - one
     per_token = max(0.0, more / (tokens[larger] - tokens[first]))
-    return Counted(one - sample, sample - per_token * tokens[first], per_token)
+    return ActivationPlane(one - sample, sample - per_token * tokens[first], per_token)
 
 
 def checkpoint_blocks(trial: TrialRun) -> int:
