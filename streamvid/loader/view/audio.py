@@ -16,8 +16,7 @@ from streamvid.buckets.bucket import TICKS_PER_SECOND
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError, DecodeError, IntegrityError
 from streamvid.loader.view.clip_part import AudioPart, ClipPart, fits, whole_clip
-from streamvid.video.audio.grid import LAYOUTS, first_sample_at, offset_seconds, round_half_up
-from streamvid.video.audio.resample import MAX_SPEED, MIN_SPEED
+from streamvid.video.audio.grid import LAYOUTS, MAX_SPEED, MIN_SPEED, first_sample_at, offset_seconds, round_half_up
 
 if TYPE_CHECKING:
     from streamvid.buckets.pick import Pick

@@ -14,6 +14,9 @@ from streamvid.errors import ConfigError
 MIN_RATE, MAX_RATE = 1000, 768_000
 """Allowed sample rates, in Hz. libswresample is exact up to the maximum."""
 
+MIN_SPEED, MAX_SPEED = 0.5, 32
+"""Speeds to which audio can be stretched."""
+
 MAX_CHANNELS = 64
 """Maximum number of channels of a stream."""
 

@@ -12,14 +12,12 @@ import numpy as np
 
 from streamvid.errors import DecodeError
 from streamvid.video.audio.frames import AudioChain, Float32s, samples_of
-from streamvid.video.audio.grid import LAYOUTS
+from streamvid.video.audio.grid import LAYOUTS, MAX_SPEED, MIN_SPEED
 
 #: Flat to 0.0001 dB up to 0.9 of the Nyquist frequency; aliases are 94 dB down from 1.04 of it on.
 _FILTER_SIZE, _CUTOFF = 128, 0.97
 _MAX_PHASES = 1024  # with more, libswresample interpolates between phases
 _MAX_COEFFICIENTS = 1 << 24
-MIN_SPEED, MAX_SPEED = 0.5, 32
-"""Speeds to which audio is stretched."""
 _CHUNK = 1 << 14  # larger arrays get fresh memory from the system, whose first use is slow
 
 
