@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamvid.trainer.preflight.advice import advice
-from streamvid.trainer.preflight.memory import Activations, ActivationPlane, EncodedBatch, FixedMemory, StepMemory
+from streamvid.trainer.preflight.memory import ActivationPlane, Activations, EncodedBatch, FixedMemory, StepMemory
 from tests.trainer.configs import train_config
 
 #: 20 blocks: 2000 bytes of activations per sample of 10 tokens, of which 100 are inputs of blocks.
