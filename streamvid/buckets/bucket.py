@@ -42,7 +42,7 @@ _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 class Bucket:
     """Bucket of clips with the same shape.
 
-    `resolution` and `aspect_ratio` (``"w:h"``) are either both set, or both None for an explicit size. Two kinds of
+    `resolution` and `aspect_ratio` (`"w:h"`) are either both set, or both None for an explicit size. Two kinds of
     buckets contain samples without pictures: TEXT_BUCKET, of shape (0, 0, 0), and audio buckets of T ticks, of shape
     (T, 0, 0).
     """
@@ -75,9 +75,9 @@ class Bucket:
 
     @cached_property
     def id(self) -> str:
-        """Stable name, safe in paths and keys: ``256px-16f-16x9``, or ``832x480-81f`` (W x H) for an explicit size.
+        """Stable name, safe in paths and keys: `256px-16f-16x9`, or `832x480-81f` (W x H) for an explicit size.
 
-        Audio buckets have names such as ``audio-2000ms``.
+        Audio buckets have names such as `audio-2000ms`.
         """
         if self.is_text:
             return "text"
@@ -148,13 +148,13 @@ class Bucket:
 
 
 TEXT_BUCKET = Bucket(0, 0, 0)
-"""Bucket of samples without pictures; its id is ``text``."""
+"""Bucket of samples without pictures; its id is `text`."""
 
 
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
-    """Return the bucket for a name such as ``832x480@81``, or an id such as ``832x480-81f`` or ``256px-16f-16x9``.
+    """Return the bucket for a name such as `832x480@81`, or an id such as `832x480-81f` or `256px-16f-16x9`.
 
-    ``2s`` and ``audio-2000ms`` name a bucket of audio without pictures.
+    `2s` and `audio-2000ms` name a bucket of audio without pictures.
     multiple: every side must be a multiple of this number of pixels. The sizes of a named resolution depend on it.
     Raises ConfigError if the name is invalid.
     """
@@ -185,7 +185,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
 
 
 def _audio_bucket(text: str) -> Bucket | None:
-    """Return the bucket for a duration such as ``2s`` or ``audio-2000ms``, or None for other text."""
+    """Return the bucket for a duration such as `2s` or `audio-2000ms`, or None for other text."""
     if match := _SECONDS.fullmatch(text):
         ticks = Fraction(match[1]) * TICKS_PER_SECOND
     elif match := _AUDIO_ID.fullmatch(text):

@@ -23,7 +23,7 @@ _MAX_DENOMINATOR = 1001
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
-    """Frame count rule of a causal video VAE, such as ``4k+1``: T = k * factor + remainder, with k = 0, 1, …"""
+    """Frame count rule of a causal video VAE, such as `4k+1`: T = k * factor + remainder, with k = 0, 1, …"""
 
     factor: int
     remainder: int = 1
@@ -36,7 +36,7 @@ class FrameRule:
 
     @classmethod
     def of(cls, text: FrameRule | str) -> FrameRule:
-        """Return a rule unchanged, or parse text such as ``4k+1`` or ``4n+1``. Raises ConfigError for anything else."""
+        """Return a rule unchanged, or parse text such as `4k+1` or `4n+1`. Raises ConfigError for anything else."""
         if isinstance(text, FrameRule):
             return text
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None

@@ -1,6 +1,6 @@
 """Resolution names and their aspect tables, in exact integer arithmetic.
 
-A resolution name denotes an area: ``"256px"`` is 256 * 256 pixels, ``"480p"`` is int(480 * 480 * 16 / 9). Its aspect
+A resolution name denotes an area: `"256px"` is 256 * 256 pixels, `"480p"` is int(480 * 480 * 16 / 9). Its aspect
 table contains one size per listed ratio: the size nearest to that area whose sides are multiples of `multiple`.
 The tables equal those of Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
 """
@@ -49,7 +49,7 @@ def resolution_pixels(name: str) -> int:
 
 
 def ratio_fraction(name: str) -> Fraction:
-    """Return width / height for a ratio such as ``"16:9"`` or ``"2.39:1"``. Raises ConfigError for an invalid ratio."""
+    """Return width / height for a ratio such as `"16:9"` or `"2.39:1"`. Raises ConfigError for an invalid ratio."""
     match = _RATIO.fullmatch(name)
     sides = (Fraction(match[1]), Fraction(match[2])) if match else (Fraction(0), Fraction(0))
     if not all(sides):
@@ -89,7 +89,7 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
 
 
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
-    """Return a mapping from ratio name ``"w:h"`` to size (height, width).
+    """Return a mapping from ratio name `"w:h"` to size (height, width).
 
     Every side is a multiple of `multiple` (1 to 1024). If two ratios are equally near a clip's ratio, the first entry
     wins. Raises ConfigError for invalid arguments.

@@ -86,7 +86,7 @@ def largest_tokens(config: BucketConfig) -> BucketCost:
 
 
 def rate_text(config: BucketConfig) -> str:
-    """Return the frame rate as a short string, such as ``16``, ``up to 24`` or ``the clip's``."""
+    """Return the frame rate as a short string, such as `16`, `up to 24` or `the clip's`."""
     rate: Fraction | None = config.frame_rate.fps
     if rate is None:
         return "the clip's"
@@ -94,14 +94,14 @@ def rate_text(config: BucketConfig) -> str:
 
 
 def rule_text(config: BucketConfig) -> str:
-    """Return the rules for frame counts and sides as a short string, such as ``4k+1, sides of 16``."""
+    """Return the rules for frame counts and sides as a short string, such as `4k+1, sides of 16`."""
     rule = config.frame_rule or (config.model.frame_rule if config.model else None)
     sides = f"sides of {config.model.multiple if config.model else config.multiple}"
     return sides if rule is None else f"{rule}, {sides}"
 
 
 def sizes_text(config: BucketConfig) -> str:
-    """Return the sizes as a short string, such as ``256px, 11 ratios`` or ``832x480 and 4 more``."""
+    """Return the sizes as a short string, such as `256px, 11 ratios` or `832x480 and 4 more`."""
     sizes: dict[str, list[str]] = {}
     for bucket in config.table.buckets:
         size, of_name = f"{bucket.width}x{bucket.height}", sizes.setdefault(bucket.resolution or "", [])
@@ -116,6 +116,6 @@ def sizes_text(config: BucketConfig) -> str:
 
 
 def frames_text(config: BucketConfig) -> str:
-    """Return the frame counts as a short string: ``17 33 49 65 81``, or ``1 5 … 129`` for more than 6 counts."""
+    """Return the frame counts as a short string: `17 33 49 65 81`, or `1 5 … 129` for more than 6 counts."""
     counts = sorted({bucket.num_frames for bucket in config.table.buckets})
     return " ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} {counts[1]} … {counts[-1]}"

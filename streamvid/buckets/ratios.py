@@ -23,7 +23,7 @@ from streamvid.config import check_options, option, require_integer
 from streamvid.errors import ConfigError
 
 RatioTable: TypeAlias = dict[str, tuple[int, int]]
-"""Ratio ``"w:h"`` → (height, width), in the order in which ties are broken."""
+"""Ratio `"w:h"` → (height, width), in the order in which ties are broken."""
 
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 
@@ -33,8 +33,8 @@ class Ratios:
     """Rule that converts a resolution's name to sizes.
 
     multiple: every side must be a multiple of this number of pixels.
-    tables: resolution → ratio ``"w:h"`` → size ``"WxH"``. These sizes replace the generated sizes. Resolution names of
-        Open-Sora 1 are accepted, such as 512 for 512px. The key ``area`` in a table sets the resolution's area in
+    tables: resolution → ratio `"w:h"` → size `"WxH"`. These sizes replace the generated sizes. Resolution names of
+        Open-Sora 1 are accepted, such as 512 for 512px. The key `area` in a table sets the resolution's area in
         pixels.
     min_ar, max_ar: bounds on width / height; None for no bound.
     num_ar_buckets: number of ratios, spaced by equal factors from `min_ar` (default 0.5) to `max_ar` (default 2);

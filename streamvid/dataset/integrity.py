@@ -155,7 +155,7 @@ def check_size(store: Store, file: FileInfo) -> None:
 
 def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
     if digest.hex() != file.sha256:
-        raise IntegrityError(f"{store.url}: {file.path}: checksum mismatch; copy it again")
+        raise IntegrityError(f"{store.url}: {file.path}: checksum mismatch; copy the file again")
 
 
 @contextlib.contextmanager

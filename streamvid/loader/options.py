@@ -29,7 +29,7 @@ class OutputOptions:
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(
         None,
-        help="Pixel format in the ring. yuv420p takes half the memory and is converted to RGB exactly on the device.",
+        help="Pixel format in the ring. yuv420p takes half the memory of RGB; the device converts it to RGB exactly.",
         shown_default="yuv420p with a CUDA device and even bucket sizes, otherwise rgb24",
     )
     accuracy: Accuracy | None = option(

@@ -345,7 +345,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
 
 
 def _check_heard(output: OutputOptions) -> None:
-    """Raise ConfigError for options that concern pictures if there are none."""
+    """Raise ConfigError if options for pictures are set, but there are no pictures."""
     plain = OutputOptions()
     for name in ("layout", "pixels", "accuracy"):
         value = getattr(output, name)

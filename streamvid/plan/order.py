@@ -90,8 +90,8 @@ class EpochOrder:
     def _around(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
         """Return (lower bounds on each track's number of steps before each stretch, stretches, tracks, indices).
 
-        The last three arrays describe the steps that the lower bounds do not count: those of the whole stretch, and the
-        remaining steps before it.
+        The last three arrays are parallel. For each stretch, they list its steps and the steps before it that the lower
+        bounds do not count.
         """
         lower, upper = self._bounds(starts, -1), self._bounds(stops, 1)
         widths = (upper - lower).ravel()

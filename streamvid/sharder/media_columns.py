@@ -45,7 +45,7 @@ class MediaColumn:
 
 
 def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
-    """Parse conditioning inputs such as ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte"}``.
+    """Parse conditioning inputs such as `{"control": "control_video", "reference?": "ref", "mask:matte": "matte"}`.
 
     A name is a lowercase letter followed by up to 31 lowercase letters, digits or underscores. "?" after a name makes
     the input optional; "video:", "image:", "mask:" or "audio:" before a name sets its kind. Raises ConfigError for
@@ -75,7 +75,7 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
 
 
 def file_keys(text: str) -> tuple[str, dict[str, str]]:
-    """Parse DiffSynth's data_file_keys, such as ``video,control_video``. Return (clip column, optional inputs)."""
+    """Parse DiffSynth's data_file_keys, such as `video,control_video`. Return (clip column, optional inputs)."""
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
         raise ConfigError(

@@ -356,7 +356,7 @@ def _check_accepted(plan: ShardPlan, base: Base | None) -> None:
 
 
 class _Assigned(NamedTuple):
-    """Records that meet `where`, with their buckets.
+    """Records that match `where`, with their buckets.
 
     bytes_read: number of bytes that were read to probe remote files; None if no file is remote.
     """
@@ -432,7 +432,7 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
         if overwrite:
             return None
         raise SealedError(
-            f"{store.url} contains a sealed dataset that cannot be read ({error}); choose another dest"
+            f"{store.url} contains a sealed dataset that cannot be read ({error}); choose another destination"
         ) from error
     if overwrite:
         return None

@@ -79,7 +79,7 @@ class Facts:
 def facts_of(
     times: Int64s, offsets: Int64s, sizes: Int64s, flags: npt.NDArray[np.uint8], edges: Int64s
 ) -> list[Facts | None]:
-    """Return the facts of several clips at once; clip i consists of packets edges[i] to edges[i + 1] (exclusive).
+    """Return the facts about several clips at once; clip i consists of packets edges[i] to edges[i + 1] (exclusive).
 
     The result is None for a clip without packets or with invalid packets.
     """

@@ -406,7 +406,7 @@ def test_an_index_that_is_not_the_shards_is_told(dataset: Path, tmp_path: Path) 
     path.write_bytes(path.read_bytes()[::-1])
     with (
         open_loader(dataset, features=root, shuffle="none") as loader,
-        pytest.raises(SampleError, match=f"{path.name}: checksum mismatch; copy it again"),
+        pytest.raises(SampleError, match=f"{path.name}: checksum mismatch; copy the file again"),
     ):
         for number, _ in enumerate(loader):
             assert number < NUM_SAMPLES

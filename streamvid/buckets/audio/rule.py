@@ -21,7 +21,7 @@ _MAX_FACTOR = 1 << 16
 class SampleRule:
     """Rule for the number of audio samples: the N = k * factor + remainder closest to the duration.
 
-    The rule ``exact`` (1k) rounds the duration of the frames to whole samples. A grid such as ``640k`` yields a whole
+    The rule `exact` (1k) rounds the duration of the frames to whole samples. A grid such as `640k` yields a whole
     number of latents of a model's audio encoder. If two counts are equally close, the larger one is used. Raises
     ConfigError for invalid values.
     """
@@ -35,7 +35,7 @@ class SampleRule:
 
     @classmethod
     def of(cls, text: SampleRule | str) -> SampleRule:
-        """Return a rule unchanged, or parse ``exact`` or text such as ``640k+1``. Raises ConfigError for other text."""
+        """Return a rule unchanged, or parse `exact` or text such as `640k+1`. Raises ConfigError for other text."""
         if isinstance(text, SampleRule):
             return text
         if text == EXACT:

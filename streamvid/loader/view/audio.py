@@ -66,7 +66,7 @@ class AudioOptions:
     )
     preset: str | None = option(
         None,
-        help=f"Model whose audio format applies to options that are not set: {', '.join(AUDIO_PRESETS)}.",
+        help=f"Model whose audio format provides the defaults of these options. One of {', '.join(AUDIO_PRESETS)}.",
         choices=tuple(AUDIO_PRESETS),
     )
 

@@ -181,7 +181,7 @@ class DiffusionTraining(nn.Module):
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` (B,), the mean over `validation_times` with the same noise, and the loss at each time."""
+        """Return `loss` (B,), which is the mean over `validation_times`, and the loss at each time. All use the same noise."""
         drawn = self.draw(batch)
         found = {}
         low, high = self.interval()

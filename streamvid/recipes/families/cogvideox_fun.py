@@ -50,7 +50,7 @@ class CogVideoXFunTraining(CogVideoXTraining):
         if found is None:
             raise ConfigError(
                 "the batch has no conditioning input `control`, which this model needs; shard with --media "
-                "control=COLUMN, and request it: data.extra_inputs: [control]"
+                "control=COLUMN, and set data.extra_inputs to [control]"
             )
         return {"control": encode_clips(self.vae, found, "mean", batch.sample_seeds)}
 

@@ -120,7 +120,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return pipe
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return the pipeline's guider, with the guidance scale of samples."""
+        """Return the pipeline's guider, set to the guidance scale for samples."""
         from diffusers import ClassifierFreeGuidance
 
         return {"guider": ClassifierFreeGuidance(guidance_scale=self.config.guidance)}

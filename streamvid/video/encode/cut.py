@@ -128,7 +128,7 @@ class Cutter:
             return writer.finish(line.ticks[-1] + line.last_ticks)
 
     def _probe(self, data: bytes, line: Timeline, verify: bool) -> VideoInfo:
-        """Probe a file. Raises ProbeError unless it shows the frames of `line` exactly as its source does."""
+        """Probe a file. Raises ProbeError unless the file shows the frames of `line` exactly as the original does."""
         info = probe(data, self._video.limits)
         ticks_per_tick = line.time_base / info.time_base
         times = tuple(time - info.timestamps[0] for time in info.timestamps)
