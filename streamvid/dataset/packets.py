@@ -231,7 +231,7 @@ def _fraction(text: object) -> Fraction:
     match = _TIME_BASE.fullmatch(text) if isinstance(text, str) else None
     over, under = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
     if not (0 < over < 1 << 31 and 0 < under < 1 << 31):
-        raise ValueError(f"its video has the invalid time base {str(text)[:40]!r}")
+        raise ValueError(f"its video has an invalid time base: {str(text)[:40]!r}")
     return Fraction(over, under)
 
 

@@ -100,7 +100,7 @@ def find_key_column(path: Path, names: Sequence[str], asked: str | None) -> tupl
     raise ConfigError(
         f"{path} has no key column ({asked or ', '.join(KEY_COLUMNS)}); "
         f"its columns are {', '.join(names)}{nearest(asked or 'key', names)}; rename the column that identifies the "
-        "samples: to 'key' if it contains sample keys, to 'record_key' if it contains source keys, or to 'source' if it "
+        "samples: to 'key' if it contains sample keys, to 'record_key' if it contains source keys, to 'source' if it "
         "contains source names as in the index ('path', 'video' and 'file_name' are also accepted)"
     )
 

@@ -49,7 +49,8 @@ class ViewOptions:
     )
     max_interval: int = option(
         1,
-        help="Maximum distance between consecutive delivered frames, in frames of the clip. Each delivery draws one, from 1 to this.",
+        help="Maximum distance between consecutive delivered frames, in frames of the clip. Each delivery draws a "
+        "distance from 1 to this value.",
         minimum=1,
         maximum=MAX_INTERVAL,
     )

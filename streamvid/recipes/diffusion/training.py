@@ -181,7 +181,10 @@ class DiffusionTraining(nn.Module):
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` (B,), which is the mean over `validation_times`, and the loss at each time. All use the same noise."""
+        """Return `loss` (B,), the mean over `validation_times`, and the loss at each of these times.
+
+        All times use the same noise.
+        """
         drawn = self.draw(batch)
         found = {}
         low, high = self.interval()

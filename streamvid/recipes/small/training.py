@@ -45,7 +45,9 @@ class SmallConfig(Options):
         None, help="Patch size (T, H, W) per token.", shown_default="(1, 8, 8) pixels or (1, 2, 2) latents"
     )
     autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
-    text: TextConfig = option(default_factory=TextConfig, help="Text encoder: its kind, or its options.")
+    text: TextConfig = option(
+        default_factory=TextConfig, help="Text encoder: the name of its kind, or a mapping of its options."
+    )
     audio_window: int | None = option(
         None, minimum=128, help="Even number of samples per audio state; null: video is not conditioned on audio."
     )

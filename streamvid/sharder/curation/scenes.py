@@ -31,7 +31,7 @@ class CutDetector:
         self._num_pixels = 1
 
     def see(self, frame: FrameView) -> None:
-        """Measure the next frame. Frames must be passed in ascending order. Frames that are left out must contain no cut."""
+        """Measure the next frame. Frames must be in ascending order; frames that are left out must contain no cut."""
         planes = tuple(plane.astype(np.int64) for plane in frame.picture(_SIDE))
         self._num_pixels = planes[0].size
         if self._last is not None and self._last[0] == frame.number - 1:
