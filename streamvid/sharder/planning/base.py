@@ -94,7 +94,7 @@ class Base:
         manifest, store = self.manifest, self.dataset.store
         if manifest.counts.samples and not manifest.files.records:
             raise DatasetError(
-                f"{self.dataset.url} does not list the rows that it was built from, so known rows cannot be recognized; "
+                f"{self.dataset.url} does not list the rows that it was built from, so known rows are not recognized; "
                 "build the dataset again"
             )
         types, entries = self._joined_types(records), entries_of(records.records)
