@@ -169,9 +169,8 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     if meaning not in MEANINGS:
         raise ConfigError(
             f"{where}: the pair {list(probability)!r} is ambiguous with probabilities={meaning!r}; set probabilities "
-            "to opensora-v2 if "
-            f"{float(second):g} of the clips should pass to the next shorter frame count, or opensora-v1.2 if "
-            f"{float(second):g} of the clips should stay"
+            f"to opensora-v2 if {float(second):g} is the probability that a clip passes to the next shorter frame "
+            "count, or to opensora-v1.2 if it is the probability that a clip stays"
         )
     return Keep(first, second if meaning == "opensora-v2" else 1 - second)
 

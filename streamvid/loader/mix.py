@@ -51,11 +51,13 @@ class DatasetConfig:
     weight: float | str | Fraction | None = option(
         None, help="Weight of this dataset in the mix, instead of num_repeats."
     )
-    where: str | None = option(None, help="Filter for samples of this dataset: a condition on its columns.")
+    where: str | None = option(None, help="Condition on columns that selects samples of this dataset.")
     name: str | None = option(
-        None, help="Name from which the dataset's random choices are derived.", shown_default="its position in the list"
+        None,
+        help="Name of the dataset, from which the seed of its random choices is derived.",
+        shown_default="its position in the list",
     )
-    captions: TextOptions = option(default_factory=TextOptions, help="Options for sample texts.")
+    captions: TextOptions = option(default_factory=TextOptions, help="Options for the texts of the samples.")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -39,7 +39,9 @@ class OptimizerConfig(Options):
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
     grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients; null: no clipping.")
     ema_decay: float | None = option(
-        None, help="Decay of a moving average of the trained weights, which is saved with them; null: no average."
+        None,
+        help="Decay of a moving average of the trained weights; the average is saved with the weights. null: no "
+        "average.",
     )
 
     def __post_init__(self) -> None:

@@ -286,7 +286,7 @@ def _only_tensors(file: Path, loaded: object) -> dict[str, Tensor]:
     strange = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
     if strange:
         raise ConfigError(
-            f"{file}: the entry {strange[0]!r} is not a tensor with a name; allowed: a state dict, which maps names to "
+            f"{file}: the entry {strange[0]!r} is not a named tensor; allowed: a state dict, which maps names to "
             "tensors"
         )
     return dict(loaded)

@@ -48,7 +48,7 @@ class DataConfig(Options):
     )
     storage: StorageOptions = option(default_factory=StorageOptions, help="Object store access and cache.")
     features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
-    audio: AudioOptions | None = option(None, help="Audio of the clips, as `batch.audio`.")
+    audio: AudioOptions | None = option(None, help="Audio to deliver as `batch.audio`.")
     extra_inputs: tuple[str, ...] = option(
         (), help="Columns and conditioning inputs that the module needs; names that end with ? are optional."
     )
@@ -149,7 +149,7 @@ class TrainConfig(Options):
     num_epochs: int | None = option(None, minimum=1, help="Length of the run in epochs.", shown_default="1")
     data: DataConfig = option(help="Datasets and batches of the run.")
     model: ModelConfig = option(default_factory=ModelConfig, help="The training module.")
-    optimizer: OptimizerConfig = option(default_factory=OptimizerConfig, help="The optimizer and its schedule.")
+    optimizer: OptimizerConfig = option(default_factory=OptimizerConfig, help="Optimizer and learning rate schedule.")
     eval: EvalConfig = option(default_factory=EvalConfig, help="Evaluation during training.")
     checkpoints: CheckpointConfig = option(default_factory=CheckpointConfig, help="Saved weights and states.")
     logging: LoggingConfig = option(default_factory=LoggingConfig, help="Metrics and trackers.")

@@ -246,7 +246,7 @@ def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[D
         return []
     found = [source for source in sources if settings.split in _opened(source).shards.splits]
     if found:
-        _log.info("evaluation: the first %d batches per rank of split %r", settings.num_batches, settings.split)
+        _log.info("evaluation uses the first %d batches per rank of split %r", settings.num_batches, settings.split)
         return found
     remedy = "shard with --val-fraction, or set eval.split=train to evaluate on clips that are also used for training"
     if settings.sample_steps or settings.split != "val":

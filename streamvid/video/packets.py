@@ -277,8 +277,8 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes}; copy or "
-            "download it again",
+            f"the file ends early: the header declares {promised} bytes, but the file has {video.num_bytes} bytes; "
+            "copy or download it again",
             kind="damaged",
         )
 

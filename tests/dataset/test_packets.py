@@ -169,7 +169,7 @@ def test_another_table_than_the_one_promised_is_refused() -> None:
 
 @pytest.mark.parametrize("num_clips", [0, 1, 3])
 def test_a_table_of_another_number_of_clips_is_refused(num_clips: int) -> None:
-    with pytest.raises(IntegrityError, match="it has 2 rows with|it unpacks to"):
+    with pytest.raises(IntegrityError, match="the table has 2 rows with|the table unpacks to"):
         tables(encode_packets([SMALL, None]), num_clips)
 
 

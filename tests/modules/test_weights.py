@@ -288,7 +288,7 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
     (tmp_path / "noise.pth").write_bytes(bytes(range(256)) * 4)
     for name, said in {
         "list": "contains an object of type list",
-        "mixed": "'step' is not a tensor with a name",
+        "mixed": "'step' is not a named tensor",
         "noise": "noise.pth",
     }.items():
         with pytest.raises(ConfigError, match=said):

@@ -178,7 +178,7 @@ def test_a_source_inside_the_dataset_is_refused(growing: Growing, inner: str) ->
 def test_only_a_source_below_the_destination_is_inside_it() -> None:
     dest, options = open_store("s3://videos/ds"), shard_options(**PLAIN)
     check_apart(["s3://videos/ds2", "s3://videos", "s3://others/ds/shards"], dest, options)
-    with pytest.raises(SourceError, match="s3://videos/ds/shards is inside dest s3://videos/ds"):
+    with pytest.raises(SourceError, match="s3://videos/ds/shards is inside the destination s3://videos/ds"):
         check_apart(["s3://videos/ds2", "s3://videos/ds/shards"], dest, options)
 
 

@@ -112,7 +112,7 @@ def test_a_dataset_is_not_built_over_its_source(tmp_path: Path) -> None:
     shard(tmp_path, tmp_path / "ds")
     (tmp_path / "other").symlink_to(tmp_path / "ds")
     for source in ("ds", "other"):
-        with pytest.raises(SourceError, match="is also dest"):
+        with pytest.raises(SourceError, match="is also the destination"):
             shard(tmp_path / source, tmp_path / "ds", "--overwrite", buckets="64x64@5")
 
 

@@ -41,7 +41,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 @click.option(
-    "--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show batch sizes for this token limit."
+    "--max-tokens-per-batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show the batch sizes that fit in this number of tokens.",
 )
 @click.option("--all", "every", is_flag=True, help="Show all buckets, even if there are many.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print only the YAML text, to edit and pass to --bucket-config.")

@@ -115,7 +115,7 @@ def _wanted(
                     f"{option}: {name!r} is not a column of {path}{nearest(name, names)}; available: {', '.join(names)}"
                 )
             if name == key:
-                raise ConfigError(f"{option}: {name!r} is the key column, which cannot be added; omit it")
+                raise ConfigError(f"{option}: {name!r} is the key column, which cannot be added; omit it from the list")
     if columns is None:
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:

@@ -319,7 +319,7 @@ def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBl
                 yield RowBlock(len(batch), {name: _decoded(batch.column(name)) for name in taken})
     except (pa.ArrowException, ValueError, MemoryError) as error:
         raise SourceError(
-            f"metadata {path} is not a readable Parquet file ({_first_line(error)}); write or copy it again"
+            f"metadata {path} is not a readable Parquet file ({_first_line(error)}); write or copy the file again"
         ) from error
 
 

@@ -60,8 +60,8 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
         if len(named) < len(given):
             twice = next(name for name in (TOKENS, MASK) if name.removeprefix("text_") in given)
             raise ValueError(
-                f"the tokenizer returned {twice} under two names (its result contains {', '.join(map(str, given))}); "
-                "return only one of them"
+                f"the tokenizer returned {twice} under two names (the result contains {', '.join(map(str, given))}); "
+                f"return {twice} only once"
             )
     elif isinstance(result, list | tuple) and result and all(hasattr(one, "ids") for one in result):
         named = {TOKENS: [one.ids for one in result]}

@@ -294,7 +294,9 @@ def parse_template(text: object) -> TemplatePart:
         raise ConfigError(f"template={shown}: must be a string of at most {MAX_TEMPLATE_CHARS} characters")
     template = _TemplateParser(text).part(0)
     if not any(template.fields()):
-        raise ConfigError(f"template={text!r} contains no column; write the caption as {{text}}, such as '{{text}} 4K'")
+        raise ConfigError(
+            f"template={text!r} contains no column; to insert the caption, write {{text}}, such as '{{text}} 4K'"
+        )
     return template
 
 

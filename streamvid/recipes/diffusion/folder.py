@@ -106,8 +106,8 @@ class ModelFolder:
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
                 reason = " ".join(str(error).split())[:500]
                 raise ConfigError(
-                    f"cannot load {self.root / name} as {kind.__name__}: {reason}; use a folder that save_pretrained "
-                    "wrote, with safetensors"
+                    f"cannot load {self.root / name} as {kind.__name__}: {reason}; use a folder written by "
+                    "save_pretrained in which the weights are stored as safetensors"
                 ) from error
 
 

@@ -176,8 +176,8 @@ def _detect(source: _Source) -> str:
             there.append(name)
     if len(there) > 1:
         raise SourceError(
-            f"source {source.place.url} matches several layouts, each of which would ignore some files: "
-            f"{', '.join(there)}; choose one with --layout (source.layout)"
+            f"source {source.place.url} matches several layouts ({', '.join(there)}), each of which would ignore some "
+            "files; choose one with --layout (source.layout)"
         )
     return there[0] if there else "folder"
 
