@@ -110,7 +110,7 @@ def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int], others: S
     for bucket in buckets:
         named = key_of(bucket, sizes, "batch_size")
         if named is None:
-            raise ConfigError(f'batch_size has no entry for bucket {bucket.id}; add it, or "*" for all others')
+            raise ConfigError(f'batch_size has no entry for bucket {bucket.id}; add an entry, or "*" for all others')
         found[bucket.id] = sizes[named]
     return found
 

@@ -90,7 +90,9 @@ class OpenSoraConfig:
             resolution, table = _sizes(name, ratios)
             entries = {frames: _entry(name, frames, value, meaning) for frames, value in by_frames.items()}
             if not entries:
-                raise ConfigError(f"bucket_config[{name!r}] has no frame counts; add some, such as 33: [1.0, 12]")
+                raise ConfigError(
+                    f"bucket_config[{name!r}] has no frame counts; add frame counts, such as 33: [1.0, 12]"
+                )
             buckets = [
                 Bucket(frames, height, width, resolution, ratio)
                 for ratio, (height, width) in table.items()
@@ -193,5 +195,5 @@ def _add_batch_size(sizes: dict[str, int], bucket: Bucket, batch_size: int | Non
     if sizes.setdefault(bucket.id, batch_size) != batch_size:
         raise ConfigError(
             f"bucket_config sets two batch sizes for bucket {bucket.id}, {sizes[bucket.id]} and {batch_size}, under "
-            "names that overlap or share a size; keep one of them"
+            "names that overlap or share a size; keep only one of the batch sizes"
         )

@@ -192,8 +192,8 @@ class SharedBatchCheck:
         except RuntimeError as error:
             raise SharedBatchError(
                 f"{_processes(self._processes)} share batches, but not all of these processes reached "
-                f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. One of "
-                "them has ended, is stuck, or has left its loop early; see its log for the reason"
+                f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. A process has ended, is stuck, or "
+                "has left its loop early; see the log of that process for the reason"
             ) from error
         if any(row != told[0] for row in told):
             raise SharedBatchError(self._why(pending, told))

@@ -49,7 +49,7 @@ class DatasetConfig:
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
     num_repeats: float | str | Fraction = option(1, help="Deliveries per sample and epoch, such as 2, 0.5 or '3/2'.")
     weight: float | str | Fraction | None = option(
-        None, help="Weight of this dataset in the mix, instead of num_repeats."
+        None, help="Weight of this dataset in the mix, as an alternative to num_repeats."
     )
     where: str | None = option(None, help="Condition on columns that selects samples of this dataset.")
     name: str | None = option(
@@ -426,7 +426,7 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
         if not known and mine.id in buckets:
             raise ConfigError(
                 f"dataset {dataset}: bucket {bucket.id} differs in shape from the bucket with this id in an earlier "
-                f"dataset, and its explicit id {mine.id} is also taken; list this dataset first"
+                f"dataset, and the alternative id {mine.id} is also taken; list this dataset first"
             )
         common[bucket.id] = known[0] if known else mine.id
         buckets.setdefault(common[bucket.id], mine)

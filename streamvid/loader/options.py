@@ -60,8 +60,8 @@ class OutputOptions:
     metrics_port: int | None = option(
         None,
         help=(
-            "Base port of a Prometheus metrics endpoint; the local rank is added to it. Requires the extra "
-            "streamvid[metrics]."
+            "Base port of a Prometheus metrics endpoint; each rank listens on this port plus its local rank. "
+            "Requires the extra streamvid[metrics]."
         ),
         shown_default="STREAMVID_METRICS_PORT, otherwise no endpoint",
         minimum=1,

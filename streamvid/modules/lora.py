@@ -133,7 +133,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, LAYERS):
             raise ConfigError(
                 f"model.lora.preset_path {path} contains {name}.{min(pair)}, which matches no layer of "
-                f"{config.preset_model} or lacks its counterpart; allowed: pairs NAME.lora_A.weight and "
+                f"{config.preset_model} or has no counterpart; allowed: pairs NAME.lora_A.weight and "
                 "NAME.lora_B.weight of linear and convolution layers"
             )
         down, up = (pair[part].float().flatten(1) for part in ("lora_A", "lora_B"))

@@ -40,7 +40,7 @@ class DataConfig(Options):
     dataset: DatasetValue = option(help="URL of a sealed dataset, fields of a DatasetConfig, or a list of either.")
     batch_size: int | dict[str, int] | None = option(None, help="Samples per batch and rank, or {bucket: samples}.")
     max_tokens_per_batch: int | None = option(
-        None, minimum=1, help="Maximum video tokens per batch, instead of batch_size."
+        None, minimum=1, help="Maximum number of video tokens per batch, as an alternative to batch_size."
     )
     accumulate: int = option(1, minimum=1, help="Batches per rank and optimizer step.")
     num_workers: int | None = option(

@@ -133,7 +133,7 @@ def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> N
         assert [who[0] for who in batch.who.tolist()] == [name_of(key) for key in batch.sample_keys]
     with pytest.raises(ConfigError, match="seed is .* in the features, but .* here"):
         streamvid.VideoLoader(datasets, features=[sidecar, roots[1]], batch_size=2)
-    with pytest.raises(ConfigError, match="has length 1, but there are 2 dataset"):
+    with pytest.raises(ConfigError, match="features has 1 entries, but must have 2: one per dataset"):
         streamvid.VideoLoader(datasets, features=sidecar, batch_size=2)
 
 

@@ -168,9 +168,9 @@ def test_a_source_inside_the_dataset_is_refused(growing: Growing, inner: str) ->
     (growing.dest.parent / "linked").symlink_to(growing.dest / "shards")
     source = growing.dest.parent / inner if inner == "linked" else growing.dest / inner
     for dry_run in (False, True):
-        with pytest.raises(SourceError, match="source .* is (inside|also) dest"):
+        with pytest.raises(SourceError, match="source .* is (inside|also) the destination"):
             append(growing.dest, source, ONE, dry_run=dry_run)
-    with pytest.raises(SourceError, match="source .* is (inside|also) dest"):
+    with pytest.raises(SourceError, match="source .* is (inside|also) the destination"):
         shard(source, growing.dest, shard_options(**PLAIN, overwrite=True))
     assert tree_of(growing.dest) == before
 

@@ -64,7 +64,9 @@ class FinishedShard:
             tensors = {name: TensorInfo(**one) for name, one in value["tensors"].items()}
             return FinishedShard(SidecarShard(**value["shard"]), tensors, value["shapes"])
         except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(f"{where} is damaged ({error}); remove it, and run the same command again") from error
+            raise DatasetError(
+                f"{where} is damaged ({error}); remove this file, and run the same command again"
+            ) from error
 
 
 @dataclass

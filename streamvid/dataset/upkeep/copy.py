@@ -126,7 +126,7 @@ def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
     if gone:
         raise DatasetError(
             f"{dataset.url}: version {dataset.manifest.version} cannot be copied, because `streamvid compact` has "
-            f"deleted {len(gone)} of its shards, which contained removed samples; copy the newest version"
+            f"deleted {len(gone)} shards that contained removed samples; copy the newest version"
         )
     return energon_files(dataset.shards)
 

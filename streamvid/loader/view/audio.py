@@ -56,7 +56,8 @@ class AudioOptions:
     )
     fps: Fraction | None = option(
         None,
-        help="Frame rate that the number of samples is computed from, for datasets whose clips keep their own rates.",
+        help="Frame rate from which the number of samples is computed, for datasets whose clips keep their own frame "
+        "rates.",
         shown_default="the rate at which the dataset is read, otherwise that of the first clip of each bucket",
         above=0.0,
     )

@@ -109,7 +109,7 @@ class TextOptions:
         help="Caption column, or columns with weights, such as {'short': 1, 'long': 3}; columns that are empty for a "
         "sample are skipped.",
     )
-    choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
+    choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first caption.")
     template: str | None = option(
         None,
         help="Template for the text, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'; a {?...} part is "

@@ -69,7 +69,7 @@ def _require_floats(state: dict[str, Tensor], file: Path) -> None:
     if kinds:
         raise ConfigError(
             f"{file} is quantized (it contains tensors of {some(kinds)}); use the model in bfloat16, float16 or "
-            "float32. model.fp8 stores its frozen weights in FP8"
+            "float32. To store frozen weights in FP8, set model.fp8"
         )
 
 
