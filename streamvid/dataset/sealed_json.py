@@ -46,8 +46,8 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
         )
     if value.get(CHECKSUM) != manifest_checksum(value):
         raise IntegrityError(
-            f"checksum mismatch: {CHECKSUM} is {value.get(CHECKSUM)!r}; the file is damaged or was edited; copy the "
-            "file again"
+            f"checksum mismatch: {CHECKSUM} is {value.get(CHECKSUM)!r}, which does not match the contents; the file "
+            "is damaged or was edited. Copy the file again"
         )
     if type(found) is not int or found != version:
         raise DatasetError(f"format_version {found!r}: must be {version}; copy the file again")

@@ -48,9 +48,9 @@ def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> lis
     if groups is None or not is_initialised():
         if world.num_ranks > 1:
             raise ConfigError(
-                f"schedule.follow=True with {world.num_ranks} ranks requires communication between them, so that all "
-                "ranks continue in the same version; call torch.distributed.init_process_group before the first loop "
-                "and, if `world` is not that of torch.distributed, pass groups.process_group"
+                f"schedule.follow=True with {world.num_ranks} ranks requires communication between the ranks, so that "
+                "all of them continue in the same version; call torch.distributed.init_process_group before the "
+                "first loop and, if `world` is not that of torch.distributed, pass groups.process_group"
             )
         return [(world.rank, value)]
     import torch.distributed as dist

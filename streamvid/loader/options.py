@@ -139,7 +139,7 @@ class LimitOptions:
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(
-        60.0, help="Time limit in seconds for each read and each decode; None: no limit.", above=0.0
+        60.0, help="Time limit in seconds for each read and each decode, or None for no limit.", above=0.0
     )
     max_bad_fraction: float = option(
         0.01,
@@ -162,7 +162,7 @@ class ProcessGroups:
 
     process_group: Any = option(
         None,
-        help="Processes that compare their plans at the start of each loop.",
+        help="Process group whose members compare their plans at the start of each loop.",
         shown_default="all processes if `world` is that of torch.distributed, otherwise none",
     )
     shared_group: Any = option(

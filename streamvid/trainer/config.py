@@ -75,7 +75,7 @@ class EvalConfig(Options):
     sample_steps: int | None = option(None, minimum=1, help="Generate videos with the module's `sample` every N steps.")
     prompts: Path | tuple[str, ...] | None = option(
         None,
-        help="Prompts for generated videos: a list, or a text file with one per line.",
+        help="Prompts for generated videos: a list, or a text file with one prompt per line.",
         shown_default="those of the first held-out batch",
     )
 

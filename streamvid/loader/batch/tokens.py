@@ -78,8 +78,8 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
     for name, allowed in ((TOKENS, "int"), (MASK, "bool|int")):
         if name in fields and not re.search(allowed, str(fields[name].dtype)):
             raise ValueError(
-                f"the tokenizer returned {name} with dtype {fields[name].dtype}; return integers, and "
-                "values of other dtypes under another name in a dict"
+                f"the tokenizer returned {name} with dtype {fields[name].dtype}; return integers. To return values of "
+                "other dtypes, return a dict that contains them under other names"
             )
     if TOKENS in fields and tuple(fields[MASK].shape) != tuple(fields[TOKENS].shape):
         raise ValueError(

@@ -127,7 +127,7 @@ class TextOptions:
             parse_template(self.template)
         elif self.part_dropout:
             raise ConfigError(
-                f"part_dropout={self.part_dropout!r} requires a template with parts {{? ...}}; set template too"
+                f"part_dropout={self.part_dropout!r} requires a template with parts {{? ...}}; also set template"
             )
         if not self.weights or not all(_is_weight(weight) for weight in self.weights.values()):
             raise ConfigError(

@@ -247,7 +247,7 @@ def require_known(layers: Collection[str], family: str | None, where: str) -> No
     strange = [layer for layer in layers if all(_numbers(name, layer) is None for name in known)] or list(layers)
     raise ConfigError(
         f"{where} has adapters on {some(strange)}, whose names in other formats are not known; allowed: layers of "
-        f"{', '.join(FAMILIES)}. Train without these layers, or export to the format of the file"
+        f"{', '.join(FAMILIES)}. Train without these layers, or export in the same format as that of the file"
     )
 
 

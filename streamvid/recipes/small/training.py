@@ -51,7 +51,7 @@ class SmallConfig(Options):
     audio_window: int | None = option(
         None,
         minimum=128,
-        help="Number of audio samples per audio state (even); null: video is not conditioned on audio.",
+        help="Number of audio samples per audio state (even), or null to train without conditioning on audio.",
     )
     time_shift: float = option(1.0, help="Time shift; values above 1 move the sampled times toward the noise.")
     sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")

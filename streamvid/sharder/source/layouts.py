@@ -410,8 +410,8 @@ def _is_dataset(source: _Source) -> bool:
 def _read_dataset(source: _Source) -> SourceInput:
     if source.options.buckets is None and source.options.clips.kind != "text":
         raise ConfigError(
-            f"source {source.place.url} is a sealed dataset, whose clips are assigned to new buckets; specify the "
-            "buckets with --buckets, --resolution or --preset, or copy the dataset unchanged with `streamvid copy`"
+            f"source {source.place.url} is a sealed dataset. To assign its clips to new buckets, set the buckets with "
+            "--buckets, --resolution or --preset; to copy the dataset unchanged, use `streamvid copy`"
         )
     return SourceInput(*read_dataset(source.place, source.options.storage))
 
