@@ -114,8 +114,8 @@ def search_batch_sizes(
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:
         raise ConfigError(
-            f"bucket {base} runs out of memory even with one sample; reduce memory use (activation checkpointing, "
-            "sharding), pass a smaller bucket as base, or leave the bucket out of the dataset"
+            f"even one sample of bucket {base} does not fit in memory; reduce memory use (activation checkpointing, "
+            f"sharding), pass a smaller bucket as base, or leave bucket {base} out of the dataset"
         )
     limit = (search.seconds(base, size) or 0.0) * (1 + tolerance)
     found = {base: size}
@@ -246,7 +246,7 @@ def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tu
             raise ConfigError(f"shapes contains bucket {bucket_id!r} more than once; pass loader.shapes unchanged")
         if len(shape) < 2 or min(shape) < 1:
             raise ConfigError(
-                f"shapes[{bucket_id!r}]={shape!r}: must be 2 or more sizes, all above 0; pass loader.shapes"
+                f"shapes[{bucket_id!r}]={shape!r}: must contain at least 2 sizes, all above 0; pass loader.shapes"
             )
         named[bucket_id] = tuple(shape[1:])
     if not named:
@@ -258,5 +258,5 @@ def _checked_base(base: str | None, named: Mapping[str, tuple[int, ...]]) -> str
     if base is None:
         return max(named, key=lambda bucket_id: math.prod(named[bucket_id]))
     if base not in named:
-        raise ConfigError(f"base={base!r} is not a bucket in shapes; it must be one of {', '.join(named)}")
+        raise ConfigError(f"base={base!r} is not a bucket in shapes; allowed: {', '.join(named)}")
     return base

@@ -88,10 +88,12 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
         same = known.get(bucket.id)
         candidates = {sizes[bucket.id]} if same and same.shape == bucket.shape else by_shape.get(bucket.shape, set())
         if len(candidates) != 1:
-            several = f"several sizes ({', '.join(map(str, sorted(candidates)))})" if candidates else "no size"
+            several = (
+                f"several batch sizes ({', '.join(map(str, sorted(candidates)))})" if candidates else "no batch size"
+            )
             raise ConfigError(
-                f"batch_size: the configuration sets {several} for bucket {bucket.id} ({bucket.size_at_frames}); "
-                "add the bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch_size per bucket"
+                f"batch_size: bucket_config sets {several} for bucket {bucket.id} ({bucket.size_at_frames}); add the "
+                "bucket to bucket_config with a batch size, such as 33: [1.0, 12], or set batch_size per bucket"
             )
         (found[bucket.id],) = candidates
     return found
@@ -108,7 +110,7 @@ def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int], others: S
     for bucket in buckets:
         named = key_of(bucket, sizes, "batch_size")
         if named is None:
-            raise ConfigError(f'batch_size has no entry for bucket {bucket.id}; add it, or "*" for all others')
+            raise ConfigError(f'batch_size has no entry for bucket {bucket.id}; add an entry, or "*" for all others')
         found[bucket.id] = sizes[named]
     return found
 

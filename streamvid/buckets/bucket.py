@@ -209,7 +209,7 @@ def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, 
     for name in (part for part in text.split(",") if part.strip()):
         bucket = parse_bucket(name, multiple)
         if bucket in buckets:
-            raise ConfigError(f"buckets={text!r} contains {bucket.id} more than once; keep one")
+            raise ConfigError(f"buckets={text!r} contains {bucket.id} more than once; list each bucket only once")
         buckets.append(bucket)
     if not buckets:
         raise ConfigError(f"buckets={text!r} is empty; write a list such as '832x480@81,480x832@81'")

@@ -107,7 +107,10 @@ class BucketConfig:
     """
 
     buckets: tuple[Bucket, ...] = option(
-        (), help="Explicit buckets, such as '832x480@81,480x832@81'; for audio, '2s,5s'.", metavar="WxH@F,...", group=""
+        (),
+        help="Explicit buckets, such as '832x480@81,480x832@81'; for audio, such as '2s,5s'.",
+        metavar="WxH@F,...",
+        group="",
     )
     opensora: OpenSoraConfig | None = None
     resolution: tuple[str, ...] = option((), help="Named resolutions.", metavar="LIST", group="", shown_default="256px")
@@ -121,7 +124,8 @@ class BucketConfig:
     model: ModelRule | None = None
     policy: Policy = option(default_factory=Policy)
     assign: Literal["draw", "all"] = option(
-        "draw", help="Draw a bucket for each clip once, or store clips in all possible buckets and draw in each epoch."
+        "draw",
+        help="Draw one bucket per clip when sharding, or store clips in all possible buckets and draw one per epoch.",
     )
     about: PresetInfo = option(default_factory=PresetInfo, flag="")
 
@@ -365,8 +369,8 @@ def _form(config: BucketConfig) -> str:
     if len(given) != 1:
         found = f"{' and '.join(given)} cannot be combined" if given else "no buckets are given"
         raise ConfigError(
-            f"{found}; set exactly one of buckets (832x480@81), bucket_config, resolution with num_frames, height "
-            "with width, or max_pixels"
+            f"{found}; set exactly one of buckets (such as 832x480@81), bucket_config, resolution with num_frames, "
+            "height with width, or max_pixels"
         )
     return given[0]
 
@@ -385,8 +389,8 @@ def _check_counts(config: BucketConfig, form: str) -> None:
         raise ConfigError("resolution requires num_frames, such as (1, 17, 33), and cannot be combined with max_frames")
     if len(given) != 1:
         raise ConfigError(
-            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one, such as "
-            "max_frames=81, which trims shorter clips by frame_rule, or num_frames=(17, 81)"
+            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set exactly one of them, such "
+            "as num_frames=(17, 81), or max_frames=81 (frame_rule then sets the length of shorter clips)"
         )
 
 

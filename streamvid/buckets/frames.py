@@ -128,7 +128,7 @@ class FrameRate:
             return num_frames // self.interval(fps)
         if seconds is None:
             raise ConfigError(
-                f"frame rate rule {self.rule!r} requires the clip's duration, which is unknown; use 'cap'"
+                f"frame rate rule {self.rule!r} requires the clip's duration, which is unknown; use the rule 'cap'"
             )
         if self.rule == "resample":
             return max(1, int(Fraction(seconds) * self.fps + Fraction(1, 2)))

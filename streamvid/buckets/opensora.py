@@ -90,7 +90,9 @@ class OpenSoraConfig:
             resolution, table = _sizes(name, ratios)
             entries = {frames: _entry(name, frames, value, meaning) for frames, value in by_frames.items()}
             if not entries:
-                raise ConfigError(f"bucket_config[{name!r}] has no frame counts; add some, such as 33: [1.0, 12]")
+                raise ConfigError(
+                    f"bucket_config[{name!r}] has no frame counts; add frame counts, such as 33: [1.0, 12]"
+                )
             buckets = [
                 Bucket(frames, height, width, resolution, ratio)
                 for ratio, (height, width) in table.items()
@@ -169,9 +171,8 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     if meaning not in MEANINGS:
         raise ConfigError(
             f"{where}: the pair {list(probability)!r} is ambiguous with probabilities={meaning!r}; set probabilities "
-            "to opensora-v2 if "
-            f"{float(second):g} of the clips should pass to the next shorter frame count, or opensora-v1.2 if "
-            f"{float(second):g} of the clips should stay"
+            f"to opensora-v2 if {float(second):g} is the probability that a clip passes to the next shorter frame "
+            "count, or to opensora-v1.2 if it is the probability that a clip stays"
         )
     return Keep(first, second if meaning == "opensora-v2" else 1 - second)
 
@@ -194,5 +195,5 @@ def _add_batch_size(sizes: dict[str, int], bucket: Bucket, batch_size: int | Non
     if sizes.setdefault(bucket.id, batch_size) != batch_size:
         raise ConfigError(
             f"bucket_config sets two batch sizes for bucket {bucket.id}, {sizes[bucket.id]} and {batch_size}, under "
-            "names that overlap or share a size; keep one of them"
+            "names that overlap or share a size; keep only one of the batch sizes"
         )

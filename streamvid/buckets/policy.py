@@ -44,12 +44,12 @@ class Policy:
 
     ratio: RatioPolicy = option(
         "nominal",
-        help="Choose the size with the nearest nominal ratio, as Open-Sora does, or the size that crops least.",
+        help="Choose the size with the nearest nominal aspect ratio, as Open-Sora does, or the size that crops least.",
         flag="--ratio-policy",
     )
     frames: FramesPolicy = option(
         "resolution-first",
-        help="Prefer the largest resolution that a clip can fill, or the most frames.",
+        help="Prefer the largest resolution that a clip can fill, or the largest frame count.",
         flag="--frames-policy",
     )
     max_upscale: Fraction | None = option(None, help="Maximum upscaling factor.", metavar="X", above=0, maximum=1000)

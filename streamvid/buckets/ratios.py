@@ -68,7 +68,10 @@ class Ratios:
             raise ConfigError("num_ar_buckets=1 requires equal min_ar and max_ar; set both to the same value")
         tables = {resolution_name(name): table for name, table in self.tables.items()}
         if len(tables) != len(self.tables):
-            raise ConfigError(f"ratios={', '.join(self.tables)}: two names mean the same resolution; keep one of them")
+            raise ConfigError(
+                f"ratios={', '.join(self.tables)}: two of these names refer to the same resolution; remove one of the "
+                "two"
+            )
         object.__setattr__(self, "tables", tables)
         for name in tables:
             self.of(name)

@@ -35,11 +35,11 @@ class BucketTable:
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         object.__setattr__(self, "candidates", tuple(buckets))
         if not self.candidates:
-            raise ConfigError("buckets is empty; add at least one, such as '832x480@81'")
+            raise ConfigError("buckets is empty; add at least one bucket, such as '832x480@81'")
         counts = Counter(bucket.id for bucket in self.candidates)
         repeated = sorted(name for name, count in counts.items() if count > 1)
         if repeated:
-            raise ConfigError(f"buckets contains {', '.join(repeated)} more than once; keep one of each")
+            raise ConfigError(f"buckets contains {', '.join(repeated)} more than once; list each bucket only once")
 
     @cached_property
     def classes(self) -> tuple[SizeClass, ...]:

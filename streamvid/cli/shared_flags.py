@@ -30,7 +30,7 @@ _BASE = [
         group=_GROUP,
         type=LOCATION,
         metavar="FILE",
-        help="YAML file that declares buckets, or an Open-Sora config with a bucket_config.",
+        help="YAML file with buckets, or an Open-Sora config with a bucket_config.",
     ),
 ]
 BUCKET_FLAGS = (*_BASE, *_SIZES)

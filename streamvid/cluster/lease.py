@@ -119,7 +119,7 @@ class Lease:
             raise DatasetError(
                 f"{self._store.url}: this process has lost its lease, because it could not renew the lease for "
                 f"{EXPIRE_SECONDS:.0f} s and another process has taken over, or because the lease was removed; wait "
-                "until no other process is working there, then run the same command again"
+                "until no other process uses this location, then run the same command again"
             )
 
     def close_to_tasks(self) -> None:
@@ -272,7 +272,7 @@ class _Watch:
         if lease.note.is_here or (is_renewed and watched >= _WATCH_SECONDS):
             raise DatasetError(
                 f"{_title(lease.name)}, process {lease.note.pid} on {lease.note.host}, is working on "
-                f"{self._store.url}; wait until it ends, or choose another destination"
+                f"{self._store.url}; wait until that process ends, or choose another destination"
             )
         return is_renewed or watched < (_WATCH_SECONDS if age > EXPIRE_SECONDS else EXPIRE_SECONDS)
 

@@ -128,7 +128,7 @@ def _divide(machines: Sequence[Mapping[str, float]], num_gpus: int, needs: TaskN
     num_cpus = max(1, min(shares, default=1)) if needs.num_cpus is None else needs.num_cpus
     if not usable:
         needed = "a GPU and a CPU" if num_gpus else "a CPU"
-        raise ConfigError(f"engine='ray': no machine in the Ray cluster has {needed}; add one to the cluster")
+        raise ConfigError(f"engine='ray': no machine in the Ray cluster has {needed}; add such a machine")
     most = int(max(machine["CPU"] for machine in usable))
     if most < num_cpus:
         raise ConfigError(

@@ -161,8 +161,8 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     else:
         raise ConfigError(
             f"--dataset_base_path {base!r} contains neither a sealed dataset nor output of sft:data_process; to shard "
-            "its media, set --dataset_metadata_path to their metadata. (Features that DiffSynth-Studio wrote as .pth "
-            "files cannot be read; run the first stage again with streamvid.)"
+            "the media in this folder, set --dataset_metadata_path to the metadata file. (Features that "
+            "DiffSynth-Studio wrote as .pth files cannot be read; run the first stage again with streamvid.)"
         )
     found = {"data.dataset": _repeated(dataset, flags, config), **_input_options(flags, config, columns)}
     if kind == "features" and "data.features.url" not in flags.in_sets:
@@ -258,8 +258,8 @@ def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
         if kind_of(where, storage) != "dataset":
             raise ConfigError(
                 f"the features in {url} were computed from {where}, which is not (or is no longer) a sealed dataset; "
-                "pass its new location with --set data.dataset=URL, or run the first stage again, which keeps "
-                "finished work"
+                "pass the new location of the dataset with --set data.dataset=URL, or run the first stage again "
+                "(finished work is kept)"
             )
         _check_sizes(flags, where, storage)
     return dataset

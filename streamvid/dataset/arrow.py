@@ -19,7 +19,7 @@ def check_unpacked(footer: Any, num_bytes: int) -> None:
     unpacked = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
     limit = _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
     if not 0 <= unpacked <= limit:
-        raise ValueError(f"its {num_bytes} bytes unpack to {unpacked}; 0 to {limit} are allowed")
+        raise ValueError(f"the file has {num_bytes} bytes and unpacks to {unpacked} bytes; at most {limit} are allowed")
 
 
 def check_footer(footer: Any, num_bytes: int) -> None:
@@ -30,8 +30,8 @@ def check_footer(footer: Any, num_bytes: int) -> None:
     num_rows = sum(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
     if num_rows != footer.num_rows or num_rows > num_bytes:
         raise ValueError(
-            f"its footer declares {footer.num_rows} rows, and its row groups declare {num_rows}; the numbers must be "
-            f"equal and at most {num_bytes}, the size of the file in bytes"
+            f"the footer declares {footer.num_rows} rows, and the row groups declare {num_rows} rows; these numbers "
+            f"must be equal and at most {num_bytes}, the size of the file in bytes"
         )
     check_unpacked(footer, num_bytes)
 

@@ -47,7 +47,7 @@ def parse_captions(value: object, weights: object = None) -> Captions:
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))
     if found and not any(weight for _, weight in found):
-        raise Rejected("all captions have weight 0; increase at least one weight")
+        raise Rejected("all captions have weight 0; set at least one weight above 0")
     return found
 
 

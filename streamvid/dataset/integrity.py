@@ -125,7 +125,7 @@ def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None
         table.validate(full=True)
         rows = table.select(_SHARD_COLUMNS).cast(schema({name: SHARD_TYPES[name] for name in _SHARD_COLUMNS}))
         if missing := [name for name in _SHARD_COLUMNS if rows.column(name).null_count]:
-            raise ValueError(f"missing values in {', '.join(missing)}")
+            raise ValueError(f"the table has missing values in {', '.join(missing)}")
         for batch in rows.combine_chunks().to_batches():
             builder.add(batch, where)
 
@@ -150,12 +150,12 @@ def check_size(store: Store, file: FileInfo) -> None:
     found = store.size(file.path)
     if found != file.num_bytes:
         problem = "is missing" if found is None else f"has {found} bytes, not {file.num_bytes}"
-        raise IntegrityError(f"{store.url}: {file.path} {problem}; copy it again")
+        raise IntegrityError(f"{store.url}: {file.path} {problem}; copy the file again")
 
 
 def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
     if digest.hex() != file.sha256:
-        raise IntegrityError(f"{store.url}: {file.path}: checksum mismatch; copy the file again")
+        raise IntegrityError(f"{store.url}: checksum mismatch in {file.path}; copy the file again")
 
 
 @contextlib.contextmanager
@@ -224,7 +224,7 @@ class SamplesFile:
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
-                raise ValueError(f"there is no such row group: the file has {footer.num_row_groups}, numbered from 0")
+                raise ValueError(f"the file has only {footer.num_row_groups} row groups (numbered from 0)")
         for num_reads_left in reversed(range(1 if self._store.is_local else MAX_READS)):
             try:
                 return self._rows(footer, row_group, columns)

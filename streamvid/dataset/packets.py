@@ -146,8 +146,8 @@ class PacketTables:
             table.validate(full=True)
             if table.schema != _schema() or table.num_rows != num_clips:
                 raise ValueError(
-                    f"it has {table.num_rows} rows with the columns {_described(table.schema)}; expected {num_clips} "
-                    f"rows with the columns {_described(_schema())}"
+                    f"the table has {table.num_rows} rows with the columns {_described(table.schema)}; expected "
+                    f"{num_clips} rows with the columns {_described(_schema())}"
                 )
             self._take({name: chunk_of(table, name) for name in table.column_names})
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -231,7 +231,7 @@ def _fraction(text: object) -> Fraction:
     match = _TIME_BASE.fullmatch(text) if isinstance(text, str) else None
     over, under = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
     if not (0 < over < 1 << 31 and 0 < under < 1 << 31):
-        raise ValueError(f"its video has an invalid time base: {str(text)[:40]!r}")
+        raise ValueError(f"the video has an invalid time base: {str(text)[:40]!r}")
     return Fraction(over, under)
 
 
@@ -274,14 +274,14 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
     size = int.from_bytes(data[:_SIZE_BYTES], "little")
     limit = min(_MAX_STREAM_BYTES, (num_clips + 1) * _MAX_CLIP_BYTES)
     if not 0 < size <= limit:
-        raise ValueError(f"it unpacks to {size} bytes; 1 to {limit} are allowed")
+        raise ValueError(f"the table unpacks to {size} bytes; 1 to {limit} are allowed")
     stream = pa.decompress(memoryview(data)[_SIZE_BYTES:], decompressed_size=size, codec="zstd")
     messages = pa.ipc.MessageReader.open_stream(stream)
     with contextlib.suppress(StopIteration):
         while True:
             message = messages.read_next_message()
             if message.type not in ("schema", "record batch") or _is_compressed(message):
-                raise ValueError("it contains messages other than a schema and uncompressed record batches")
+                raise ValueError("the stream contains messages other than a schema and uncompressed record batches")
     return stream
 
 

@@ -137,8 +137,7 @@ class Dataset:
         said = getattr(self.manifest.counts, name)
         if said != found:
             raise IntegrityError(
-                f"{self.url}: {where} and the manifest disagree about {name}: {found} and {said}; copy the dataset "
-                "again"
+                f"{self.url}: {name} is {found} in {where}, but {said} in the manifest; copy the dataset again"
             )
 
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
@@ -160,8 +159,8 @@ class Dataset:
         if table.num_rows != self.num_stored(shard) or (kept is not None and len(kept) != shard.num_samples):
             said = "the index" if path == shard.index_path else path
             raise IntegrityError(
-                f"{self.url}: {said} has {table.num_rows} rows for {shard.path}, not {self.num_stored(shard)}; copy "
-                "the dataset again"
+                f"{self.url}: {said} has {table.num_rows} rows for {shard.path}, but {self.num_stored(shard)} are "
+                "required; copy the dataset again"
             )
         return table if kept is None else table.take(array_of(kept))
 

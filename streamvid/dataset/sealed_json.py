@@ -46,8 +46,8 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
         )
     if value.get(CHECKSUM) != manifest_checksum(value):
         raise IntegrityError(
-            f"checksum mismatch: {CHECKSUM} is {value.get(CHECKSUM)!r}; the file is damaged or was edited; copy it "
-            "again"
+            f"checksum mismatch: {CHECKSUM} is {value.get(CHECKSUM)!r}, which does not match the contents; the file "
+            "is damaged or was edited. Copy the file again"
         )
     if type(found) is not int or found != version:
         raise DatasetError(f"format_version {found!r}: must be {version}; copy the file again")
@@ -55,7 +55,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 
 @contextmanager
-def naming(where: str, remedy: str = "copy it again, or rebuild the dataset") -> Iterator[None]:
+def naming(where: str, remedy: str = "copy the file again, or rebuild the dataset") -> Iterator[None]:
     """Convert errors raised while parsing a manifest to DatasetErrors with `where`, the file's name, and `remedy`."""
     try:
         yield
@@ -81,7 +81,7 @@ def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, re
         raise DatasetError(f"{nothing}: {missing}; {remedy}")
     where = f"{store.url}/{path}"
     if size > MAX_MANIFEST_BYTES:
-        raise DatasetError(f"{where} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed; copy it again")
+        raise DatasetError(f"{where} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed; copy the file again")
     wrong = WrongReads()
     while True:
         data = store.read(path)

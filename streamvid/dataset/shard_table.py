@@ -225,8 +225,8 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
             alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])
         if any(other != alike[0] for other in alike):
             raise DatasetError(
-                f"{where}: the shards of draw set {one.name} do not have the same splits and numbers of samples in all "
-                "its buckets; copy the dataset again"
+                f"{where}: the shards of draw set {one.name} differ between buckets in their splits or numbers of "
+                "samples; copy the dataset again"
             )
 
 

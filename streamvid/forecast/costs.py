@@ -20,7 +20,7 @@ def read_costs(path: str | Path, name: str) -> CostTable:
         with Path(path).open("rb") as file:
             content = file.read(MAX_COSTS_BYTES + 1)
         if len(content) > MAX_COSTS_BYTES:
-            raise ConfigError(f"has more than {MAX_COSTS_BYTES} bytes; fit the costs again")
+            raise ConfigError(f"the file has more than {MAX_COSTS_BYTES} bytes; fit the costs again")
         return CostTable.from_json(json.loads(content))
     except ConfigError as error:
         raise ConfigError(f"{name} {path}: {error}") from None

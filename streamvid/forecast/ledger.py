@@ -151,7 +151,7 @@ def _planned_setup(attempt: Attempt, plan: Mapping[str, Any], versions: Sequence
     if plan.get("plan_version") != PLAN_VERSION:
         raise SourceError(
             f"the ledger was written with plan version {plan.get('plan_version')!r}, but only version {PLAN_VERSION} "
-            "can be verified; use the streamvid version that wrote it"
+            "can be verified; use the streamvid version that wrote the ledger"
         )
     try:
         found = [dict(one) for one in plan["datasets"]]
@@ -169,8 +169,8 @@ def _planned_setup(attempt: Attempt, plan: Mapping[str, Any], versions: Sequence
 def _configs(found: Sequence[Mapping[str, Any]], versions: Sequence[_Versions]) -> list[DatasetConfig]:
     if len(found) != len(versions):
         raise SourceError(
-            f"the run used {len(found)} dataset(s), but {len(versions)} were given; pass the datasets of the run "
-            "in the order in which its loader received them"
+            f"the number of datasets must be {len(found)}, as in the run, but is {len(versions)}; pass the datasets "
+            "of the run in the order in which its loader received them"
         )
     return [
         DatasetConfig(
@@ -279,7 +279,7 @@ def _plan_of(selection: Selection, cursor: Cursor, position: Position) -> AnyPla
     """Return the plan of a later position's epoch, for a run that began at `cursor`."""
     plan = selection.plan(cursor)
     if position.epoch - cursor.epoch > _MAX_EPOCHS:
-        raise StateError(f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs later")
+        raise StateError(f"epoch {position.epoch} is more than {_MAX_EPOCHS} epochs after epoch {cursor.epoch}")
     while plan.cursor.epoch < position.epoch:
         plan = selection.plan(plan.next_epoch())
     return plan

@@ -179,7 +179,7 @@ def _session(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if version != LEDGER_VERSION:
         raise SourceError(
             f"{path} has version {version!r} of the ledger format, but only version {LEDGER_VERSION} can be read; use "
-            "the streamvid version that wrote it"
+            "the streamvid version that wrote the ledger"
         )
     if not is_right:
         raise SourceError(f"{path} is damaged; remove the folder {path.parent} to read the other sessions")

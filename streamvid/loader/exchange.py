@@ -48,9 +48,9 @@ def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> lis
     if groups is None or not is_initialised():
         if world.num_ranks > 1:
             raise ConfigError(
-                f"schedule.follow=True with {world.num_ranks} ranks requires communication between them, so that all "
-                "continue in the same version; call torch.distributed.init_process_group before the first loop and, if "
-                "`world` is not that of torch.distributed, pass groups.process_group"
+                f"schedule.follow=True with {world.num_ranks} ranks requires communication between the ranks, so that "
+                "all of them continue in the same version; call torch.distributed.init_process_group before the "
+                "first loop and, if `world` is not that of torch.distributed, pass groups.process_group"
             )
         return [(world.rank, value)]
     import torch.distributed as dist
@@ -121,7 +121,7 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
-        f"each of the {num_ranks} rank(s) must have {size}, but {', '.join(named)}{more}. Pass world=World(rank, "
+        f"each rank (of {num_ranks}) must have {size}, but {', '.join(named)}{more}. Pass world=World(rank, "
         "num_ranks) in each process; processes that share a batch need the same rank and groups.shared_group"
     )
 
@@ -192,8 +192,8 @@ class SharedBatchCheck:
         except RuntimeError as error:
             raise SharedBatchError(
                 f"{_processes(self._processes)} share batches, but not all of these processes reached "
-                f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. One of "
-                "them has ended, is stuck, or has left its loop early; see its log for the reason"
+                f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. A process has ended, is stuck, or "
+                "has left its loop early; see the log of that process for the reason"
             ) from error
         if any(row != told[0] for row in told):
             raise SharedBatchError(self._why(pending, told))
@@ -341,6 +341,6 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
     except RuntimeError as error:
         raise LoaderError(
             f"the loaders of all processes could not be compared (time limit: {timeout_seconds:g} s): "
-            f"{_first_line(error)}. A process of the group has ended, is stuck or never iterates over a loader; if it "
-            "is only slow to start, let all processes wait for it before they iterate"
+            f"{_first_line(error)}. A process of the group has ended, is stuck or never iterates over a loader; if a "
+            "process only starts slowly, let all others wait for it before they iterate"
         ) from error

@@ -49,13 +49,15 @@ class DatasetConfig:
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
     num_repeats: float | str | Fraction = option(1, help="Deliveries per sample and epoch, such as 2, 0.5 or '3/2'.")
     weight: float | str | Fraction | None = option(
-        None, help="Weight of this dataset in the mix, instead of num_repeats."
+        None, help="Weight of this dataset in the mix, as an alternative to num_repeats."
     )
-    where: str | None = option(None, help="Filter for samples of this dataset: a condition on its columns.")
+    where: str | None = option(None, help="Condition on columns that selects samples of this dataset.")
     name: str | None = option(
-        None, help="Name from which the dataset's random choices are derived.", shown_default="its position in the list"
+        None,
+        help="Name of the dataset, from which the seed of its random choices is derived.",
+        shown_default="its position in the list",
     )
-    captions: TextOptions = option(default_factory=TextOptions, help="Options for sample texts.")
+    captions: TextOptions = option(default_factory=TextOptions, help="Options for the texts of the samples.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -424,7 +426,7 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
         if not known and mine.id in buckets:
             raise ConfigError(
                 f"dataset {dataset}: bucket {bucket.id} differs in shape from the bucket with this id in an earlier "
-                f"dataset, and its explicit id {mine.id} is also taken; list this dataset first"
+                f"dataset, and the alternative id {mine.id} is also taken; list this dataset first"
             )
         common[bucket.id] = known[0] if known else mine.id
         buckets.setdefault(common[bucket.id], mine)

@@ -29,24 +29,27 @@ class OutputOptions:
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is uint8 RGB.")
     pixels: Pixels | None = option(
         None,
-        help="Pixel format in the ring. yuv420p takes half the memory of RGB; the device converts it to RGB exactly.",
+        help="Pixel format of batches in memory. `yuv420p` takes half as much memory as `rgb24`, and is converted "
+        "exactly to RGB on the device.",
         shown_default="yuv420p with a CUDA device and even bucket sizes, otherwise rgb24",
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Accuracy of the conversion to RGB. fast is swscale's default, whose result is 1 to 3 levels too dark. "
-        "Cannot be combined with pixels=yuv420p.",
+        help="Accuracy of the conversion to RGB. `fast` is the default conversion of swscale, whose result is 1 to 3 "
+        "levels too dark. Cannot be combined with pixels='yuv420p'.",
         shown_default=(
             "exact for clips that are scaled anyway, otherwise fast; exact takes 1.4 to 1.6 times as much CPU"
         ),
     )
     decode: bool = option(
-        True, help="Decode clips. False delivers the stored bytes as `batch.clips`, for your own decoder."
+        True,
+        help="Decode clips. If False, the loader delivers the stored bytes as `batch.clips`, for your own decoder.",
     )
     tokenizer: Tokenizer | None = option(
         None,
         help="Function that converts the texts of a batch (a list of str) to `batch.text_tokens`, int64 (B, L), and "
-        "`batch.text_mask`, bool (B, L). Called once per batch in the caller's thread, while workers decode.",
+        "`batch.text_mask`, bool (B, L). The loader calls it once per batch in the caller's thread, while "
+        "workers decode.",
     )
     audio: AudioOptions | None = option(
         None, help="Audio to deliver as `batch.audio`, float32 (B, channels, samples); see AudioOptions."
@@ -57,8 +60,8 @@ class OutputOptions:
     metrics_port: int | None = option(
         None,
         help=(
-            "Base port of a Prometheus metrics endpoint; the local rank is added to it. Requires the extra "
-            "streamvid[metrics]."
+            "Base port of a Prometheus metrics endpoint; each rank listens on this port plus its local rank. "
+            "Requires the extra streamvid[metrics]."
         ),
         shown_default="STREAMVID_METRICS_PORT, otherwise no endpoint",
         minimum=1,
@@ -91,7 +94,9 @@ class ScheduleOptions:
 
     window: int = option(16, help="Size of the shuffle window in shards, for shuffle=window.")
     order: Order = option(
-        "mixed", help="Order of steps. largest-first begins epoch 0 with one step of each bucket, costliest first."
+        "mixed",
+        help="Order of steps. With `largest-first`, epoch 0 begins with one step of each bucket, in order of "
+        "decreasing cost.",
     )
     shard_locality: int = option(
         64,
@@ -134,12 +139,13 @@ class LimitOptions:
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(
-        60.0, help="Time limit in seconds for each read and each decode; None: no limit.", above=0.0
+        60.0, help="Time limit in seconds for each read and each decode, or None for no limit.", above=0.0
     )
     max_bad_fraction: float = option(
         0.01,
-        help="Maximum share of substituted samples on this rank, calculated over at least 1000 samples. If it is "
-        "exceeded, the run fails. A missing shard, or a bucket without a good sample, always ends the run.",
+        help="Maximum share of substituted samples on this rank, calculated over at least 1000 samples. The run "
+        "fails if the share exceeds this value. A missing shard, or a bucket without a good sample, always ends "
+        "the run.",
         minimum=0.0,
         maximum=1.0,
     )
@@ -156,7 +162,7 @@ class ProcessGroups:
 
     process_group: Any = option(
         None,
-        help="Processes that compare their plans at the start of each loop.",
+        help="Process group whose members compare their plans at the start of each loop.",
         shown_default="all processes if `world` is that of torch.distributed, otherwise none",
     )
     shared_group: Any = option(

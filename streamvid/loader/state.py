@@ -156,8 +156,8 @@ def _check_state(state: Mapping[str, Any]) -> None:
             raise StateError(f"the loader state has no {name!r}; pass the mapping that state_dict() returned")
         if state[name] != readable:
             raise StateError(
-                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the "
-                "streamvid version that saved it, or start without the state"
+                f"{name}={state[name]!r} in the loader state: only {readable} can be read; resume with the streamvid "
+                "version that saved the state, or start without the state"
             )
 
 
@@ -166,9 +166,9 @@ def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) 
     differing = "; ".join(differences(found, expected))
     if differing and not force:
         raise StateError(
-            f"the state does not belong to this loader: {differing}. Its positions are not valid here; create the "
-            "loader with the arguments that it had when the state was saved, start without the state, or use the state "
-            "as an approximate position with load_state_dict(state, force=True)"
+            f"the state does not belong to this loader: {differing}. The positions in the state are not valid here; "
+            "create the loader with the arguments that it had when the state was saved, start without the state, or "
+            "use the state as an approximate position with load_state_dict(state, force=True)"
         )
     if differing:
         _log.warning("using a state that does not belong to this loader as an approximate position: %s", differing)

@@ -101,6 +101,6 @@ def num_local_ranks() -> int:
     text = os.environ.get("LOCAL_WORLD_SIZE") or "1"
     if not text.isdecimal():
         raise ConfigError(
-            f"LOCAL_WORLD_SIZE={text!r}: must be the number of ranks on this machine; correct it or unset it"
+            f"LOCAL_WORLD_SIZE={text!r}: must be the number of ranks on this machine; correct or unset the variable"
         )
     return max(1, int(text))

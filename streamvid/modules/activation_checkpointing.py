@@ -50,8 +50,9 @@ def wrap(
     """
     if function is not None and config.offload:
         raise ConfigError(
-            "model.activation_checkpointing.offload is true, but another library checkpoints the activations; set it "
-            "to false, and enable offloading in that library (DeepSpeed: activation_checkpointing.cpu_checkpointing)"
+            "model.activation_checkpointing.offload is true, but another library checkpoints the activations; set "
+            "this option to false, and enable offloading in that library (DeepSpeed: "
+            "activation_checkpointing.cpu_checkpointing)"
         )
     named = _named_blocks(module, config.blocks)
     outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]

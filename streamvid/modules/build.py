@@ -138,8 +138,8 @@ def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
     if not is_valid or not all(isinstance(name, str) for name in named):
         shown = " ".join(reprlib.repr(named).split())
         raise ConfigError(
-            f"{kind}.encoders={shown}: must be a tuple of strings: the names of the children that only `encode` "
-            "uses, such as ('autoencoder', 'text_encoder')"
+            f"{kind}.encoders={shown}: must be a tuple with the names of the children that only `encode` uses, such "
+            "as ('autoencoder', 'text_encoder')"
         )
     for name in named if task != ENCODED else ():
         child = name.partition(".")[0]

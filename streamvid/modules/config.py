@@ -60,7 +60,8 @@ class LoraConfig(Options):
     dropout: float = option(0.0, minimum=0, help="Dropout probability of the adapters' inputs.")
     checkpoint: Path | None = option(None, help="Adapter file with the initial weights of the adapters.")
     format: LoraFormat = option(
-        "diffusers", help="Format of saved adapters. peft is a folder; kohya is what musubi-tuner reads."
+        "diffusers",
+        help="Format of saved adapters. `peft` writes a folder; `kohya` writes a file that musubi-tuner can read.",
     )
     preset_path: Path | None = option(None, help="Adapter file to fuse into `preset_model` before training.")
     preset_model: str | None = option(None, help="Child module that receives the preset adapters.")

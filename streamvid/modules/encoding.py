@@ -58,7 +58,7 @@ class Encoder:
         if not callable(getattr(self.module, "encode", None)):
             raise ConfigError(
                 f"{type(self.module).__name__}, built by model.factory, has no method `encode`, which task "
-                "sft:data_process requires; add encode(batch), returning a mapping from names to tensors"
+                "sft:data_process requires; add a method encode(batch) that returns a mapping from names to tensors"
             )
 
     def shard(
@@ -202,7 +202,11 @@ def check_fresh(
 
 
 def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> dict[str, str]:
-    _log.info("building the encoders %s once, to compare their weights with those of %s", ", ".join(names), url)
+    _log.info(
+        "building the encoders %s once, to compare their weights with those of the encoders that computed %s",
+        ", ".join(names),
+        url,
+    )
     try:
         return digest_parts(build(), names)
     except (OSError, ImportError, ConfigError) as error:

@@ -36,7 +36,7 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
     if format == "peft" and target.suffix == SAFETENSORS:
         raise ConfigError(f"-o {target}: --format peft writes a folder; use a name without {SAFETENSORS}")
     if target.exists():
-        raise ConfigError(f"-o {target} already exists; choose another name, or remove it")
+        raise ConfigError(f"-o {target} already exists; choose another name, or remove the existing file or folder")
     found = convert_adapters(path, format, family)
     target.parent.mkdir(parents=True, exist_ok=True)
     encoded = found.encoded
@@ -54,7 +54,7 @@ def write_pipeline_folder(weights: Sequence[Path], model: Path, output: Path) ->
     Raises ConfigError if the folder exists, is not a model, or has tensors that do not match the file.
     """
     if output.exists():
-        raise ConfigError(f"-o {output} already exists; choose a new folder, or remove it")
+        raise ConfigError(f"-o {output} already exists; choose a new folder, or remove the existing one")
     if not (model / MODEL_INDEX).is_file():
         raise ConfigError(
             f"--model {model} is not a diffusers folder: it has no model_index.json; pass the folder of the base model"
@@ -95,7 +95,7 @@ def _write_component(tensors: Mapping[str, Tensor], base: Path, output: Path, so
     strange = [name for name, one in tensors.items() if name not in state or state[name].shape != one.shape]
     if strange:
         raise ConfigError(
-            f"{source} contains {some(strange)}, which {base} does not have in these shapes; use the folder of the "
+            f"{source} contains {some(strange)}, which {base} lacks or has in other shapes; use the folder of the "
             "model that the run trained"
         )
     state |= {name: one.to(state[name].dtype) for name, one in tensors.items()}

@@ -150,7 +150,7 @@ def _store_layer(path: str, layer: nn.Module) -> None:
             f"model.fp8 includes {path}, whose weight is not a parameter; list only parts without this layer"
         )
     if not bool(weight.isfinite().all()):
-        raise ConfigError(f"model.fp8 includes {path}, whose weights are not all finite; check its weight file")
+        raise ConfigError(f"model.fp8 includes {path}, whose weights are not all finite; check the weight file")
     stored, scale = quantize(weight)
     layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]  # a class can be hashed
     layer.register_parameter(STORED, nn.Parameter(stored.view(torch.uint8), requires_grad=False))

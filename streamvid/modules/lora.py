@@ -84,7 +84,7 @@ def require_files(config: LoraConfig) -> None:
     ]
     if lacking:
         raise ConfigError(
-            f"{' and '.join(lacking)}: the file does not exist; use a LoRA adapter file, such as "
+            f"{' and '.join(lacking)}, which does not exist; use a LoRA adapter file, such as "
             "adapter_model.safetensors in a peft folder"
         )
 
@@ -133,7 +133,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, LAYERS):
             raise ConfigError(
                 f"model.lora.preset_path {path} contains {name}.{min(pair)}, which matches no layer of "
-                f"{config.preset_model} or lacks its counterpart; allowed: pairs NAME.lora_A.weight and "
+                f"{config.preset_model} or has no counterpart; allowed: pairs NAME.lora_A.weight and "
                 "NAME.lora_B.weight of linear and convolution layers"
             )
         down, up = (pair[part].float().flatten(1) for part in ("lora_A", "lora_B"))
@@ -252,8 +252,8 @@ def _automatic(modules: Mapping[str, nn.Module]) -> list[str]:
     large = [name for name, part in linear.items() if min(part.in_features, part.out_features) >= LARGE]
     if not linear:
         raise ConfigError(
-            "model.lora.target_modules is empty, and no list of blocks has a linear layer that supports adapters; set "
-            "it to layer names"
+            "model.lora.target_modules is empty, and no list of blocks has a linear layer that supports adapters; "
+            "set model.lora.target_modules to layer names"
         )
     return large or list(linear)
 

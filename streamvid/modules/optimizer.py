@@ -37,9 +37,11 @@ class OptimizerConfig(Options):
     )
     warmup_steps: int = option(0, minimum=0, help="Number of steps of linear warmup.")
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
-    grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients; null: no clipping.")
+    grad_clip: float | None = option(1.0, above=0, help="Maximum total norm of the gradients, or null for no clipping.")
     ema_decay: float | None = option(
-        None, help="Decay of a moving average of the trained weights, which is saved with them; null: no average."
+        None,
+        help="Decay rate of a moving average of the trained weights, or null for no average. The average is saved "
+        "with the weights.",
     )
 
     def __post_init__(self) -> None:

@@ -224,7 +224,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
 def _problem_of(file: Path) -> str | None:
     """Return a description of the problem with an existing file, or None if its size and its header are valid."""
     if file.stat().st_size == 0:
-        return f"{file} is empty; download or copy it again"
+        return f"{file} is empty; download or copy the file again"
     try:
         with _reading(file):
             read_metadata(file)
@@ -246,7 +246,8 @@ def _reading(file: Path) -> Iterator[None]:
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         kind = "safetensors file" if file.suffix == SAFETENSORS else "weight file"
         raise ConfigError(
-            f"{file} cannot be read as a {kind} ({_one_line(error)}); if it is incomplete, download or copy it again"
+            f"{file} cannot be read as a {kind} ({_one_line(error)}); if the file is incomplete, "
+            "download or copy it again"
         ) from error
 
 
@@ -268,9 +269,9 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
         # The cause is between torch's advice to load the file without weights_only, and a link.
         cause = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
         raise ConfigError(
-            f"{file} is refused, because it is damaged, or is a pickle that contains more than tensors and could run "
-            f"code ({' '.join(cause.split())[:160]}); download it again or, if you trust it, save its tensors as "
-            "safetensors"
+            f"{file} is damaged, or is a pickle that contains objects other than tensors and could run code "
+            f"({' '.join(cause.split())[:160]}); download the file again or, if you trust the file, save its tensors "
+            "as safetensors"
         ) from None
     return _only_tensors(file, loaded)
 
@@ -286,7 +287,7 @@ def _only_tensors(file: Path, loaded: object) -> dict[str, Tensor]:
     strange = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
     if strange:
         raise ConfigError(
-            f"{file}: the entry {strange[0]!r} is not a tensor with a name; allowed: a state dict, which maps names to "
+            f"{file}: the entry {strange[0]!r} is not a named tensor; allowed: a state dict, which maps names to "
             "tensors"
         )
     return dict(loaded)

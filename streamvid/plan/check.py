@@ -48,10 +48,12 @@ def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> N
     for name, size in batch_sizes.items():
         require_integer(f"batch_sizes[{name!r}]", size, 1, 1 << 20)
     if missing := sorted(counts.keys() - batch_sizes.keys()):
-        raise ConfigError(f"batch_sizes has no entry for bucket(s) {named(missing)} of the dataset; add one for each")
+        raise ConfigError(
+            f"batch_sizes has no entry for these buckets of the dataset: {named(missing)}; add an entry for each"
+        )
     if unknown := sorted(batch_sizes.keys() - counts.keys()):
         raise ConfigError(
-            f"batch_sizes has entries for bucket(s) {named(unknown)}, which the dataset lacks; remove them"
+            f"batch_sizes has entries for buckets that the dataset lacks: {named(unknown)}; remove these entries"
         )
 
 
@@ -60,8 +62,8 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
     missing = sorted(counts.keys() - (costs or {}).keys())
     if missing or costs is None:
         raise ConfigError(
-            f"sync={options.sync!r} with order={options.order!r} requires a cost for each bucket, but none is given "
-            f"for bucket(s) {named(missing)}; give a cost for each bucket, or use sync='bucket' and order='mixed'"
+            f"sync={options.sync!r} with order={options.order!r} requires a cost for each bucket, but these buckets "
+            f"have no cost: {named(missing)}; give a cost for each bucket, or use sync='bucket' and order='mixed'"
         )
     for name, cost in costs.items():
         require_integer(f"costs[{name!r}]", cost, 1, (1 << 62) - 1)
@@ -73,8 +75,8 @@ def check_cursor(cursor: Cursor, streams: Mapping[str, object]) -> None:
     foreign = sorted(cursor.positions.keys() - streams.keys())
     if foreign:
         raise StateError(
-            f"the state has a position in bucket(s) {named(foreign)}, which the dataset does not have; load the state "
-            "with the dataset and filter that it was saved with, or start without a state"
+            f"the state has positions in buckets that the dataset lacks: {named(foreign)}; load the state with the "
+            "dataset and filter that it was saved with, or start without a state"
         )
 
 
@@ -85,8 +87,8 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
     if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
         raise ConfigError(
             f"bucket {span.bucket_id}: a step of {span.global_batch} samples would repeat the epoch's {span.length} "
-            f"samples too often ({passes} passes over {num_samples}); lower batch_size, the number of ranks or "
-            "num_repeats, or use tail='drop' or tail='carry'"
+            f"samples too often ({passes} passes over {num_samples} samples); lower batch_size, the number of ranks "
+            "or num_repeats, or use tail='drop' or tail='carry'"
         )
     if span.global_batch >= 1 << 30:
         raise ConfigError(

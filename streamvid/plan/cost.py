@@ -73,7 +73,9 @@ class CostTable:
         for name in ("constant", "per_token", "per_pair"):
             require_integer(f"cost table {name}", getattr(self, name), 0, _MAX_COEFFICIENT)
         if not self.constant + self.per_token + self.per_pair:
-            raise ConfigError("cost table constant=0, per_token=0, per_pair=0: at least one must be above 0")
+            raise ConfigError(
+                "cost table constant=0, per_token=0, per_pair=0: at least one of these values must be above 0"
+            )
         if not isinstance(self.measured, Mapping) or not all(_is_row(batch, 2) for batch in self.measured):
             raise ConfigError(
                 f"cost table measured={reprlib.repr(self.measured)}: must be a mapping from (bucket id, batch size) "

@@ -85,7 +85,7 @@ def draw_sets(
         if len(sizes) > 1:
             raise IntegrityError(
                 f"draw set {one.name}: its buckets have different numbers of samples, because the filter or the index "
-                "differs between copies of a clip; copy the dataset again, or change where="
+                "differs between copies of a clip; copy the dataset again, or change the filter (where=)"
             )
     return found
 

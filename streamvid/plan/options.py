@@ -47,7 +47,7 @@ class PlanOptions:
     )
     sync: Sync = option("bucket", help="At each step, give all ranks the same bucket, or buckets of similar cost.")
     order: Order = option("mixed", help="Order of steps in epoch 0.")
-    accumulate: int = option(1, help="Number of steps per optimizer step.", minimum=1, maximum=1 << 10)
+    accumulate: int = option(1, help="Number of loader steps per optimizer step.", minimum=1, maximum=1 << 10)
     shard_locality: int = option(
         64,
         help="Number of consecutive samples in a step that are sorted together by shard.",

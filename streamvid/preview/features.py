@@ -72,8 +72,8 @@ def open_features(
         return [None] * len(datasets)
     if len(given) != len(datasets):
         raise ConfigError(
-            f"--features was given {len(given)} time(s) for {len(datasets)} dataset(s); give it once per dataset, in "
-            "the same order"
+            "--features must be given once per dataset, in the same order; the number of datasets is "
+            f"{len(datasets)}, but --features was given for {len(given)}"
         )
     found = [open_sidecar(url, storage) for url in given]
     for sidecar, dataset in zip(found, datasets, strict=True):

@@ -29,7 +29,9 @@ def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> Sampl
     code = names.index(bucket_id) if bucket_id in names else -1
     rows = np.flatnonzero((table.bucket_id.codes == code) & (table.number == number))
     if not len(rows):
-        raise ConfigError(f"{dataset.url} has no shard {number} of bucket {bucket_id!r}; choose one from the overview")
+        raise ConfigError(
+            f"{dataset.url} has no shard {number} of bucket {bucket_id!r}; choose a shard from the overview"
+        )
     row = int(rows[0])
     shard = table[row]
     if not 0 <= index < shard.num_samples:

@@ -16,7 +16,7 @@ class PreviewOptions:
     host: str = option(
         "127.0.0.1", help="Address to listen on. Addresses other than loopback require the token in the link."
     )
-    port: int = option(8080, help="Port to listen on; 0 chooses a free one.", minimum=0, maximum=65535)
+    port: int = option(8080, help="Port to listen on; 0 chooses a free port.", minimum=0, maximum=65535)
     token: bool = option(False, help="Require the token in the link on loopback too, for machines with several users.")
     run: str | Path | None = option(
         None, metavar="DIR", help="Output folder of `streamvid train`, to show its metrics."

@@ -113,8 +113,8 @@ def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
 def _configs(datasets: Sequence[Dataset], query: StepQuery) -> list[DatasetConfig]:
     if len(query.repeats) > len(datasets):
         raise ConfigError(
-            f"repeats={','.join(query.repeats)} has {len(query.repeats)} values for {len(datasets)} dataset(s); "
-            "give one per dataset"
+            f"repeats={','.join(query.repeats)} has more values than there are datasets ({len(datasets)}); give one "
+            "value per dataset"
         )
     repeats = [*query.repeats, *["1"] * (len(datasets) - len(query.repeats))]
     return [DatasetConfig(one, num_repeats=count) for one, count in zip(datasets, repeats, strict=True)]

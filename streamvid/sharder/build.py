@@ -177,7 +177,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
 
         for number, answer in pool.run(len(todo), unit):
             if isinstance(answer, Crash):
-                raise StorageError(f"cannot write {todo[number].path}: its worker process died twice ({answer}){_HINT}")
+                raise StorageError(f"cannot write {todo[number].path}: the worker process died twice ({answer}){_HINT}")
             done += 1
             if options.makes_clips and staging.share.is_whole:
                 _drop_clips(todo[number], clips, uses)

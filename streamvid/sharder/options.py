@@ -80,7 +80,8 @@ class ClipOptions:
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="Select the frames nearest in time, every n-th frame (at most --fps), or by number as in DiffSynth.",
+        help="Select the frames nearest in time, every n-th frame (at most --fps), or frames by number as in "
+        "DiffSynth-Studio.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(

@@ -290,12 +290,13 @@ def check_apart(source: Sources, dest: Store, options: ShardOptions) -> None:
         store = open_store(one, options.storage)
         if _real(store) == _real(dest):
             raise SourceError(
-                f"source {store.url} is also dest and would be overwritten while it is being read; choose another dest"
+                f"source {store.url} is also the destination and would be overwritten while it is read; choose "
+                "another destination"
             )
         if _real(store).startswith(_real(dest)):
             raise SourceError(
-                f"source {store.url} is inside dest {dest.url}, whose own files cannot be used as input; choose "
-                "another source, or move it out of dest"
+                f"source {store.url} is inside the destination {dest.url}, whose own files cannot be used as input; "
+                "choose another source, or move the source elsewhere"
             )
 
 
@@ -438,7 +439,7 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
         return None
     raise SealedError(
         f"{store.url} contains another sealed dataset ({difference}); to add new rows to it, use `streamvid append`; "
-        "otherwise choose another dest, or set work.overwrite=True (--overwrite) to replace it"
+        "otherwise choose another destination, or set work.overwrite=True (--overwrite) to replace it"
     )
 
 
@@ -462,8 +463,8 @@ def _condemn_old(staging: Staging) -> None:
         paths = kept_files(store, Writing(store, staging.lease).newest) - {MANIFEST}
     except StreamvidError as error:
         raise DatasetError(
-            f"{store.url} contains a dataset that cannot be read ({error}), so its files cannot be distinguished "
-            "from other files; choose another dest, or, if the dataset is damaged, delete everything at that "
+            f"{store.url} contains a dataset that cannot be read ({error}), so its files cannot be distinguished from "
+            "other files; choose another destination or, if the dataset is damaged, delete everything at that "
             "location"
         ) from error
     staging.condemn(paths)

@@ -102,7 +102,7 @@ class SourceOptions:
         help="Allow metadata in a storage bucket to refer to other buckets, read with your credentials.",
     )
     where: str | None = option(
-        None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
+        None, help="Keep only rows that match a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
     )
     min_fps: float | None = option(
         None,

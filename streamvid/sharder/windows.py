@@ -139,7 +139,7 @@ class Timing:
             for seconds in (time_range.start, time_range.end)
         )
         if first == stop:
-            raise Rejected(f"no frame begins in its time range {time_range.text}", kind="time-range")
+            raise Rejected(f"no frame begins in the time range {time_range.text}", kind="time-range")
         return range(first, stop)
 
     def seconds(self, start: int, stop: int) -> Fraction:

@@ -319,7 +319,7 @@ class RemoteStore(Store):
             for key, upload in begun():
                 self._abort(key, upload)
         except StorageError as error:
-            _log.warning("%s: parts of an unfinished upload of %s remain in the store: %s", self.url, path, error)
+            _log.warning("%s: parts of an unfinished upload of %s remain in the store (%s)", self.url, path, error)
 
     def _end_parts(self, path: str, key: str, upload: str, sent: list[tuple[str, bytes]], file: Path) -> None:
         tags = [tag for tag, _ in sent]

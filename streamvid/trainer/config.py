@@ -40,7 +40,7 @@ class DataConfig(Options):
     dataset: DatasetValue = option(help="URL of a sealed dataset, fields of a DatasetConfig, or a list of either.")
     batch_size: int | dict[str, int] | None = option(None, help="Samples per batch and rank, or {bucket: samples}.")
     max_tokens_per_batch: int | None = option(
-        None, minimum=1, help="Maximum video tokens per batch, instead of batch_size."
+        None, minimum=1, help="Maximum number of video tokens per batch, as an alternative to batch_size."
     )
     accumulate: int = option(1, minimum=1, help="Batches per rank and optimizer step.")
     num_workers: int | None = option(
@@ -48,7 +48,7 @@ class DataConfig(Options):
     )
     storage: StorageOptions = option(default_factory=StorageOptions, help="Object store access and cache.")
     features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
-    audio: AudioOptions | None = option(None, help="Audio of the clips, as `batch.audio`.")
+    audio: AudioOptions | None = option(None, help="Audio to deliver as `batch.audio`.")
     extra_inputs: tuple[str, ...] = option(
         (), help="Columns and conditioning inputs that the module needs; names that end with ? are optional."
     )
@@ -75,7 +75,7 @@ class EvalConfig(Options):
     sample_steps: int | None = option(None, minimum=1, help="Generate videos with the module's `sample` every N steps.")
     prompts: Path | tuple[str, ...] | None = option(
         None,
-        help="Prompts for generated videos: a list, or a text file with one per line.",
+        help="Prompts for generated videos: a list, or a text file with one prompt per line.",
         shown_default="those of the first held-out batch",
     )
 
@@ -149,7 +149,7 @@ class TrainConfig(Options):
     num_epochs: int | None = option(None, minimum=1, help="Length of the run in epochs.", shown_default="1")
     data: DataConfig = option(help="Datasets and batches of the run.")
     model: ModelConfig = option(default_factory=ModelConfig, help="The training module.")
-    optimizer: OptimizerConfig = option(default_factory=OptimizerConfig, help="The optimizer and its schedule.")
+    optimizer: OptimizerConfig = option(default_factory=OptimizerConfig, help="Optimizer and learning rate schedule.")
     eval: EvalConfig = option(default_factory=EvalConfig, help="Evaluation during training.")
     checkpoints: CheckpointConfig = option(default_factory=CheckpointConfig, help="Saved weights and states.")
     logging: LoggingConfig = option(default_factory=LoggingConfig, help="Metrics and trackers.")

@@ -246,13 +246,13 @@ def _with_split(config: TrainConfig, sources: Sequence[DatasetConfig]) -> list[D
         return []
     found = [source for source in sources if settings.split in _opened(source).shards.splits]
     if found:
-        _log.info("evaluation: the first %d batches per rank of split %r", settings.num_batches, settings.split)
+        _log.info("evaluation uses the first %d batches per rank of split %r", settings.num_batches, settings.split)
         return found
     remedy = "shard with --val-fraction, or set eval.split=train to evaluate on clips that are also used for training"
     if settings.sample_steps or settings.split != "val":
         raise ConfigError(
-            f"eval.split is {settings.split!r}, which no dataset has; {remedy}, or train without evaluation and "
-            "samples: --set eval.steps=null --set eval.sample_steps=null"
+            f"eval.split is {settings.split!r}, which no dataset has; {remedy}, or disable evaluation and samples "
+            "with --set eval.steps=null --set eval.sample_steps=null"
         )
-    _log.warning("no evaluation: no dataset has the split %r; %s", settings.split, remedy)
+    _log.warning("evaluation is disabled, because no dataset has the split %r; %s", settings.split, remedy)
     return []

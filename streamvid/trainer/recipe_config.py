@@ -92,7 +92,9 @@ def _decided(folder: Path, fitting: list[str]) -> str:
         "cogvideox": "cogvideox" if transformer.get("patch_size_t") is None else "cogvideox1.5",
     }.get(fitting[0])
     if name not in fitting:
-        raise ConfigError(f"--model {folder}: several recipes train it; add --recipe {' or '.join(fitting)}")
+        raise ConfigError(
+            f"--model {folder}: several recipes can train this model; add --recipe {' or '.join(fitting)}"
+        )
     return name
 
 

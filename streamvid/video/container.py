@@ -104,7 +104,7 @@ class VideoFile:
         self._is_still = False
         self.num_bytes = reader.seek(0, os.SEEK_END)
         if not self.num_bytes:
-            raise ProbeError("the file is empty (0 bytes); copy or download it again", kind="empty-file")
+            raise ProbeError("the file is empty (0 bytes); copy or download the file again", kind="empty-file")
         if self.num_bytes > limits.max_bytes:
             raise ProbeError(
                 f"the file has {self.num_bytes} bytes; the limit is max_bytes={limits.max_bytes}",

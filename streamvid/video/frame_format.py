@@ -160,7 +160,7 @@ def _check_transfer(frame: VideoFrame, limits: Limits) -> None:
     if frame.color_trc in _HDR_TRANSFERS and not limits.allow_hdr:
         raise ProbeError(
             f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}); tone-map it to SDR first, for example with "
-            "FFmpeg's zscale and tonemap filters, or accept it with --hdr allow (its frames then look pale)",
+            "FFmpeg's zscale and tonemap filters, or accept it with --hdr allow (the frames then look pale)",
             kind="hdr",
         )
 

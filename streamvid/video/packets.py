@@ -263,10 +263,12 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
             raise ProbeError(_broken_off(video, len(video.stream.index_entries) - missing), kind="damaged")
         return
     if video.container_name == "gif" and not _has_end_mark(video):
-        raise ProbeError("the file ends early: the GIF has no trailer byte; copy or download it again", kind="damaged")
+        raise ProbeError(
+            "the file ends early: the GIF has no trailer byte; copy or download the file again", kind="damaged"
+        )
     if video.container_name == "ogg" and not _ends_with_page(video):
         raise ProbeError(
-            "the file ends early: its last Ogg page is incomplete; copy or download it again", kind="damaged"
+            "the file ends early: its last Ogg page is incomplete; copy or download the file again", kind="damaged"
         )
     promised = 0
     if video.container_name == "matroska":
@@ -277,8 +279,8 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: its header declares {promised} bytes, but it has {video.num_bytes}; copy or "
-            "download it again",
+            f"the file ends early: the header declares {promised} bytes, but the file has {video.num_bytes} bytes; "
+            "copy or download the file again",
             kind="damaged",
         )
 
@@ -312,7 +314,7 @@ def _broken_off(video: VideoFile, num_found: int) -> str:
         problem = f"the file ends early: it declares {promised} frames, but only {num_found} are complete"
     else:
         problem = f"the file ends early or is damaged: packet {num_found} of the video is incomplete"
-    return f"{problem}; copy or download it again"
+    return f"{problem}; copy or download the file again"
 
 
 def _matroska_end(video: VideoFile) -> int:

@@ -45,7 +45,7 @@ def test_derived_from_tokens(max_tokens: int) -> None:
         ((True, None), "batch_size=True"),
         ((None, -1), "max_tokens_per_batch=-1"),
         (({"*": 0}, None), r"batch_size\['\*'\]=0"),
-        (({"832*": 1}, None), "no entry for bucket 480x832-81f; add it, or"),
+        (({"832*": 1}, None), "no entry for bucket 480x832-81f; add an entry, or"),
         (({"*": 1, "480x832-80f": 2}, None), "no bucket matches '480x832-80f'; nearest"),
         (({"*": 3, "*-81f": 1, "8*": 2}, None), "both match bucket 832x480-81f; add an entry for '832x480-81f'"),
         (({"*": 1, BUCKETS[0]: 2}, None), "batch_size has the key Bucket.*; each key must be text: a bucket id"),

@@ -40,7 +40,9 @@ def test_json_has_it_all_and_a_step_too_short_is_a_failure_with_its_reason(tiny:
     ]
     assert facts["need"]["obstacles"] and facts["need"]["num_local_ranks"] == 8
     last = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("error: this machine and store cannot feed steps of 1e-06 s: ")
+    assert done.returncode == 1 and last.startswith(
+        "error: this machine and store cannot deliver data fast enough for steps of 1e-06 s: "
+    )
     assert facts["need"]["obstacles"][0] in last and facts["verdict"]["advice"][0] in last
 
 

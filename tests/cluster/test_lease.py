@@ -76,7 +76,7 @@ def test_of_many_at_once_one_gets_the_lease(store: Store) -> None:
         try:
             return hold(store)
         except DatasetError as error:
-            assert "another run, process " in str(error) and "; wait until it ends" in str(error)
+            assert "another run, process " in str(error) and "; wait until that process ends" in str(error)
             return None
 
     with ThreadPoolExecutor(8) as threads:

@@ -125,7 +125,7 @@ def test_every_wrong_byte_of_the_samples_index_is_found_before_a_row_is_read(tmp
         path.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
         dataset = open_dataset(tmp_path)
         for read in (lambda d=dataset: d.samples(d.shards[0], ["key"]), lambda d=dataset: d.column("score")):
-            with pytest.raises(IntegrityError, match="samples-00000.*checksum mismatch"):
+            with pytest.raises(IntegrityError, match="checksum mismatch in .*samples-00000"):
                 read()
 
 
@@ -175,13 +175,13 @@ def test_counts_are_proved_by_the_tables(tmp_path: Path, name: str, read: Callab
     manifest = seal(tmp_path)
     changed = replace(manifest, counts=replace(manifest.counts, **{name: 77}))
     LocalStore(tmp_path).put("manifest.json", manifest_to_json(changed))
-    with pytest.raises(IntegrityError, match=f"disagree about {name}: [0-9]+ and 77"):
+    with pytest.raises(IntegrityError, match=f"{name} is [0-9]+ in .*, but 77 in the manifest"):
         read(open_dataset(tmp_path))
 
 
 def test_a_manifest_that_counts_otherwise_is_noticed(tmp_path: Path) -> None:
     seal(tmp_path, (1, 1), manifest_counts={"samples": 3})
-    with pytest.raises(IntegrityError, match="the manifest disagree about"):
+    with pytest.raises(IntegrityError, match="in the manifest; copy the dataset again"):
         _ = open_dataset(tmp_path).shards
 
 

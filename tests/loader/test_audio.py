@@ -160,7 +160,10 @@ def test_pictures_at_another_rate_keep_the_speed_of_their_sound(
         ({"view": {"temporal": "uniform"}}, "cannot be combined with view.temporal='uniform', which changes the speed"),
         ({"view": {"max_interval": 2}}, "cannot be combined with view.max_interval=2, which changes the speed"),
         ({"output": {**OUTPUT, "decode": False}}, "cannot be combined with output.decode=False"),
-        ({"output": {"audio": {}}}, "sample_rate=None: set it to a number such as 32000, or set preset to ltx-2"),
+        (
+            {"output": {"audio": {}}},
+            "sample_rate=None: set sample_rate to a number such as 32000, or set preset to one of ltx-2",
+        ),
         ({"output": {"audio": {"sample_rate": 10}}}, "audio.sample_rate=10: must be an integer from 1000 to 192000"),
         ({"output": {"audio": {"sample_rate": RATE, "num_channels": 3}}}, "num_channels=3: must be one of 1, 2, 6, 8"),
         (

@@ -281,7 +281,8 @@ def test_packets_of_another_number_of_frames_or_bytes_are_an_error(built: Path, 
         root = Path(shutil.copytree(built, tmp_path / str(number)))
         rewrite(root, lambda rows, clips, change=change: [change(clip) for clip in clips])  # type: ignore[misc]
         with pytest.raises(
-            SampleError, match=r"the index lists 120 frames in \d+ bytes for the clip, but its packet table lists"
+            SampleError,
+            match=r"the index lists 120 frames in \d+ bytes for the clip, but the clip's packet table lists",
         ):
             deliveries(root)
 

@@ -264,7 +264,7 @@ def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
         ("text}", "character 5: unmatched brace"),
         ("{text}{? {aes}", "character 9: a part is never closed"),
         ("{text}{? more}", "the part that ends here contains no column"),
-        ("no column", "contains no column; write the caption as {text}"),
+        ("no column", "contains no column; to insert the caption, write {text}"),
         ("{?" * 9 + "{aes}" + "}" * 9, "parts are nested more than 8 levels deep"),
         ("{text}" * 1000, "at most 4096 characters"),
         ("{text} {aesthetc}", "captions.template: 'aesthetc' is not in the dataset"),

@@ -201,7 +201,7 @@ def test_tensors_that_are_no_pair_are_refused(tmp_path: Path) -> None:
     shapes = {"diffusion_model.blocks.0.self_attn.q.lora_A.weight": [4, 4]}
     shapes["diffusion_model.blocks.0.self_attn.q.lora_B.weight"] = [4, 4]
     source = write(tmp_path / "lora.safetensors", shapes | {"diffusion_model.blocks.0.self_attn.q.diff_b": [4]})
-    with pytest.raises(ConfigError, match="diff_b, which is not one of a pair"):
+    with pytest.raises(ConfigError, match="diff_b, which does not belong to a pair"):
         convert_adapters(source, "diffusers")
 
 

@@ -104,7 +104,7 @@ def test_a_preset_of_a_convolution_is_fused_as_peft_computes_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"blocks.0.attention.q.lora_A.weight": (2, 16)}, "lacks its counterpart"),
+        ({"blocks.0.attention.q.lora_A.weight": (2, 16)}, "has no counterpart"),
         (
             {"blocks.9.attention.q.lora_A.weight": (2, 16), "blocks.9.attention.q.lora_B.weight": (16, 2)},
             "matches no layer",

@@ -204,7 +204,7 @@ BAD: dict[str, Callable[[], Any]] = {
     r"measured=\[\]: must be a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
     r"tokens\['a'\]=0": lambda: CostTable({"a": 0}),
     "per_token=-1": lambda: CostTable({"a": 1}, per_token=-1),
-    "at least one must be above 0": lambda: CostTable({"a": 1}, 0, 0, 0),
+    "at least one of these values must be above 0": lambda: CostTable({"a": 1}, 0, 0, 0),
     r"measured\['a', 1\]=0": lambda: CostTable({"a": 1}, measured={("a", 1): 0}),
     "'b' is not in": lambda: CostTable({"a": 1}).costs({"b": 1}),
     "version=2": lambda: CostTable.from_json({"version": 2}),

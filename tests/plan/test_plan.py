@@ -242,8 +242,8 @@ def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoc
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (({"a": [1]}, {}), ConfigError, r"no entry for bucket\(s\) a"),
-        (({"a": [1]}, {"a": 1, "b": 1}), ConfigError, r"bucket\(s\) b, which the dataset lacks"),
+        (({"a": [1]}, {}), ConfigError, r"no entry for these buckets of the dataset: a"),
+        (({"a": [1]}, {"a": 1, "b": 1}), ConfigError, r"buckets that the dataset lacks: b"),
         (({"a": [1]}, {"a": 0}), ConfigError, r"batch_sizes\['a'\]=0"),
         (({"a": [1.5]}, {"a": 1}), ConfigError, "must contain one integer per shard"),
         (({"a": [[1]]}, {"a": 1}), ConfigError, "must contain one integer per shard"),
@@ -254,7 +254,7 @@ def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoc
         (
             ({"a": [1]}, {"a": 1}, None, 1, Cursor(0, {"b": 3})),
             StateError,
-            r"position in bucket\(s\) b, .* start without a state",
+            r"positions in buckets that the dataset lacks: b; .* start without a state",
         ),
         (({"a": [2**30]}, {"a": 1}, None, 1, Cursor(2**30)), StateError, "earlier epoch"),
     ],

@@ -168,9 +168,9 @@ def test_a_source_inside_the_dataset_is_refused(growing: Growing, inner: str) ->
     (growing.dest.parent / "linked").symlink_to(growing.dest / "shards")
     source = growing.dest.parent / inner if inner == "linked" else growing.dest / inner
     for dry_run in (False, True):
-        with pytest.raises(SourceError, match="source .* is (inside|also) dest"):
+        with pytest.raises(SourceError, match="source .* is (inside|also) the destination"):
             append(growing.dest, source, ONE, dry_run=dry_run)
-    with pytest.raises(SourceError, match="source .* is (inside|also) dest"):
+    with pytest.raises(SourceError, match="source .* is (inside|also) the destination"):
         shard(source, growing.dest, shard_options(**PLAIN, overwrite=True))
     assert tree_of(growing.dest) == before
 
@@ -178,7 +178,7 @@ def test_a_source_inside_the_dataset_is_refused(growing: Growing, inner: str) ->
 def test_only_a_source_below_the_destination_is_inside_it() -> None:
     dest, options = open_store("s3://videos/ds"), shard_options(**PLAIN)
     check_apart(["s3://videos/ds2", "s3://videos", "s3://others/ds/shards"], dest, options)
-    with pytest.raises(SourceError, match="s3://videos/ds/shards is inside dest s3://videos/ds"):
+    with pytest.raises(SourceError, match="s3://videos/ds/shards is inside the destination s3://videos/ds"):
         check_apart(["s3://videos/ds2", "s3://videos/ds/shards"], dest, options)
 
 

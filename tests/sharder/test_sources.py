@@ -70,7 +70,7 @@ def test_a_sealed_dataset_that_would_lose_something_is_refused(tmp_path: Path) -
     for clips in ("copy", "native"):
         with pytest.raises(SourceError, match="has native clips, .* shard the original videos, or copy the dataset"):
             shard(tmp_path / "native", tmp_path / "new", "--clips", clips)
-    with pytest.raises(ConfigError, match="copy is a sealed dataset, .* specify the buckets with --buckets"):
+    with pytest.raises(ConfigError, match="copy is a sealed dataset. .* set the buckets with --buckets"):
         streamvid.shard(tmp_path / "copy", tmp_path / "new", streamvid.ShardOptions())
     assert not (tmp_path / "new").exists()
 
@@ -112,7 +112,7 @@ def test_a_dataset_is_not_built_over_its_source(tmp_path: Path) -> None:
     shard(tmp_path, tmp_path / "ds")
     (tmp_path / "other").symlink_to(tmp_path / "ds")
     for source in ("ds", "other"):
-        with pytest.raises(SourceError, match="is also dest"):
+        with pytest.raises(SourceError, match="is also the destination"):
             shard(tmp_path / source, tmp_path / "ds", "--overwrite", buckets="64x64@5")
 
 

@@ -156,7 +156,9 @@ def test_only_one_run_does_a_task_and_none_runs_beside_the_last(built: Built, tm
 
     def others(phase: str, done: int, total: int) -> None:
         if phase == "probe" and done == 0:
-            with pytest.raises(DatasetError, match="task 0/2, process .*, is working on .*; wait until it ends"):
+            with pytest.raises(
+                DatasetError, match="task 0/2, process .*, is working on .*; wait until that process ends"
+            ):
                 do_task(built, dest, "0/2")
             with pytest.raises(DatasetError, match="task 0/2, process .*, is working on"):
                 do_task(built, dest, None)

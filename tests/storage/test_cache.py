@@ -292,7 +292,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path, remote: Remote, kind: str) 
         (tmp_path / ROOT).write_bytes(b"years")
     before = sorted(tmp_path.rglob("*"))
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"cache_dir=.*Nothing in it was changed.*another cache_dir"):
+        with pytest.raises(ConfigError, match=r"cache_dir=.*Nothing in the subfolder was changed.*another cache_dir"):
             remote.check(BlockCache(tmp_path, BLOCK_BYTES), biggest(remote), [(0, 1)])
     assert sorted(tmp_path.rglob("*")) == before
 

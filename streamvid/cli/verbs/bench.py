@@ -64,8 +64,9 @@ def command(
     need = report.need
     if need is not None and need.obstacles:
         raise LoaderError(
-            f"this machine and store cannot feed steps of {need.step_seconds:g} s: {'; '.join(need.obstacles)}. They "
-            f"can feed steps of {need.fastest_step_seconds:.3g} s. To go faster: {'; '.join(report.verdict.advice)}"
+            f"this machine and store cannot deliver data fast enough for steps of {need.step_seconds:g} s: "
+            f"{'; '.join(need.obstacles)}. The shortest step that they can supply takes "
+            f"{need.fastest_step_seconds:.3g} s. To increase the speed: {'; '.join(report.verdict.advice)}"
         )
 
 

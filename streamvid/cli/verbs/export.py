@@ -29,10 +29,12 @@ Alpha is stored where the format expects it, and otherwise multiplied into the w
 @click.argument("source", type=Location(exists=True))
 @click.option("--format", "format", required=True, type=click.Choice(get_args(LoraFormat)), help="Format to write.")
 @click.option(
-    "-o", "--output", required=True, type=Location(), help="File or, for peft and full weights, folder to write."
+    "-o", "--output", required=True, type=Location(), help="File to write; for peft and full weights, a folder."
 )
 @click.option(
-    "--model", type=Location(exists=True, file_okay=False), help="Base model.  [default: model.args.model of the run]"
+    "--model",
+    type=Location(exists=True, file_okay=False),
+    help="Folder of the base model.  [default: model.args.model of the run]",
 )
 @click.option(
     "--family", metavar="NAME", help=("Model family whose layer names are used, such as wan.  [default: detected]")
@@ -63,7 +65,8 @@ def command(
             raise ConfigError(f"{names}: full weights cannot be written with --format {format}; use --format diffusers")
         if base is None:
             raise ConfigError(
-                f"{names}: full weights need their base; add --model FOLDER with the model that the run trained"
+                f"{names}: the export of full weights requires their base model; add --model FOLDER, where FOLDER "
+                "contains the model that the run trained"
             )
         components = write_pipeline_folder(files, base, target)
         result, what = {"components": components}, ", ".join(components)

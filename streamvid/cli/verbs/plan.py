@@ -62,13 +62,15 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 i
 @click.option("--costs", type=LOCATION, help="JSON file with a CostTable, for --sync cost and time estimates.")
 @click.option("--cost-table", type=LOCATION, help="YAML file with machine and store speeds, for time estimates.")
 @click.option("--counts-only", is_flag=True, help="Show counts only, without bytes, shapes or times.")
-@click.option("--keys", type=Location(dir_okay=False), help="For a dataset: write batch keys to this JSONL file.")
+@click.option(
+    "--keys", type=Location(dir_okay=False), help="JSONL file to write batch keys to; SOURCE must be a dataset."
+)
 @add_flags(BUCKET_FLAGS)
 @click.option("--fps", type=RATE, help="Frame rate of the clips, if the input is metadata; see --fps-rule.")
 @click.option(
     "--fps-rule",
     type=click.Choice(["cap", "resample", "fix_frame_rate"]),
-    help="For metadata: rule for choosing frames at --fps.  [default: resample]",
+    help="Rule for choosing frames at --fps, if the input is metadata.  [default: resample]",
 )
 @click.option("--video-column", metavar="C", help="Metadata column that holds media paths.")
 @click.option("--json", "as_json", is_flag=True, help="Print the forecast as JSON.")
@@ -205,7 +207,8 @@ def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
         name, equals, number = text.rpartition("=")
         if not number.isascii() or not number.isdigit() or bool(equals) != bool(name) or name in pairs:
             raise ConfigError(
-                f"--batch-size {text!r}: must be N or BUCKET=N, where N is an integer; give N or each BUCKET only once"
+                f"--batch-size {text!r}: must be N or BUCKET=N, where N is an integer; specify N, or each BUCKET, "
+                "only once"
             )
         pairs[name] = int(number)
     if "" in pairs and len(pairs) > 1:

@@ -41,10 +41,18 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 @click.option(
-    "--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show batch sizes for this token limit."
+    "--max-tokens-per-batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show the batch sizes that fit in this number of tokens.",
 )
 @click.option("--all", "every", is_flag=True, help="Show all buckets, even if there are many.")
-@click.option("--yaml", "as_yaml", is_flag=True, help="Print only the YAML text, to edit and pass to --bucket-config.")
+@click.option(
+    "--yaml",
+    "as_yaml",
+    is_flag=True,
+    help="Print only the YAML text, which can be edited and passed to --bucket-config.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
 def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool, as_json: bool) -> None:
     """Show the text of the preset or YAML file NAME, then tokens and host memory per bucket."""

@@ -47,7 +47,7 @@ its newest checkpoint."""
 @click.option("--model", type=LOCATION, metavar="FOLDER", help="Folder of a diffusers pipeline, for a recipe.")
 @click.option("--dataset", type=LOCATION, metavar="URL", help="Sealed dataset; sets data.dataset.")
 @click.option("--output", type=LOCATION, metavar="FOLDER", help="Output folder of the run; sets output.")
-@click.option("--lora", is_flag=True, default=None, help="With a recipe: train adapters instead of all weights.")
+@click.option("--lora", is_flag=True, default=None, help="Train adapters instead of all weights; requires a recipe.")
 @click.option("--print-config", "prints", is_flag=True, default=None, help="Print the config of the run, then exit.")
 @click.option(
     "--check",
@@ -56,7 +56,7 @@ its newest checkpoint."""
     default=None,
     help=("Check the dataset, memory use and one training step, then exit."),
 )
-@click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="For --check: device memory to plan for.")
+@click.option("--device-memory", type=BYTE_SIZE, metavar="SIZE", help="Device memory to plan for; requires --check.")
 @click.option(
     "--profile",
     "profiles",
@@ -166,7 +166,7 @@ def _print_sharded(folder: Path, report: ShardReport) -> None:
 def _init_project(folder: Path) -> int:
     """Write the project template. Raises ConfigError if the folder is not empty or cannot be written."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new or empty folder")
+        raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new folder or an empty one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _PROJECT:

@@ -98,10 +98,10 @@ def find_key_column(path: Path, names: Sequence[str], asked: str | None) -> tupl
             if name in names:
                 return key, name
     raise ConfigError(
-        f"{path} has no key column ({asked or ', '.join(KEY_COLUMNS)}); "
-        f"its columns are {', '.join(names)}{nearest(asked or 'key', names)}; rename the column that identifies the "
-        "samples: to 'key' if it contains sample keys, to 'record_key' if it contains source keys, to 'source' if it "
-        "contains source names as in the index ('path', 'video' and 'file_name' are also accepted)"
+        f"{path} has no key column ({asked or ', '.join(KEY_COLUMNS)}); its columns are "
+        f"{', '.join(names)}{nearest(asked or 'key', names)}; rename the column that identifies the samples to 'key' "
+        "(sample keys), 'record_key' (source keys) or 'source' (source names as in the index; 'path', 'video' and "
+        "'file_name' are also accepted)"
     )
 
 
@@ -115,7 +115,7 @@ def _wanted(
                     f"{option}: {name!r} is not a column of {path}{nearest(name, names)}; available: {', '.join(names)}"
                 )
             if name == key:
-                raise ConfigError(f"{option}: {name!r} is the key column, which cannot be added; omit it")
+                raise ConfigError(f"{option}: {name!r} is the key column, which cannot be added; omit it from the list")
     if columns is None:
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:

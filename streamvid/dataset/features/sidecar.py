@@ -91,7 +91,7 @@ class SidecarManifest:
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
         """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
-        with naming(where, "copy it again, or create the features again with `streamvid encode`"):
+        with naming(where, "copy the file again, or create the features again with `streamvid encode`"):
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
             if type(num_visits) is not int or not 1 <= num_visits <= MAX_VISITS:
@@ -135,7 +135,7 @@ class Sidecar:
         problems = differences(of_it, base_facts(dataset), "fingerprints")
         if problems:
             raise ConfigError(
-                f"features={self.url!r} were created from a different dataset than {dataset.url} "
+                f"features={self.url!r}: these features were created from a dataset other than {dataset.url} "
                 f"({'; '.join(problems)}); {REMEDY}"
             )
         if not np.array_equal(self._shards.base_sha256, dataset.shards.sha256):
@@ -201,7 +201,7 @@ class Sidecar:
         where = f"{self.url}: {file.path}"
         if file.num_bytes > MAX_NULL_BYTES:
             raise IntegrityError(
-                f"{where} has {file.num_bytes} bytes; at most {MAX_NULL_BYTES} are allowed; copy it again"
+                f"{where} has {file.num_bytes} bytes; at most {MAX_NULL_BYTES} are allowed; copy the file again"
             )
         check_size(self.store, file)
         found = decode_tensors(read_verified(self.store, file), where)

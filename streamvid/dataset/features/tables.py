@@ -207,8 +207,8 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
         if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
             least, most = num_rows
-            allowed = f"must have {most}" if least == most else f"can have at most {most}"
-            raise ValueError(f"the table has {file.metadata.num_rows} rows, but it {allowed}")
+            allowed = f"exactly {most} are required" if least == most else f"at most {most} are allowed"
+            raise ValueError(f"the table has {file.metadata.num_rows} rows; {allowed}")
         check_unpacked(file.metadata, len(data))
         for field in schema(types):
             found = file.schema_arrow.field(field.name).type
@@ -218,7 +218,7 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
         table = file.read(list(types), use_threads=False).combine_chunks()
         table.validate(full=True)
         if holes := [name for name in types if name not in may_miss and table.column(name).null_count]:
-            raise ValueError(f"missing values in {', '.join(holes)}")
+            raise ValueError(f"the table has missing values in {', '.join(holes)}")
         return table
 
 

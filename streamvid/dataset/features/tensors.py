@@ -124,11 +124,11 @@ def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]
         body = view[_LENGTH_BYTES + size :]
         header.pop("__metadata__", None)
         if not 1 <= len(header) <= _MAX_TENSORS:
-            raise ValueError(f"it has {len(header)} tensors; 1 to {_MAX_TENSORS} are allowed")
+            raise ValueError(f"the file has {len(header)} tensors; 1 to {_MAX_TENSORS} are allowed")
         return _cut(header, body)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IntegrityError(
-            f"{where} is not a readable safetensors file ({type(error).__name__}: {error}); copy it again"
+            f"{where} is not a readable safetensors file ({type(error).__name__}: {error}); copy the file again"
         ) from error
 
 
@@ -144,5 +144,5 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
     ends = [0, *(end for _, end in sorted(places))]
     # Files from `encode_tensors` have neither gaps nor overlaps.
     if [start for start, _ in sorted(places)] != ends[:-1] or ends[-1] != len(body):
-        raise ValueError("its tensors overlap, or have gaps between them")
+        raise ValueError("the tensors overlap or have gaps between them")
     return tensors

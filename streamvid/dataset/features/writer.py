@@ -64,7 +64,9 @@ class FinishedShard:
             tensors = {name: TensorInfo(**one) for name, one in value["tensors"].items()}
             return FinishedShard(SidecarShard(**value["shard"]), tensors, value["shapes"])
         except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(f"{where} is damaged ({error}); remove it, and run the same command again") from error
+            raise DatasetError(
+                f"{where} is damaged ({error}); remove this file, and run the same command again"
+            ) from error
 
 
 @dataclass
@@ -134,7 +136,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
         shape = list(one.shape[1:] if kind is not None and kind.is_ragged else one.shape)
         if kind is None or kind.dtype != one.dtype or shape != record.shapes[name]:
             raise ConfigError(
-                f"null: tensor {name!r} of dtype {one.dtype} and shape {one.shape} does not match the samples; "
+                f"null tensor {name!r} of dtype {one.dtype} and shape {one.shape} does not match the samples; "
                 f"allowed: {_described(record.tensors, record.shapes)}"
             )
 
@@ -300,8 +302,8 @@ class SidecarWriter:
                 yield Path(name)
         except OSError as error:
             raise StorageError(
-                f"cannot write to {folder or tempfile.gettempdir()}: {error.strerror or error}; check its free space "
-                "and permissions"
+                f"cannot write to {folder or tempfile.gettempdir()}: {error.strerror or error}; check the free space "
+                "and the permissions of this folder"
             ) from error
 
     # Sealing.
@@ -352,8 +354,8 @@ class SidecarWriter:
         missing = [shard.path for shard in shards if _record_path(shard) not in there]
         if missing:
             raise DatasetError(
-                f"{self._store.url}: {len(missing)} of {len(shards)} shards are not finished, such as {missing[0]}; "
-                "run the same command again"
+                f"{self._store.url}: {len(missing)} of {len(shards)} shards are not finished (for example, "
+                f"{missing[0]}); run the same command again"
             )
 
         def record(shard: ShardInfo, _: object) -> FinishedShard:

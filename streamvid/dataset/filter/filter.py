@@ -96,8 +96,8 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
         kind = kind_of(schema.field(column).type)
         if kind is None:
             raise LookupError(
-                f"{name!r} has type {schema.field(column).type}, which conditions do not support; "
-                "use a column of numbers, text or truth values"
+                f"{name!r} has type {schema.field(column).type}, which conditions do not support; use a column of "
+                "numbers, text or Boolean values"
             )
         return column, kind
 

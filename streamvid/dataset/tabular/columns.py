@@ -204,7 +204,7 @@ def plain_text(value: object) -> str:
 def check_count(num_columns: int, where: str) -> None:
     """Raise SourceError if there are more columns than an index can store."""
     if num_columns > MAX_COLUMNS:
-        raise SourceError(f"{where} has {num_columns} columns; at most {MAX_COLUMNS} are allowed; remove some")
+        raise SourceError(f"{where} has {num_columns} columns; at most {MAX_COLUMNS} are allowed; remove some columns")
 
 
 def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
@@ -234,8 +234,8 @@ def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], o
         found = usual_column(names, usual)
         if found is None:
             raise SourceError(
-                f"the metadata has no column with one of the usual names for {option}; set {option} to one of its "
-                f"columns: {listed}"
+                f"the metadata has no column with one of the usual names for {option}; set {option} to one of the "
+                f"existing columns: {listed}"
             )
         return found
     if asked not in names:

@@ -260,7 +260,9 @@ def _json_lines(lines: Iterable[bytes]) -> Iterator[InputRow]:
 
 def _read_json(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
     if path.stat().st_size > MAX_JSON_BYTES:
-        raise SourceError(f"metadata {path} has more than {MAX_JSON_BYTES} bytes; convert it to .jsonl or .parquet")
+        raise SourceError(
+            f"metadata {path} has more than {MAX_JSON_BYTES} bytes; convert the file to .jsonl or .parquet"
+        )
     try:
         value = _parse_json(path.read_bytes().removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
@@ -319,7 +321,7 @@ def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBl
                 yield RowBlock(len(batch), {name: _decoded(batch.column(name)) for name in taken})
     except (pa.ArrowException, ValueError, MemoryError) as error:
         raise SourceError(
-            f"metadata {path} is not a readable Parquet file ({_first_line(error)}); write or copy it again"
+            f"metadata {path} is not a readable Parquet file ({_first_line(error)}); write or copy the file again"
         ) from error
 
 

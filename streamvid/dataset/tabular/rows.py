@@ -129,7 +129,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
         found = self._range[index]
         if isinstance(found, range):
             if found.step != 1:
-                raise ValueError(f"slice step {found.step}: must be 1; use `arranged` for another order")
+                raise ValueError(f"slice step {found.step}: must be 1; use `arranged()` for another order")
             return Rows(self._form.cls, self._spill, found.start, max(found.start, found.stop))
         number, place = divmod(found, BLOCK_ROWS)
         if self._cached[0] != number:

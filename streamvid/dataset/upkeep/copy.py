@@ -126,7 +126,7 @@ def _reader_files(dataset: Dataset, newest: Manifest) -> dict[str, bytes]:
     if gone:
         raise DatasetError(
             f"{dataset.url}: version {dataset.manifest.version} cannot be copied, because `streamvid compact` has "
-            f"deleted {len(gone)} of its shards, which contained removed samples; copy the newest version"
+            f"deleted {len(gone)} shards that contained removed samples; copy the newest version"
         )
     return energon_files(dataset.shards)
 
@@ -138,7 +138,8 @@ def _read_twice(store: Store, path: str) -> bytes:
         if verdict == "stored":
             return data
     raise StorageError(
-        f"{store.url}: every read of {path} returned different bytes; check the network, and stop other writers"
+        f"{store.url}: every read of {path} returned different bytes; check the network, and stop other processes "
+        "that write to this location"
     )
 
 
@@ -147,9 +148,9 @@ def _check_places(source: Store, dest: Store) -> None:
     if isinstance(source, LocalStore) and isinstance(dest, LocalStore):
         same = os.path.realpath(source.root) == os.path.realpath(dest.root)
         if dest.root.exists() and not dest.root.is_dir():
-            raise DatasetError(f"dest {dest.url} is a file; choose a folder that is empty or does not exist")
+            raise DatasetError(f"destination {dest.url} is a file; choose a folder that is empty or does not exist yet")
     if same:
-        raise ConfigError(f"source and dest are both {dest.url}; choose another dest")
+        raise ConfigError(f"source and dest are both {dest.url}; choose another destination")
 
 
 @dataclass
@@ -213,8 +214,8 @@ class _Copy:
         sealed = self._sealed_there() if MANIFEST in there else None
         if sealed is None and foreign:
             raise DatasetError(
-                f"dest {self.dest.url} contains {foreign!r}, which does not belong to this dataset; choose a dest "
-                "that is empty, does not exist, or contains the same dataset"
+                f"destination {self.dest.url} contains {foreign!r}, which does not belong to this dataset; choose a "
+                "destination that is empty, does not exist yet, or contains the same dataset"
             )
         return there, sealed
 
@@ -240,14 +241,14 @@ class _Copy:
         # `content` may differ because of columns that were added later.
         if (theirs.plan, theirs.base) != (mine.fingerprints.plan, mine.fingerprints.base):
             raise SealedError(
-                f"dest {self.dest.url} contains another sealed dataset (content fingerprint {theirs.content[:16]}…, "
-                f"not {mine.fingerprints.content[:16]}…); choose another dest"
+                f"destination {self.dest.url} contains another sealed dataset (content fingerprint "
+                f"{theirs.content[:16]}…, not {mine.fingerprints.content[:16]}…); choose another destination"
             )
         # Columns added to the source since the last copy are copied, but columns added only at dest must not be lost.
         if manifest.columns != mine.columns[: len(manifest.columns)]:
             raise SealedError(
-                f"dest {self.dest.url} contains the same dataset with different columns, added by `streamvid "
-                "annotate`; annotate the source in the same way, or choose another dest"
+                f"destination {self.dest.url} contains the same dataset with different columns, added by `streamvid "
+                "annotate`; annotate the source in the same way, or choose another destination"
             )
         return data
 
@@ -283,7 +284,8 @@ class _Copy:
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(
                 f"{self.dest.url}: {file.path} was written with {file.num_bytes} bytes, but "
-                f"{f'now has {state.num_bytes}' if state else 'is missing'}; stop other processes that write there"
+                f"{f'now has {state.num_bytes}' if state else 'is missing'}; stop other processes that write to this "
+                "location"
             )
         self.journal.add(file.path, state)
         return file.num_bytes

@@ -51,7 +51,7 @@ class FileCopier:
             self.dest.put(name or file.path, data)
             return
         raise IntegrityError(
-            f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}. Nothing "
+            f"source {self.source.url}: {file.path} is damaged (its SHA-256 is {found}, not {file.sha256}). Nothing "
             "was published. List all damage with `streamvid verify --deep`, repair the source, and run this command "
             "again"
         )

@@ -44,8 +44,8 @@ class FinishedFiles:
             self._journal = self._open.enter_context(Journal(self._path, {"run": self.name}))
         except TimeoutError:
             raise DatasetError(
-                f"the same command is already running on this machine and has locked {self._path}; wait until it ends, "
-                "or stop it"
+                f"the same command is already running on this machine and has locked {self._path}; wait until that "
+                "command ends, or stop it"
             ) from None
         except (ImportError, OSError) as error:
             self._give_up(error)

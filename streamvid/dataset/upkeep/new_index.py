@@ -291,6 +291,6 @@ def _packets_as_they_are(part: Part, place: TablePlace) -> bytes:
     data = read_range(part.dataset.store, path, offset, num_bytes, sha256)
     if hashlib.sha256(data).digest() != sha256:
         raise IntegrityError(
-            f"{part.dataset.url}: the packets of {part.shard.path}: checksum mismatch; copy the dataset again"
+            f"{part.dataset.url}: checksum mismatch in the packets of {part.shard.path}; copy the dataset again"
         )
     return data

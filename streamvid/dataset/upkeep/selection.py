@@ -97,7 +97,9 @@ def _read_keys(path: Path) -> tuple[tuple[str, ...], set[str]]:
                 raise SourceError(f"{path}: {min(block.broken.items())[1]}; fix the row")
             found.update(block.column(own).as_kind("string").drop_null().to_pylist())
     if not found:
-        raise SourceError(f"{path} contains no keys; list one per line, or in a column named key, record_key or source")
+        raise SourceError(
+            f"{path} contains no keys; list one key per line, or the keys in a column named key, record_key or source"
+        )
     return columns, found
 
 

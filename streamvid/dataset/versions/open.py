@@ -85,7 +85,7 @@ def read_version(store: Store, number: int) -> Manifest:
     found = read_sealed(store, manifest_from_json, nothing, remedy, version_path(number))
     if found.version != number:
         raise DatasetError(
-            f"{store.url}/{version_path(number)} contains version {found.version} instead; copy the dataset again"
+            f"{store.url}/{version_path(number)} contains version {found.version}, not {number}; copy the dataset again"
         )
     return found
 

@@ -91,7 +91,9 @@ def _find(store: Store, directory: FileInfo, blocks: FileInfo, names: npt.NDArra
         size = int(counts[number]) * ROW.itemsize
         data = read_range(store, blocks.path, int(ends[number]) - size, size, sha256[number])
         if hashlib.sha256(data).digest() != sha256[number]:
-            raise IntegrityError(f"{store.url}: {blocks.path}: checksum mismatch in block {number}; copy it again")
+            raise IntegrityError(
+                f"{store.url}: checksum mismatch in block {number} of {blocks.path}; copy the file again"
+            )
         block = np.frombuffer(data, ROW)
         return block[np.isin(block["name"], names)]
 

@@ -163,7 +163,9 @@ class Batch(Mapping[str, Any]):
             )
         video, (low, high) = self.video if medium is None else self.media[medium], range
         if video.dtype.is_floating_point:
-            raise ConfigError(f"medium={medium!r} is audio, which has values from -1 to 1; use batch.media[{medium!r}]")
+            raise ConfigError(
+                f"medium={medium!r} is audio, which has values from -1 to 1; read batch.media[{medium!r}]"
+            )
         exact = torch.float32 if video.device.type == "mps" else torch.float64
         offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0
         out = torch.empty(video.shape, dtype=dtype, device=video.device)

@@ -185,9 +185,7 @@ def with_features(
         )
     several: list[Any] = [features] if isinstance(features, str | Path | Sidecar) else list(features)
     if len(several) != len(mix.parts):
-        raise ConfigError(
-            f"features has length {len(several)}, but there are {len(mix.parts)} dataset(s); give one entry per dataset"
-        )
+        raise ConfigError(f"features has {len(several)} entries, but must have {len(mix.parts)}: one per dataset")
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:
@@ -213,9 +211,9 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
     sidecar.check_base(dataset)
     if problems := differences(sidecar.manifest.made_with.get("view", {}), facts):
         raise ConfigError(
-            f"features={sidecar.url!r} were computed from views of {dataset.url} that differ from this loader's: "
-            f"{'; '.join(problems)}; use the same options as when the features were created, or create "
-            "them again with `streamvid encode`"
+            f"features={sidecar.url!r}: these features of {dataset.url} were computed with other view options than "
+            f"this loader uses ({'; '.join(problems)}); use the options with which the features were created, or "
+            "create the features again with `streamvid encode`"
         )
     _ = sidecar.null  # read and verified before the first batch
     return replace(part, sidecar=sidecar)
@@ -241,6 +239,6 @@ def _check_names(sidecar: Sidecar, columns: Collection[str]) -> None:
     taken = {*STANDARD_FIELDS, *columns, TOKENS, MASK}
     if both := sorted(name for name in names if name in taken or names.count(name) > 1):
         raise ConfigError(
-            f"features={sidecar.url!r} contain tensors with the names of other batch fields: "
+            f"features={sidecar.url!r}: these features contain tensors with the names of other batch fields: "
             f"{', '.join(both)}; rename the tensors in the encoder, or leave out columns with these names"
         )

@@ -60,8 +60,8 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
         if len(named) < len(given):
             twice = next(name for name in (TOKENS, MASK) if name.removeprefix("text_") in given)
             raise ValueError(
-                f"the tokenizer returned {twice} under two names (its result contains {', '.join(map(str, given))}); "
-                "return only one of them"
+                f"the tokenizer returned {twice} under two names (the result contains {', '.join(map(str, given))}); "
+                f"return {twice} only once"
             )
     elif isinstance(result, list | tuple) and result and all(hasattr(one, "ids") for one in result):
         named = {TOKENS: [one.ids for one in result]}
@@ -78,8 +78,8 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
     for name, allowed in ((TOKENS, "int"), (MASK, "bool|int")):
         if name in fields and not re.search(allowed, str(fields[name].dtype)):
             raise ValueError(
-                f"the tokenizer returned {name} with dtype {fields[name].dtype}; return integers, and "
-                "values of other dtypes under another name in a dict"
+                f"the tokenizer returned {name} with dtype {fields[name].dtype}; return integers. To return values of "
+                "other dtypes, return a dict that contains them under other names"
             )
     if TOKENS in fields and tuple(fields[MASK].shape) != tuple(fields[TOKENS].shape):
         raise ValueError(

@@ -131,7 +131,7 @@ def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
             raise ConfigError(
                 f"output.audio: bucket {bucket.id} is delivered at {float(first):.6g} fps and, by {where}, at "
                 f"{float(fps):.6g} fps, so its clips would need different numbers of audio samples; shard the "
-                "datasets with the same --fps, or use a separate loader for each"
+                "datasets with the same --fps, or use a separate loader for each dataset"
             )
     return first
 

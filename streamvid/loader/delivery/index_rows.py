@@ -149,8 +149,8 @@ class IndexRows:
             if found is not None:
                 return found
         raise IntegrityError(
-            f"a later version of {part.dataset.url} deleted its tar {sample.shard_info.path}, and the tars that "
-            "replace it do not contain the sample; create a new loader, which opens the newest version"
+            f"a later version of {part.dataset.url} deleted the tar {sample.shard_info.path} with this sample, and "
+            "the tars that replace it do not contain the sample; create a new loader, which opens the newest version"
         )
 
     def _row(self, sample: SampleRequest, bucket: Bucket, key: str, number: int, rows: _ShardRows) -> IndexRow:
@@ -270,7 +270,7 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
     table = part.dataset.samples(shard, wanted)
     if missing := [name for name in wanted if name not in table.column_names]:
         raise IntegrityError(
-            f"{part.dataset.url}: {shard.index_path} lacks the column(s) {', '.join(missing)}; copy the dataset again"
+            f"{part.dataset.url}: {shard.index_path} lacks columns ({', '.join(missing)}); copy the dataset again"
         )
     numbers = None
     if chosen is not None:

@@ -454,8 +454,8 @@ class Pipeline:
         self.check_usable()
         if run != self._signals.run:
             raise LoaderError(
-                "this iteration is over, because another iteration of this loader has begun, or the loader's state or "
-                "epoch was set. Iterate over the loader again; it supports one iteration at a time"
+                "this iteration is over, because another iteration of this loader has begun, or the loader's state "
+                "or epoch was set. Iterate over the loader again; a loader supports only one iteration at a time"
             )
         if self._signals.failure is not None:
             raise fresh(self._signals.failure)

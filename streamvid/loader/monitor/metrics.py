@@ -78,7 +78,9 @@ def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = N
     if port is None and text:
         name = PORT_VARIABLE
         if not text.isdecimal():
-            raise ConfigError(f"{name}={text!r}: must be a port number from 1 to {_MAX_PORT}; correct it or unset it")
+            raise ConfigError(
+                f"{name}={text!r}: must be a port number from 1 to {_MAX_PORT}; correct or unset the variable"
+            )
         port = int(text)
     if port is None:
         return None

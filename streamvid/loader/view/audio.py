@@ -49,14 +49,15 @@ class AudioOptions:
     rule: str | None = option(
         None,
         help=(
-            "Number of samples per bucket: exact (the duration of its frames, rounded to samples), or the nearest "
-            "number on a grid such as 640k."
+            "Number of samples per bucket: `exact` (the duration of the bucket's frames, rounded to samples), or the "
+            "nearest number on a grid such as 640k."
         ),
         shown_default="exact, or that of the preset",
     )
     fps: Fraction | None = option(
         None,
-        help="Frame rate that the number of samples is computed from, for datasets whose clips keep their own rates.",
+        help="Frame rate from which the number of samples is computed, for datasets whose clips keep their own frame "
+        "rates.",
         shown_default="the rate at which the dataset is read, otherwise that of the first clip of each bucket",
         above=0.0,
     )
@@ -74,7 +75,8 @@ class AudioOptions:
         check_options(self)
         if self.sample_rate is None and self.preset is None:
             raise ConfigError(
-                f"sample_rate=None: set it to a number such as 32000, or set preset to {', '.join(AUDIO_PRESETS)}"
+                "sample_rate=None: set sample_rate to a number such as 32000, or set preset to one of "
+                f"{', '.join(AUDIO_PRESETS)}"
             )
         if self.num_channels not in (None, *LAYOUTS):
             raise ConfigError(f"num_channels={self.num_channels}: must be one of {', '.join(map(str, LAYOUTS))}")
@@ -130,17 +132,17 @@ class AudioShape:
         if self.stretch:
             if fps > 0 and not MIN_SPEED <= ours / fps <= MAX_SPEED:
                 raise ConfigError(
-                    f"its frames are delivered {ours / fps:.3g} times as fast as recorded, but output.audio.stretch "
-                    f"allows {MIN_SPEED} to {MAX_SPEED} times the speed; use a view that changes the speed less, or "
-                    "leave output.audio out"
+                    f"the frames are delivered {ours / fps:.3g} times as fast as recorded, but output.audio.stretch "
+                    f"supports only {MIN_SPEED} to {MAX_SPEED} times the recorded speed; use a view that changes the "
+                    "speed less, or leave output.audio out"
                 )
             return
         if fps > 0 and abs(ours / fps - 1) * num_intervals > tolerance:
             raise ConfigError(
-                f"its frames are delivered at {fps:.6g} fps, but output.audio has as many samples as "
-                f"{self.num_frames} frames at {ours:.6g} fps, so their ends would be more than half a frame apart. "
-                f"Shard the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of one rate, such "
-                f"as where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with output.audio.fps={ours:.6g}"
+                f"the frames are delivered at {fps:.6g} fps, but output.audio delivers the audio of {self.num_frames} "
+                f"frames at {ours:.6g} fps, so the frames and the audio would end more than half a frame apart. Shard "
+                f"the dataset with --fps {ours:.6g} --fps-rule resample, or deliver only clips of one rate, such as "
+                f"where='fps > {ours * 0.999:.6g} and fps < {ours * 1.001:.6g}' with output.audio.fps={ours:.6g}"
             )
 
 
@@ -192,8 +194,8 @@ def with_audio(
     if index is not None and index[0].time_base is not None and part.window is not None:
         if index[1].num_bytes > clip.num_bytes:
             raise IntegrityError(
-                f"the index lists {clip.num_bytes} bytes for the clip, but its packet table lists audio in "
-                f"{index[1].num_bytes} bytes; copy the dataset again"
+                f"the index lists {clip.num_bytes} bytes for the clip, but the clip's packet table lists "
+                f"{index[1].num_bytes} bytes of audio; copy the dataset again"
             )
         found = _with_packets(part, *index, shape)
         if fits(found, clip, None, max_pieces) and _are_short(found):

@@ -124,8 +124,8 @@ def clip_part(
         return whole_clip(clip, pick, None if pick.needs_times else pick.numbers(clip.num_frames))
     if packets.num_frames != clip.num_frames or packets.num_bytes > clip.num_bytes:
         raise IntegrityError(
-            f"the index lists {clip.num_frames} frames in {clip.num_bytes} bytes for the clip, but its packet table "
-            f"lists {packets.num_frames} frames in {packets.num_bytes} bytes; copy the dataset again"
+            f"the index lists {clip.num_frames} frames in {clip.num_bytes} bytes for the clip, but the clip's packet "
+            f"table lists {packets.num_frames} frames in {packets.num_bytes} bytes; copy the dataset again"
         )
     try:
         if pick.way == "step":

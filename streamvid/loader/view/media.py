@@ -68,7 +68,7 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
         if (other.is_still, other.is_mask, other.is_audio) != (first.is_still, first.is_mask, first.is_audio):
             raise ConfigError(
                 f"media: {name!r} is {_described(first)} in {datasets[0].url} and {_described(other)} in "
-                f"{dataset.url}; shard both with the same kind of input, such as --media video:{name}=COLUMN"
+                f"{dataset.url}; shard both datasets with the same kind of input, such as --media video:{name}=COLUMN"
             )
     return replace(
         first,

@@ -70,6 +70,6 @@ def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
     if len(names) > 1:
         raise ConfigError(
             f"the datasets were sealed for {' and '.join(sorted(names.values()))}, which count the tokens of a clip "
-            "differently; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
+            "in different ways; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
         )
     return rules[0] if rules else None

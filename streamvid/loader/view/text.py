@@ -109,7 +109,7 @@ class TextOptions:
         help="Caption column, or columns with weights, such as {'short': 1, 'long': 3}; columns that are empty for a "
         "sample are skipped.",
     )
-    choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first one.")
+    choice: CaptionChoice = option("draw", help="Draw one of a sample's captions by weight, or use the first caption.")
     template: str | None = option(
         None,
         help="Template for the text, such as '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'; a {?...} part is "
@@ -127,7 +127,7 @@ class TextOptions:
             parse_template(self.template)
         elif self.part_dropout:
             raise ConfigError(
-                f"part_dropout={self.part_dropout!r} requires a template with parts {{? ...}}; set template too"
+                f"part_dropout={self.part_dropout!r} requires a template with parts {{? ...}}; also set template"
             )
         if not self.weights or not all(_is_weight(weight) for weight in self.weights.values()):
             raise ConfigError(
@@ -294,7 +294,9 @@ def parse_template(text: object) -> TemplatePart:
         raise ConfigError(f"template={shown}: must be a string of at most {MAX_TEMPLATE_CHARS} characters")
     template = _TemplateParser(text).part(0)
     if not any(template.fields()):
-        raise ConfigError(f"template={text!r} contains no column; write the caption as {{text}}, such as '{{text}} 4K'")
+        raise ConfigError(
+            f"template={text!r} contains no column; to insert the caption, write {{text}}, such as '{{text}} 4K'"
+        )
     return template
 
 

@@ -56,12 +56,14 @@ class ViewOptions:
     )
     spatial: Spatial = option(
         "resize_crop",
-        help="Crop of each frame, scaled to the bucket's size: centered (resize_crop; center for squares), at a random "
-        "position (random_crop), or at a random position with a random size (rand_size_crop).",
+        help="Crop of each frame, before it is scaled to the bucket's size: resize_crop (centered), center "
+        "(centered; square buckets only), random_crop (at a random position) or rand_size_crop (with a random "
+        "position and size).",
     )
     spatial_scale: tuple[float, float] | None = option(
         None,
-        help="Range of the crop's sides for rand_size_crop: shares of the largest crop's sides, such as (0.5, 1.0).",
+        help="Minimum and maximum size of the crop for rand_size_crop, as shares of the sides of the largest "
+        "possible crop, such as (0.5, 1.0).",
     )
 
     def __post_init__(self) -> None:

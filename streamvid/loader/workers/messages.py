@@ -235,7 +235,7 @@ class Answer(NamedTuple):
         """The time `start`, as a Fraction. Raises ValueError if the worker's value is invalid."""
         over, under = self.start
         if not (isinstance(over, int) and isinstance(under, int) and abs(over) < 1 << 63 and 0 < under < 1 << 63):
-            raise ValueError(f"a decode worker sent the time {str(self.start)[:100]}")
+            raise ValueError(f"a decode worker sent the invalid time {str(self.start)[:100]}")
         return Fraction(over, under)
 
     def messages(self) -> Iterator[bytes]:

@@ -49,8 +49,8 @@ def paired(tensors: Mapping[str, Tensor], scales: Mapping[str, float], where: st
         down, up = (tensors.get(f"{layer}.{name}.weight") for name in ("lora_A", "lora_B"))
         if part not in ("lora_A", "lora_B") or down is None or up is None:
             raise ConfigError(
-                f"{where} contains {key}, which is not one of a pair of LoRA tensors; allowed: lora_A and lora_B (or "
-                "lora_down and lora_up) of each layer, and alpha"
+                f"{where} contains {key}, which does not belong to a pair of LoRA tensors; allowed: lora_A and lora_B "
+                "(or lora_down and lora_up) of each layer, and alpha"
             )
         if down.ndim < 2 or up.ndim < 2 or up.shape[1] != down.shape[0]:
             raise ConfigError(

@@ -56,9 +56,9 @@ class DiffusionConfig(Options):
         maximum=1,
         help="Probability of training a sample with a clean first frame, for models that support this.",
     )
-    expert: Expert = option("high", help="Wan 2.2 A14B: the expert to train.")
+    expert: Expert = option("high", help="Expert to train (Wan 2.2 A14B only).")
     validation_times: tuple[float, ...] = option(
-        (0.1, 0.3, 0.5, 0.7, 0.9), help=("Times at which the held-out loss is computed.")
+        (0.1, 0.3, 0.5, 0.7, 0.9), help=("Diffusion times at which the held-out loss is computed.")
     )
     sample_steps: int = option(30, minimum=1, help="Number of sampling steps.")
     guidance: float = option(5.0, minimum=0, help="Guidance scale of samples.")

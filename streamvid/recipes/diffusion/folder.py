@@ -106,8 +106,8 @@ class ModelFolder:
             except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
                 reason = " ".join(str(error).split())[:500]
                 raise ConfigError(
-                    f"cannot load {self.root / name} as {kind.__name__}: {reason}; use a folder that save_pretrained "
-                    "wrote, with safetensors"
+                    f"cannot load {self.root / name} as {kind.__name__}: {reason}; use a folder written by "
+                    "save_pretrained in which the weights are stored as safetensors"
                 ) from error
 
 
@@ -133,7 +133,7 @@ def open_folder(model: str, download: bool = False) -> ModelFolder:
             "of Wan-AI/Wan2.1-T2V-1.3B-Diffusers, or its id on the Hugging Face Hub with --set model.args.download=true"
         )
     if file.stat().st_size > _MAX_INDEX_BYTES:
-        raise ConfigError(f"{file} has more than {_MAX_INDEX_BYTES} bytes; it is not a diffusers pipeline")
+        raise ConfigError(f"{file} has more than {_MAX_INDEX_BYTES} bytes, so the folder is not a diffusers pipeline")
     try:
         index = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -44,7 +44,7 @@ def read_single_file(kind: Any, file: Path, config: Path, dtype: torch.dtype) ->
     lacking = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     if lacking:
         raise ConfigError(
-            f"{file} lacks {some(lacking)} of {kind.__name__}; use the file and the folder of the same model"
+            f"{file} lacks the tensors {some(lacking)} of {kind.__name__}; use a file and a folder of the same model"
         )
     return _cast(module, dtype).eval()
 
@@ -69,7 +69,7 @@ def _require_floats(state: dict[str, Tensor], file: Path) -> None:
     if kinds:
         raise ConfigError(
             f"{file} is quantized (it contains tensors of {some(kinds)}); use the model in bfloat16, float16 or "
-            "float32. model.fp8 stores its frozen weights in FP8"
+            "float32. To store frozen weights in FP8, set model.fp8"
         )
 
 

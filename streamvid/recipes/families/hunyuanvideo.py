@@ -126,7 +126,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         if self.replaces() and size[0] == 1:
             raise ConfigError(
                 f"bucket {bucket} contains images, but this model gets the first frame and predicts the others; "
-                'select videos: data.loader: {where: "num_frames > 1"}'
+                'to select only videos, set data.loader: {where: "num_frames > 1"}'
             )
         super().check_size(size, bucket)
 

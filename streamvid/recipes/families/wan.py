@@ -64,7 +64,9 @@ class WanTraining(DiffusionTraining):
         """Return the experts that train."""
         has_two = self.folder.class_of("transformer_2") is not None
         if has_two and self.folder.setting("boundary_ratio", None) is None:
-            raise ConfigError(f"{self.folder.root / INDEX} has transformer_2 but no boundary_ratio; download it again")
+            raise ConfigError(
+                f"{self.folder.root / INDEX} has transformer_2 but no boundary_ratio; download the model again"
+            )
         return EXPERTS[self.config.expert] if has_two else ("transformer",)
 
     def takes_first_frame(self) -> bool:

@@ -91,8 +91,7 @@ class WanVaceTraining(WanTraining):
             self._is_warned = True
             _log.warning(
                 "the batch has no conditioning input `control`, `mask` or `reference`, so this model would train as "
-                "a text-to-video model; shard with --media control=COLUMN, and request it: data.extra_inputs: "
-                "[control]"
+                "a text-to-video model; shard with --media control=COLUMN, and set data.extra_inputs: [control]"
             )
 
     def latents_of(self, batch: Batch) -> Tensor:

@@ -166,7 +166,7 @@ class TransformersEncoder(nn.Module):
             ) from None
         self.model = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
         self.max_tokens, self.width = config.max_tokens, config.states_width
-        _log.info("text encoder: %s, states of width %d", folder, self.width)
+        _log.info("text encoder: %s, with hidden states of width %d", folder, self.width)
 
     def forward(self, text: Sequence[str]) -> list[Tensor]:
         """Encode B captions as B tensors (L_i, width), float32, where L_i is the number of tokens.

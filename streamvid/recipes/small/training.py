@@ -46,10 +46,12 @@ class SmallConfig(Options):
     )
     autoencoder: Path | None = option(None, help="Weights of the autoencoder.", shown_default="the shipped weights")
     text: TextConfig = option(
-        default_factory=TextConfig, help="Text encoder: the name of its kind, or a mapping of its options."
+        default_factory=TextConfig, help="Text encoder, as the name of a kind or a mapping of options."
     )
     audio_window: int | None = option(
-        None, minimum=128, help="Even number of samples per audio state; null: video is not conditioned on audio."
+        None,
+        minimum=128,
+        help="Number of audio samples per audio state (even), or null to train without conditioning on audio.",
     )
     time_shift: float = option(1.0, help="Time shift; values above 1 move the sampled times toward the noise.")
     sample_steps: int = option(20, minimum=1, help="Number of sampling steps.")

@@ -62,7 +62,7 @@ class CurationOptions:
             if name not in SCORES:
                 raise ConfigError(f"scores={list(self.scores)}: {name!r} is not a score; use {' or '.join(SCORES)}")
         if len(set(self.scores)) < len(self.scores):
-            raise ConfigError(f"scores={list(self.scores)} contains a score twice; list each score only once")
+            raise ConfigError(f"scores={list(self.scores)} contains duplicates; list each score only once")
 
     @property
     def is_on(self) -> bool:

@@ -94,8 +94,8 @@ class Base:
         manifest, store = self.manifest, self.dataset.store
         if manifest.counts.samples and not manifest.files.records:
             raise DatasetError(
-                f"{self.dataset.url} does not list the rows that it was built from, so known rows are not recognized; "
-                "build the dataset again"
+                f"{self.dataset.url} does not list the rows that the dataset was built from, so known rows cannot be "
+                "recognized; build the dataset again"
             )
         types, entries = self._joined_types(records), entries_of(records.records)
         missing = np.array([stable_hash(one.source) for one in records.rejections], np.uint64)

@@ -133,7 +133,7 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
         raise Rejected(
             f"{file.label}: {file.source} {_length(own)}, but the clip {_length(probe)}; a video input must have as "
-            f"many frames as the clip; for one still image per clip, declare the input as image:{file.name}",
+            f"many frames as the clip. For one still image per clip, declare the input as image:{file.name}",
             kind="medium",
         )
     if own.is_image or not (own.timing and probe.timing):

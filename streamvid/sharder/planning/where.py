@@ -157,8 +157,8 @@ def apply_where(
     if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())
         raise ConfigError(
-            f"source.where={text!r}: {names[0]!r} describes videos, but clips.kind='text' has none; use one of text, "
-            f"source{''.join(f', {name}' for name in records.user_types)}"
+            f"source.where={text!r}: {names[0]!r} describes videos, but a dataset with clips.kind='text' contains no "
+            f"videos; use one of text, source{''.join(f', {name}' for name in records.user_types)}"
         )
     if options.trust_metadata and (names := sorted(where.node.columns & _OF_AUDIO)):
         raise ConfigError(

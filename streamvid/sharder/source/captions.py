@@ -103,7 +103,7 @@ def check_captions(captions: Captions, *, truncates: bool = False) -> Captions:
         if num_bytes > MAX_CAPTIONS_BYTES:
             raise Rejected(
                 f"the captions have {num_bytes} bytes in total; at most {MAX_CAPTIONS_BYTES} are allowed; shorten or "
-                "remove some of them"
+                "remove some captions"
             )
     return captions
 

@@ -176,8 +176,8 @@ def _detect(source: _Source) -> str:
             there.append(name)
     if len(there) > 1:
         raise SourceError(
-            f"source {source.place.url} matches several layouts, each of which would ignore some files: "
-            f"{', '.join(there)}; choose one with --layout (source.layout)"
+            f"source {source.place.url} matches several layouts ({', '.join(there)}), each of which would ignore some "
+            "files; choose one with --layout (source.layout)"
         )
     return there[0] if there else "folder"
 
@@ -410,8 +410,8 @@ def _is_dataset(source: _Source) -> bool:
 def _read_dataset(source: _Source) -> SourceInput:
     if source.options.buckets is None and source.options.clips.kind != "text":
         raise ConfigError(
-            f"source {source.place.url} is a sealed dataset, whose clips are assigned to new buckets; specify the "
-            "buckets with --buckets, --resolution or --preset, or copy the dataset unchanged with `streamvid copy`"
+            f"source {source.place.url} is a sealed dataset. To assign its clips to new buckets, set the buckets with "
+            "--buckets, --resolution or --preset; to copy the dataset unchanged, use `streamvid copy`"
         )
     return SourceInput(*read_dataset(source.place, source.options.storage))
 

@@ -307,7 +307,9 @@ class MemberFolder(Place):
             return self.base.locate(path)
         if path not in self.where:
             raise Rejected(
-                "the path is not that of a tar member in the source, such as clips.tar/clip.mp4", kind="missing-file"
+                "the path does not refer to a tar member in the source; write it as TAR/MEMBER, such as "
+                "clips.tar/clip.mp4",
+                kind="missing-file",
             )
         return self.where[path]
 

@@ -47,7 +47,7 @@ class Destination:
         else:
             is_free, free = not any(True for _ in self.store.files()), "an empty prefix of the bucket"
         if not is_free:
-            raise DatasetError(f"dest {self.url} is not empty, but does not contain a dataset; choose {free}")
+            raise DatasetError(f"destination {self.url} is not empty, but does not contain a dataset; choose {free}")
 
 
 def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
@@ -60,7 +60,8 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     if not isinstance(store, LocalStore):
         if store.url.startswith("memory:"):
             raise ConfigError(
-                f"dest {store.url}: workers cannot access the memory of this process; choose a folder or object store"
+                f"destination {store.url}: workers cannot access the memory of this process; choose a folder or "
+                "object store"
             )
         return Destination(store, _work_folder(store.url, options))
     if options.work.work_dir is not None:
@@ -70,7 +71,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
         )
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
     if root.exists() and not root.is_dir():
-        raise DatasetError(f"dest {root} is a file; choose an empty folder or a new one")
+        raise DatasetError(f"destination {root} is a file; choose an empty folder or a new one")
     return Destination(LocalStore(root), root / STAGING)
 
 

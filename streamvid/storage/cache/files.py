@@ -105,9 +105,9 @@ class CacheFolder:
             os.mkdir(self.root, 0o700)  # noqa: PTH102
         status = os.lstat(self.root)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise self._foreign("it is a symbolic link or a file, or belongs to another user")
+            raise self._foreign("the subfolder is a symbolic link or a file, or belongs to another user")
         if not self._is_marked() and os.listdir(self.root) and not self._is_marked():  # noqa: PTH208
-            raise self._foreign(f"it is not empty and does not contain {_MARKER}")
+            raise self._foreign(f"the subfolder is not empty and does not contain {_MARKER}")
         os.chmod(self.root, 0o700)  # noqa: PTH101
         if not self._is_marked():
             flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -125,8 +125,8 @@ class CacheFolder:
 
     def _foreign(self, why: str) -> ConfigError:
         return ConfigError(
-            f"cache_dir={str(self.folder)!r}: its subfolder {_SUBFOLDER} is not a streamvid cache: {why}. "
-            "Nothing in it was changed. Choose another cache_dir, or move the subfolder elsewhere"
+            f"cache_dir={str(self.folder)!r}: its subfolder {_SUBFOLDER} is not a streamvid cache ({why}). Nothing in "
+            "the subfolder was changed. Choose another cache_dir, or move the subfolder elsewhere"
         )
 
     def claim(self, block: CacheBlock) -> bool:

@@ -58,7 +58,7 @@ def stretch(samples: Float32s, num_samples: int, sample_rate: int) -> Float32s:
     speed = samples.shape[1] / num_samples
     if not MIN_SPEED <= speed <= MAX_SPEED:
         raise DecodeError(
-            f"its audio cannot be played {speed:.3g} times as fast: {MIN_SPEED} to {MAX_SPEED} are allowed"
+            f"the audio cannot be played {speed:.3g} times as fast; speeds from {MIN_SPEED} to {MAX_SPEED} are allowed"
         )
     # Above a factor of 2, a single filter would skip samples.
     count = max(1, math.ceil(abs(math.log2(speed))))

@@ -63,7 +63,7 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
             if packet.is_corrupt:
                 raise ProbeError(
                     f"the file ends early or is damaged: packet {number} of the audio is incomplete; copy or download "
-                    "it again",
+                    "the file again",
                     kind="damaged",
                 )
             if number >= _MAX_PACKETS:

@@ -320,6 +320,6 @@ def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1
             checksums = [picture_checksum(frame) for frame in decoded(video, "the image cannot be decoded")]
             if not is_right or checksums != [checksum]:
-                raise DecodeError("its picture is not the one that was encoded")
+                raise DecodeError("the decoded picture differs from the encoded one")
     except (DecodeError, ProbeError) as error:
         raise DecodeError(f"the written image differs from what was encoded: {error}") from error

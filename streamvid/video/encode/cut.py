@@ -135,7 +135,7 @@ class Cutter:
         if times != tuple(tick * ticks_per_tick for tick in line.ticks):
             if len(times) != len(line.ticks):
                 raise _refused(f"the copy would show {len(times)} frames instead of {len(line.ticks)}")
-            raise _refused("the copy would show its frames at different times")
+            raise _refused("the copy would show its frames at other times than the source")
         wanted = {**asdict(self._format), "codec": self._video.codec_name}
         for name, value in wanted.items():
             if getattr(info, name) != value:

@@ -29,8 +29,14 @@ the command is interrupted, run it again."""
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset", type=LOCATION)
 @click.argument("file", type=LOCATION)
-@click.option("--key-column", metavar="C", help="Key column: key, record_key or source.  [default: first found]")
-@click.option("--columns", type=list_of(str), metavar="LIST", help="Columns to add.  [default: all but the key]")
+@click.option(
+    "--key-column",
+    metavar="C",
+    help="Column that identifies the samples: key, record_key or source.  [default: first found]",
+)
+@click.option(
+    "--columns", type=list_of(str), metavar="LIST", help="Columns to add.  [default: all except the key column]"
+)
 @click.option(
     "--caption-column",
     metavar="C",

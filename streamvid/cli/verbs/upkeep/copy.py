@@ -27,7 +27,11 @@ dataset. If the command is interrupted, run it again to resume."""
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("source", type=LOCATION)
 @click.argument("dest", type=LOCATION)
-@click.option("--check-existing", is_flag=True, help="Read the files at DEST, and replace those that differ.")
+@click.option(
+    "--check-existing",
+    is_flag=True,
+    help="Compare existing files at DEST with the source, and replace files that differ.",
+)
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Number of files to copy in parallel."
 )

@@ -31,7 +31,7 @@ Their bytes remain stored until `streamvid compact` rewrites the tars. If the co
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset", type=LOCATION)
 @click.option("--keys", type=LOCATION, metavar="FILE", help="File that lists the samples to remove.")
-@click.option("--where", metavar="CONDITION", help="Remove the samples that meet a condition.")
+@click.option("--where", metavar="CONDITION", help="Remove the samples that match a condition.")
 @click.option("--source", metavar="PATTERN", help="Remove the samples whose source names match, such as 'studio-7/*'.")
 @click.option("--reason", default="", metavar="TEXT", help="Reason to record in the version and in the report.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, without changing anything.")
