@@ -40,7 +40,9 @@ def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGrou
 
 
 def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> list[tuple[int, Any]]:
-    """Return (rank, value) of each process that compares its plans, in a collective operation. Values are plain JSON.
+    """Gather `value` from all processes that compare their plans, in a collective operation.
+
+    Return (rank, value) for each of these processes. Values are plain JSON.
 
     groups: None if this process does not compare its plans.
     Raises ConfigError if the ranks cannot communicate.
@@ -149,7 +151,7 @@ class SharedBatchCheck:
 
     @property
     def is_first(self) -> bool:
-        """True in the first of the processes that share the rank's batches, which reports for all of them."""
+        """True in the first of the processes that share the rank's batches. This process reports for all of them."""
         import torch.distributed as dist
 
         return dist.get_rank() == min(self._processes)

@@ -259,7 +259,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def ring_bytes(self) -> int:
-        """Size of the loader's shared memory during iteration: the ring of decoded frames and the clips read ahead."""
+        """Size in bytes of the loader's shared memory for iteration, for decoded frames and for clips read ahead."""
         options = self._setup.pipeline
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
@@ -289,7 +289,10 @@ class VideoLoader(UnsupportedProtocols):
         return self._iterate(*self._start_run(end_epoch, is_again), end_epoch)
 
     def _start_run(self, end_epoch: int | None, is_again: bool = False) -> tuple[Pipeline, int]:
-        """Start the pipeline for all epochs before `end_epoch`, or for one epoch if versions are followed."""
+        """Start the pipeline, and return it with the number of its run.
+
+        The run covers all epochs before `end_epoch`, or one epoch if versions are followed.
+        """
         self._monitor.begin(self._setup, self._plan.cursor, is_again, self.stats)
         pipeline = self._open_pipeline()
         run, last = pipeline.stop(), self._plan.cursor.epoch + 1 if self._follows else end_epoch
@@ -373,7 +376,10 @@ class VideoLoader(UnsupportedProtocols):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batches handed out, as JSON. It is equal on all ranks after the same step."""
+        """Return the position after the batches handed out so far, as JSON.
+
+        After the same step, the result is equal on all ranks.
+        """
         return make_state(self._plan, self._num_done, self._setup.belongs_to, self._setup.versions)
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:

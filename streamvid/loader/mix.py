@@ -76,7 +76,8 @@ Features: TypeAlias = str | Path | Sidecar
 class DataArguments:
     """VideoLoader's arguments for input data, with the same names.
 
-    versions: version of each dataset to open; None, or an empty tuple, for the version that its URL names.
+    versions: version to open of each dataset. None selects the version that the URL of the dataset names, and an empty
+        tuple selects this version for all datasets.
     """
 
     dataset: Datasets | Sequence[Datasets]
@@ -255,7 +256,7 @@ class SampleRequest:
 
     @property
     def file(self) -> ShardInfo | SidecarShard:
-        """Tar in `part.source` that contains the clip, or the features that replace it."""
+        """Tar in `part.source` that contains the clip or the features that replace the clip."""
         sidecar = self.part.sidecar
         return self.shard_info if sidecar is None else sidecar.shard(self.shard_info)
 
@@ -455,7 +456,10 @@ def _draws(
 def _select(
     dataset: Dataset, split: str, where: str | None
 ) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
-    """Return the shards of a split by bucket, in plan order, their counts of matching samples, and the filter."""
+    """Return (shards, numbers of matching samples, filter) for a split.
+
+    Shards are listed by bucket id, in plan order. The numbers of matching samples are parallel to the shards.
+    """
     table = dataset.shards
     mine = table.select(split)
     if not mine:

@@ -94,7 +94,7 @@ _COMPARED = frozenset({"temporal", "max_interval", "spatial", "spatial_scale", "
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Checked arguments and parts of a loader.
+    """Checked arguments of a loader, and the parts that are built from them.
 
     numeric: columns that contain numbers in all datasets.
     compared_groups: groups of processes whose plans are compared; None for no comparison.
@@ -242,7 +242,7 @@ def set_up(
 
 
 def _audio_form(mix: Mix) -> Mapping[str, Any]:
-    """Return the audio of all buckets by name, as JSON; empty if none is delivered."""
+    """Return, as JSON, the sample rate, channels and length of each bucket's audio; empty if no audio is delivered."""
     plan = mix.audio
     if plan is None:
         return {}
@@ -314,7 +314,7 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
 
 
 def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
-    """Raise ConfigError for arguments about decoded frames if none are delivered."""
+    """Raise ConfigError if an argument that concerns decoded frames is set, but no decoded frames are delivered."""
     output, media = delivery.output, list(data.media)
     if data.features is not None:
         if not output.decode:
@@ -398,7 +398,7 @@ def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]
 
 @dataclass(frozen=True, slots=True)
 class LoaderMemory:
-    """Sizes of an iterating loader's shared memory: the ring, clips read ahead, and the block for substitutes."""
+    """Sizes in bytes of a loader's shared memory: the ring, the clips read ahead, and the block for substitutes."""
 
     frame_bytes: int
     clip_bytes: int

@@ -27,7 +27,7 @@ class StateVersions:
     """Versions of the datasets at a position. A state lists them, but is not tied to any of them.
 
     current: version of each dataset.
-    carried: version of each dataset from which samples are still carried over; empty if there are none.
+    carried: version of each dataset from which samples are still carried over; empty if no samples are carried over.
     """
 
     current: tuple[int, ...]
@@ -122,7 +122,7 @@ def read_state(
 ) -> tuple[Cursor, float, Mapping[str, Any]]:
     """Return (cursor, progress, identity of the plan) of a state. Raises StateError if the state is not valid.
 
-    bucket_ids: ids of the loader's buckets, because a state of many buckets does not contain them.
+    bucket_ids: ids of the loader's buckets; needed because a state with many buckets does not contain the ids.
     """
     _check_state(state)
     named = ("version", "plan_version", "checksum", *_VERSIONS)

@@ -21,8 +21,8 @@ class BatchStats:
     Seconds are summed over samples, which are read and decoded concurrently while the caller computes. They indicate
     why the caller waits, not how long a step takes.
 
-    store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: the part of the caller's wait
-        during which batches were held up by reading, by decoding, by a lack of memory in the ring, or by planning.
+    store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: seconds of the caller's wait
+        during which the next batch was held up by reading, decoding, a full ring, and planning, respectively.
     """
 
     fetch_seconds: float = 0.0

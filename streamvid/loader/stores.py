@@ -59,13 +59,16 @@ class Stores:
         return open_ref(ref, store, self.cache, version)
 
     def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
-        """Return the number of threads for reading datasets: 4 if all are local, else one per concurrent request."""
+        """Return the number of threads for reading datasets.
+
+        The number is 4 if all datasets are local. Otherwise, there is one thread per concurrent request.
+        """
         is_local = all(dataset.store.is_local for dataset in datasets)
         return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
-    """Return the statistics of this process's object stores and of their cache; None for either if it is not used."""
+    """Return (statistics of object stores, statistics of their cache) for this process; None for a part without use."""
     stores = {id(_origin(dataset.store)): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:
         return None, None

@@ -60,7 +60,7 @@ class Usage:
 
     cores_busy: share of all available cores; None if unknown.
     room: number of samples that fit into prefetch_bytes at a time; None if unknown.
-    held_up: part → seconds during which the caller waited because of it; empty if unknown.
+    held_up: part → seconds during which the caller waited because of that part; empty if unknown.
     """
 
     num_workers: int
@@ -86,7 +86,7 @@ class Verdict:
 
 
 def limit_of(usage: Usage, num_cores: int) -> Limit:
-    """Return the part that limits a loader whose caller waits for it."""
+    """Return the part that limits a loader, assuming that the caller waits for data."""
     decoding: Limit = "cores" if max(1, usage.num_workers) >= num_cores else "decoders"
     if usage.decoders_busy >= BUSY:
         return decoding
@@ -104,7 +104,10 @@ def limit_of(usage: Usage, num_cores: int) -> Limit:
 
 
 def judge_loader(usage: Usage, wait_share: float, setting: Setting) -> Verdict:
-    """Return the verdict on a loader in use. wait_share: share of the time during which its caller waited for it."""
+    """Return the verdict on a loader in use.
+
+    wait_share: share of the time during which the caller waited for the loader.
+    """
     waited = f"the caller waited {wait_share:.0%} of the time"
     if wait_share < KEEPS_UP:
         return Verdict("caller", (waited,), ())

@@ -80,7 +80,7 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
 def default_num_workers() -> int:
     """Return the default number of decode workers: this rank's share of the usable cores, from 1 to 8.
 
-    It is 0 on systems other than Linux.
+    The default is 0 on systems other than Linux.
     """
     if sys.platform != "linux":
         return 0

@@ -29,7 +29,7 @@ class DeviceStage:
 
     device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the ring.
     Batches on a device do not use the memory of the ring. On CUDA, the stage needs device memory for two
-    batches in addition to those that the caller keeps. Raises ConfigError for a device that is not available.
+    batches in addition to the batches that the caller keeps. Raises ConfigError for a device that is not available.
     """
 
     def __init__(self, device: torch.device | str | None) -> None:

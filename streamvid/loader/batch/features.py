@@ -100,7 +100,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
 
 
 def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Return tensors stacked as (B, *shape). Zeros are appended to the first dimension of shorter tensors."""
+    """Return tensors stacked as (B, *shape). Shorter tensors are padded with zeros along the first dimension."""
     import numpy as np
     import torch
 

@@ -94,8 +94,9 @@ class Delivery:
 def deliver(
     sample: SampleRequest, row: IndexRow, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Return the delivery of a sample for this bucket. part_of: function that returns the bytes to read for a pick.
+    """Return the delivery of a sample of this bucket.
 
+    part_of: function that returns the bytes to read for a pick.
     Raises IntegrityError if the index row is damaged, or ConfigError if the options do not fit the sample.
     """
     part = sample.part
@@ -124,7 +125,10 @@ def caption_variant(delivery: Delivery) -> str:
 def prepare(
     rows: IndexRows, sample: SampleRequest, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Return the delivery of a sample of this bucket. Raises SampleError, which names the sample, if that fails."""
+    """Return the delivery of a sample of this bucket.
+
+    Raises SampleError, which names the sample, if the delivery cannot be prepared.
+    """
     key = None
     try:
         row = rows.row(sample, bucket)

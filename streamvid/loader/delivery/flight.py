@@ -100,7 +100,10 @@ class Flight:
         self._next_number = 0
 
     def prepare(self, sample: SampleRequest, bucket: Bucket, *, is_whole: bool = False) -> Delivery:
-        """Return the delivery of a sample, with its whole clip if `is_whole`. Raises SampleError if that fails."""
+        """Return the delivery of a sample, with the whole clip if `is_whole`.
+
+        Raises SampleError if the delivery cannot be prepared.
+        """
         return prepare(self._rows, sample, bucket, partial(self._kind.part, sample, is_whole=is_whole))
 
     def is_removed(self, sample: SampleRequest) -> bool:
@@ -109,11 +112,10 @@ class Flight:
         return self._later.removes(number) and self._later.is_removed(number, self._rows.key(sample))
 
     def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
-        """Return the delivery of the sample that takes the place of a removed one.
+        """Return the delivery of the sample that replaces a removed sample.
 
-        Raises SampleError if no sample is left.
-
-        The same sample would replace a bad sample (BAD-1).
+        The replacement is the sample that would be chosen if the removed sample were bad (BAD-1). Raises SampleError if
+        no sample is left.
         """
         key = self._rows.key(sample)
         visit = substitute_visit(key, sample.visit)
@@ -133,11 +135,14 @@ class Flight:
         return run == self.signals.run and not self.signals.is_closing
 
     def while_alive(self, run: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context that cancels the reads inside it once the run is over."""
+        """Return a context manager that cancels the reads in its block once the run is over."""
         return while_wanted(partial(self.is_alive, run))
 
     def begin(self, run: int, batch: PendingBatch, index: int, clip: int | None = None) -> Slot:
-        """Start a slot of a batch. clip: offset of the slot's own block in the clip arena; None if it has no block."""
+        """Start a slot of a batch.
+
+        clip: offset of the slot's own block in the clip arena; None if the slot has no block.
+        """
         delivery = batch.deliveries[index]
         with self._lock:
             slot = Slot(self._next_number, run, batch, index, delivery.sample, delivery, clip)
@@ -172,7 +177,7 @@ class Flight:
             self.fetchers.submit(partial(self._kind.read, slot))
 
     def reject(self, slot: Slot, reason: str, *, is_corrupt: bool, is_gone: bool = False) -> None:
-        """Replace a slot's sample, which was verified to be bad (BAD-1), or whose tar a later version deleted."""
+        """Replace the sample of a slot. The sample was verified to be bad (BAD-1), or its tar was deleted later."""
         if slot.clip is not None:
             self.clips.release(slot.clip)
             slot.clip = None

@@ -202,7 +202,7 @@ class Pipeline:
         )
 
     def count(self, batch: PendingBatch) -> None:
-        """Count, log and write a batch's substitutions once, when it is handed over or its error is raised.
+        """Count, log and write a batch's substitutions once, when the batch is handed over or its error is raised.
 
         Raises SampleError if max_bad_fraction is exceeded, and StorageError if the quarantine file cannot be written.
         Both errors end the run.
@@ -403,9 +403,9 @@ class Pipeline:
     def _deliveries(
         self, request: BatchRequest
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
-        """Return (deliveries of a batch, records of samples that replace removed ones, None).
+        """Return (deliveries of a batch, slot index → record of a removed sample that was replaced, error).
 
-        If a sample fails, its error takes the place of None, and only the deliveries before it are returned.
+        The error is None unless a sample fails. In that case, only the deliveries before the sample are returned.
         """
         found: list[Delivery] = []
         others: dict[int, Substitution] = {}

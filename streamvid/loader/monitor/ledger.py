@@ -19,7 +19,7 @@ from streamvid.plan import PLAN_VERSION
 
 
 def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter | None:
-    """Return the writer of a loader's ledger, or None if it has no ledger. Nothing is written before the first loop.
+    """Return the writer of a loader's ledger, or None without a ledger. Nothing is written before the first loop.
 
     Raises ConfigError if the folder is inside a dataset.
     """

@@ -119,8 +119,9 @@ class AudioShape:
         return self.num_channels * self.num_samples * _FLOAT_BYTES
 
     def check_speed(self, part: ClipPart, video: ClipIndex | None) -> None:
-        """Raise ConfigError if a part's frames do not end within half a frame of their audio's end, or with `stretch`,
-        if their speed is not allowed.
+        """Raise ConfigError if the frames of a part and their audio end more than half a frame apart.
+
+        With `stretch`, raise ConfigError instead if the frames are delivered too fast or too slowly.
 
         video: packets of the clip, whose timestamps give the duration of the frames even if the frame rate varies. If
             None, the clip's average rate is used. If frames are chosen by time, the rate of the grid is used.
@@ -145,9 +146,9 @@ class AudioShape:
 
 
 def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
-    """Return the rate of a part's frames, the number of intervals over which it is averaged, and the allowed error.
+    """Return (frame rate of a part, number of frame intervals over which it is averaged, allowed error in frames).
 
-    The error is in frames. The rate is 0.0 for images.
+    The frame rate is 0.0 for images.
     """
     pick, numbers = part.pick, part.numbers
     fps, count = pick.delivered_fps, pick.count
@@ -161,7 +162,7 @@ def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
 
 
 def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
-    """Return the time from one frame of a clip to another, or 0.0 if the packets do not contain it."""
+    """Return the seconds from one frame of a clip to another, or 0.0 if the packets do not contain their times."""
     if video is None or video.time_base is None or not last < video.num_frames:
         return 0.0
     times = video.frame_times
@@ -259,10 +260,13 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
 
 
 def num_decoded(first: Fraction, last: Fraction, num_frames: int, num_samples: int, sample_rate: int) -> int:
-    """Return the number of samples during frames, which are to be stretched to `num_samples`, or 0 not to stretch.
+    """Return the number of samples to decode and stretch to `num_samples`, or 0 if no stretching is needed.
 
-    first, last: times of the first and the last of the frames. num_frames: their number; 0 not to stretch.
-    Audio whose end is at most half a frame from that of the frames is not stretched.
+    The decoded samples last as long as the frames. Audio that ends within half a frame of the end of the frames is not
+    stretched.
+
+    first, last: times of the first and the last frame, in seconds.
+    num_frames: number of frames; 0 disables stretching.
     """
     if num_frames < 2:
         return 0

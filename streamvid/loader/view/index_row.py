@@ -56,7 +56,7 @@ class IndexRow:
     """Index row of one sample.
 
     - number: position of the sample in its tar.
-    - packets: the shard's packet table; None if it has none.
+    - packets: the shard's packet table; None if the shard has none.
     - fps, duration_seconds: frame rate and duration of the clip; 0.0 if unknown.
     - texts: index column → value, for columns used in captions.
     - columns: column name used by the caller → value, for requested columns.

@@ -31,7 +31,7 @@ ABSENT_COLORS = ("bt709", "full", "left")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """Conditioning input of a loader. num_items: maximum number of items per sample; 1 if it is not a list."""
+    """Conditioning input of a loader. num_items: maximum number of items per sample; 1 for an input without a list."""
 
     name: str
     is_list: bool = False
@@ -52,7 +52,10 @@ class Medium:
 
 
 def find_media(names: object, datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
-    """Return the named conditioning inputs. Raises ConfigError if a dataset lacks one or defines it differently."""
+    """Return the named conditioning inputs.
+
+    Raises ConfigError if a dataset lacks an input or defines it differently from the other datasets.
+    """
     if isinstance(names, str) or not isinstance(names, Collection):
         shown = names if isinstance(names, str) else "control"
         raise ConfigError(f"media={names!r}: must be a list of names, such as [{shown!r}]")
@@ -176,8 +179,9 @@ class PictureRoom:
         return tuple(medium for medium in self.media if medium.is_audio)
 
     def audio_place(self, index: int, number: int = 0) -> int:
-        """Return the byte offset of a sample's audio; for `num_samples`, the end of the last one.
+        """Return the byte offset of a sample's audio.
 
+        index: index of the sample, or `num_samples` for the end of the last sample's audio.
         number: 0 for the audio of the clip, 1 for the first audio input.
         """
         assert self.audio is not None
@@ -185,7 +189,7 @@ class PictureRoom:
         return first + (number * self.num_samples + index) * self.audio.num_bytes
 
     def start(self, number: int) -> int:
-        """Return the byte offset of conditioning input `number`; for `len(media)`, the end of the last one."""
+        """Return the byte offset of conditioning input `number`, or the end of the last one for `len(media)`."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
         return self.num_samples * (self._video_bytes + before)
 
@@ -210,7 +214,7 @@ class PictureRoom:
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill the missing items of samples with black, or with silence.
+        """Fill the missing items of samples: pictures with black, and audio with silence.
 
         first: byte offset of the batch in `memory`.
         present: (input name, item) of each item that the sample has.

@@ -61,7 +61,7 @@ def check_view(rule: ModelRule, view: ViewOptions) -> None:
 
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
-    """Return the rule that the datasets were sealed for; None if there is none.
+    """Return the model rule for which the datasets were sealed, or None if no dataset was sealed for a model.
 
     Raises ConfigError if their rules give different token counts.
     """

@@ -53,7 +53,7 @@ class TemplateField:
     format: str = ""
 
     def written(self, value: object) -> str | None:
-        """Return the formatted value; None if it is missing."""
+        """Return the formatted value, or None if the value is missing."""
         if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
             return None
         if not self.format or not isinstance(value, int | float):
@@ -147,7 +147,7 @@ class TextOptions:
 class TextRule:
     """Rule for the texts of one dataset's deliveries.
 
-    columns: (index column, weight) of each caption column; for `text`, samples may have several captions.
+    columns: (index column, weight) of each caption column. In the column `text`, samples may have several captions.
     template: parsed template, or None.
     template_columns: (name, index column) of each column in the template; {text} and {fps} are not columns.
     """
@@ -182,7 +182,7 @@ class TextRule:
         return options.prefix + caption
 
     def variant(self, row: IndexRow, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
-        """Return the name of the caption that `text` draws: a column, "text/2" for the third of several, or ""."""
+        """Return the name of the caption that `text` draws: a column name, "text/2" for the third caption, or ""."""
         return "" if self._is_dropped(dropout or choices) else self._caption(row.texts, choices)[1]
 
     def only_variant(self, row: IndexRow) -> str | None:

@@ -40,7 +40,7 @@ _WHOLE = ("resize_crop", "center")
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """Frames and crop of a clip that a delivery shows."""
+    """Choice of the frames and the crop that a delivery shows of a clip."""
 
     temporal: Temporal = option(
         "random",
@@ -137,7 +137,7 @@ class RandomChoices:
         return self.below(num_frames - wanted + 1, _TEMPORAL_CROP)
 
     def interval(self, most: int) -> int:
-        """Draw the distance between consecutive frames, from 1 to `most`."""
+        """Draw the distance between consecutive delivered frames, from 1 to `most` frames of the clip."""
         return 1 + self.below(most, _INTERVAL)
 
     def chunk(self, num_chunks: int) -> int:

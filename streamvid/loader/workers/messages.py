@@ -57,7 +57,7 @@ class AudioTask(NamedTuple):
     """Audio of a clip to decode into the frame ring, as float32 (num_channels, num_samples) at `out_offset`.
 
     - stream: AudioStreamInfo as JSON; "" to decode it through the clip's container; None for silence.
-    - table: shape of the audio's packet table, which follows that of the video.
+    - table: shape of the audio's packet table, which follows the packet table of the video.
     - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from the zero of
       a separate file (see `own_zero`).
     - num_frames: number of pictures whose duration the audio is stretched to, for a whole clip; 0 for no stretching.
@@ -213,7 +213,8 @@ class Answer(NamedTuple):
 
     color: colors of yuv420p pictures.
     results: one result per clip of a ReadTask; empty if the run is over.
-    begun: id of the DecodeTask that the worker starts next, if it has already received one. This saves a message.
+    begun: id of the DecodeTask that the worker starts next, if it has already received one. Reporting the id here saves
+        a message.
     audio: result of the AudioTask of a DecodeTask.
     start: time from the first frame of a clip to the first delivered one, as a fraction (numerator, denominator), if
         the clip was decoded through its container.
