@@ -208,7 +208,9 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 
 
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
-    """Return the non-negative coefficients that minimize the sum of (prediction / value - 1)**2, by trying all subsets.
+    """Return the non-negative coefficients that minimize the sum of (prediction / value - 1)**2.
+
+    The function tries all subsets of nonzero coefficients.
 
     rows: (amounts, value) with value > 0. At most len(rows) coefficients are nonzero. The solution is exact, apart
         from the rounding of amounts / value.

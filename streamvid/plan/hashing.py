@@ -111,7 +111,10 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """Apply the network once over the smallest sufficient power of 2. Fewer than half of the results are too large."""
+    """Apply the network once over the smallest power of two that is at least the size.
+
+    Fewer than half of the results are too large.
+    """
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)

@@ -146,7 +146,7 @@ class MixedStream:
         return np.asarray(self._numbers, np.int64)[members], shards, indices
 
     def split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (dataset as in `member_of`, position in the dataset's stream) for each position."""
+        """Return two arrays parallel to `positions`: datasets as in `member_of`, and positions in their streams."""
         if len(self._streams) == 1 or not positions.size:
             return np.zeros_like(positions), positions
         members, places = self._split(positions.ravel())

@@ -81,7 +81,7 @@ class _LeftoverStep:
 
 
 class Leftovers:
-    """Steps with the samples carried over from the previous epoch, for all ranks. There are few such samples.
+    """Steps with the samples carried over from the previous epoch, for all ranks. Few samples are carried over.
 
     plan: plan of the previous epoch, in the previous version.
     carried: bucket id → position of the first carried sample in that version.
@@ -148,7 +148,10 @@ class Leftovers:
         return len(self._steps)
 
     def step(self, number: int, rank: int | None, first_source: int) -> Step:
-        """Return a step for one rank, or for all if `rank` is None. first_source: number to add to its sources."""
+        """Return a step for one rank, or for all ranks if `rank` is None.
+
+        first_source: number that is added to the source numbers of the step.
+        """
         num_ranks = self._plan.num_ranks
         ranks = range(num_ranks) if rank is None else range(rank, rank + 1)
         return self._steps[number].step(ranks, num_ranks, self.epoch, first_source)
