@@ -90,7 +90,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Buckets of one class that a clip can fill, most frames first, and the shares of clips to keep, by frame count."""
+    """Candidates of one class: the buckets that a clip can fill, most frames first.
+
+    Shares of the clips to keep are given by frame count.
+    """
 
     buckets: tuple[Bucket, ...]
     keep: Mapping[int, Keep]
@@ -273,7 +276,10 @@ class Choices:
 
 
 def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
-    """Return the probability of each bucket, omitting zeros. Stop as soon as the probabilities sum to 1."""
+    """Return the probability of each bucket, without buckets of probability 0.
+
+    Groups that follow are ignored as soon as the probabilities sum to 1.
+    """
     found: dict[Bucket, Fraction] = {}
     arriving = Fraction(1)
     for group in groups:
@@ -294,7 +300,10 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
 
 
 def walk(groups: Iterable[Candidates], uniforms: Iterator[float], is_image: bool) -> Bucket | None:
-    """Return the bucket that Open-Sora 2 assigns for the draws `uniforms`, and consume the same draws as Open-Sora."""
+    """Return the bucket that Open-Sora 2 assigns if it draws the numbers in `uniforms`.
+
+    This consumes as many numbers as Open-Sora draws.
+    """
     for group in groups:
         for bucket in group.buckets:
             keep = group.keep_of(bucket)

@@ -54,11 +54,14 @@ class FrameRule:
         return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
 
     def floor(self, num_frames: int) -> int:
-        """Return the largest allowed count that is at most `num_frames`, or 1 if there is none."""
+        """Return the largest allowed count that is at most `num_frames`, or 1 if no such count exists."""
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:
-        """Raise ConfigError unless the rule allows the count. The message starts with `where` and suggests counts."""
+        """Raise ConfigError unless the rule allows the count.
+
+        The message starts with `where` and suggests allowed counts.
+        """
         if not self.allows(num_frames):
             below = num_frames - (num_frames - self.remainder) % self.factor
             nearest = f"{below} and {below + self.factor}" if below > 0 else str(below + self.factor)
