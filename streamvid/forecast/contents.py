@@ -73,12 +73,12 @@ _SPLITTING = ("max_clip_seconds", "time_columns", "curation", "cut")
 class DatasetContents:
     """Contents of a dataset.
 
-    where: condition of the view, or None. Only samples that meet it are counted.
+    where: condition of the view, or None. Only samples that match the condition are counted.
     num_records: number of input rows.
     rejections: rejected input rows, except those whose files became samples in a later version.
-    stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
-    with_audio: number of samples with audio; None if it was not counted, because the dataset has no pictures, has more
-        than MAX_COUNTED_SHARDS shards, or does not record which samples have audio.
+    stored_clips: (number of clips that are stored in several buckets, number of samples with these clips).
+    with_audio: number of samples with audio; None if these samples were not counted, because the dataset has no
+        pictures, has more than MAX_COUNTED_SHARDS shards, or does not record which samples have audio.
     columns: the user's own columns.
     """
 
@@ -147,8 +147,8 @@ class DatasetContents:
 def contents_of(dataset: Dataset) -> DatasetContents:
     """Return the contents of a dataset.
 
-    This reads the shard table, the rejections, and one column of the samples index. It reads more of the index for a
-    view, or if later versions may contain samples of rejected files.
+    The function reads the shard table, the rejections, and one column of the samples index. It reads more of the index
+    for a view, or if later versions may contain samples of rejected files.
     """
     manifest, shards = dataset.manifest, dataset.shards
     chosen = filter_of_view(dataset)

@@ -98,7 +98,7 @@ class FactsFile:
 
 
 def is_metadata(source: Path) -> bool:
-    """Return True if a path has the name of a metadata file or is a folder of Parquet files without a manifest."""
+    """Return True for a path with the name of a metadata file, and for a folder with Parquet files but no manifest."""
     if source.is_dir():
         return not (source / "manifest.json").exists() and any(source.glob("*.parquet"))
     return is_metadata_name(source.name)
@@ -107,8 +107,8 @@ def is_metadata(source: Path) -> bool:
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """Open a metadata file, or a folder of Parquet files, and find its columns.
 
-    Raises SourceError if columns for clip sizes are missing. The message names these columns, and a command that
-    probes the files instead.
+    Raises SourceError if columns for clip sizes are missing. The message names the missing columns and a command that
+    reads the sizes from the media files instead.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)

@@ -110,7 +110,7 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Return the loads of the plan's epoch. If computing all steps would take too long, compute only some."""
+    """Return the loads of the plan's epoch. Only some steps are computed if all steps would take too long."""
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

@@ -121,7 +121,7 @@ def _summary(source: Path, facts: FactsFile, found: AssignedRows, rate: FrameRat
 
 
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
-    """Return the batch sizes of the run or, if it has none, those of the bucket configuration."""
+    """Return the batch sizes of the run or, if the run sets none, the batch sizes of the bucket configuration."""
     if run.max_tokens_per_batch is not None or isinstance(run.batch_size, int | Mapping):
         return run.batch_size if isinstance(run.batch_size, int | Mapping) else None
     return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None
@@ -154,7 +154,7 @@ class AssignedBucket:
     """Rows of one bucket.
 
     expected: sum of the probabilities with which rows are assigned to this bucket.
-    drawn: number of rows that are assigned to it. The other sums include only these rows.
+    drawn: number of rows that are assigned to this bucket. The other sums include only the assigned rows.
     """
 
     bucket: Bucket
@@ -187,8 +187,8 @@ class AssignedBucket:
 class AssignedRows:
     """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
 
-    num_repeated, num_dropped: numbers of videos whose frames are repeated or partly dropped at the requested frame
-        rate.
+    num_repeated: number of videos of which some frames are repeated at the requested frame rate.
+    num_dropped: number of videos of which some frames are dropped at the requested frame rate.
     fps_min, fps_max: lowest and highest frame rate of the videos; infinity and 0 if all rates are unknown.
     num_groups: number of groups of rows with equal bucket choices.
     max_bytes: size of the largest file in bytes; 0 if unknown.
@@ -216,7 +216,7 @@ class AssignedRows:
 
 
 def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -> AssignedRows:
-    """Assign all rows to buckets. If probabilities decide, make the same draws as the sharder with this seed."""
+    """Assign all rows to buckets. Random choices among buckets are the same as those of the sharder with this seed."""
     found = AssignedRows()
     groups: dict[int, _RowGroup] = {}
     lengths = np.array(_lengths(config), np.int64)
@@ -249,7 +249,10 @@ def _count_rates(found: AssignedRows, fps: Float64Array, rate: FrameRate) -> Non
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return the frame counts that buckets need, ascending. A clip's bucket depends on which of these it reaches."""
+    """Return the frame counts of the buckets in ascending order.
+
+    The bucket of a clip depends on which of these counts the clip reaches.
+    """
     if config.opensora is not None:  # including counts of probability 0, which keep clips from other buckets
         counts = {frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames}
         return sorted(count + config.spare_frames for count in counts)
@@ -401,7 +404,10 @@ def _count(found: AssignedRows, group: _RowGroup, rows: _SizedRows, members: Int
 
 
 def _draws(seed: int, block: FactsBlock, places: Int64Array) -> Float64Array:
-    """Return one number in [0, 1) per row, derived from its source, as in the sharder, or else from its row number."""
+    """Return one number in [0, 1) per row.
+
+    The number is derived from the row's source, as in the sharder, or from the row number if rows have no source.
+    """
     if block.sources is None:
         return uniform_array(seed, block.rows[places])
     keys = (record_key(normpath(block.source(place))) for place in places.tolist())

@@ -53,7 +53,8 @@ class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
     crop_mean, crop_max: mean and maximum cropped share of the picture.
-    upscale_mean: mean upscaling factor. Like the cropped shares, it is None if the index does not record it.
+    upscale_mean: mean upscaling factor. It is None if the index does not record upscaling; the cropped shares are None
+        if the index does not record cropping.
     frames_unused_share: share of the clips' frames that one pass does not deliver.
     bytes_mean: mean size of a stored clip or source file, in bytes.
     expected: expected number of metadata rows for the bucket.
