@@ -54,9 +54,9 @@ class LoopStart:
     """Start of a loop over a loader.
 
     cursor: position in the plan (`Cursor.to_json`).
-    is_again: True if the same loader began the epoch again after a `break`. Its earlier deliveries still count;
-        otherwise, a loop replaces all deliveries that begin at its position or later, because the model restarted from
-        there.
+    is_again: True if the same loader began the epoch again after a `break`. In this case, the loader's earlier
+        deliveries still count. Otherwise, a loop replaces all deliveries that begin at the position of the loop or
+        later, because the model was restored to that position.
     """
 
     cursor: Mapping[str, Any]
@@ -77,7 +77,7 @@ def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict
 def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
     """Return one batch as JSON: number, epoch, step, and a row per sample.
 
-    This takes less time than creating a block of one batch.
+    Creating this record takes less time than creating a block of one batch.
     """
     return [number, *batch.position, batch.samples]
 
@@ -116,9 +116,9 @@ def _differences(values: Sequence[int]) -> list[int]:
 
 
 def read_record(value: Any, number: int) -> LoopStart | list[LoggedBatch] | None:
-    """Return the content of a record, without the records before `number`, which have already been read.
+    """Return the content of a record, without batches that come before batch `number` and have already been read.
 
-    The result is None if the value is not a record (SAFE-1), or if records are missing before it.
+    The result is None if the value is not a record (SAFE-1), or if the records before this record are incomplete.
     """
     if isinstance(value, list):
         value = _block_of_rows(value)
@@ -137,7 +137,7 @@ def read_record(value: Any, number: int) -> LoopStart | list[LoggedBatch] | None
 
 
 def _block_of_rows(record: Sequence[Any]) -> dict[str, Any] | None:
-    """Return a batch as the block that contains it alone, or None if the value is not a batch."""
+    """Return a batch as a block of one batch, or None if the value is not a batch."""
     number, epoch, step, rows = record if len(record) == 4 else (None,) * 4
     width = len(LoggedSample._fields)
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == width for row in rows):
