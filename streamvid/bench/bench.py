@@ -64,7 +64,7 @@ class BenchReport:
 def bench(
     dataset: str | Path | Dataset, options: BenchOptions | None = None, progress: Progress | None = None
 ) -> BenchReport:
-    """Measure how many samples per second this machine and this store deliver, and what limits them.
+    """Measure how many samples per second this machine and this store deliver, and what limits this rate.
 
     Nothing is written, and caches are not dropped. The speed of the first pass over the store, and the bytes that the
     kernel reads from disks during that pass, show how warm the caches were. Raises the same errors as opening and

@@ -60,9 +60,9 @@ class MeasureTimer:
 
 
 def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
-    """Measure two passes over the store, and return both.
+    """Measure two passes over the store, and return the result of each.
 
-    The first pass reads an epoch's samples in plan order until time is up. The second reads the same samples
+    The first pass reads an epoch's samples in plan order until time is up. The second pass reads the same samples
     repeatedly.
 
     Samples with a checksum mismatch are counted as bad. Raises StorageError, DatasetError or SampleError if a sample
@@ -153,7 +153,7 @@ class _Reads:
 
 
 def _disk_bytes() -> int | None:
-    """Return the number of bytes that the kernel has read from disks for this process; None if it reports none."""
+    """Return the number of bytes that the kernel has read from disks for this process; None if unknown."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])
