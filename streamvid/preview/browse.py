@@ -36,7 +36,7 @@ Int64s = npt.NDArray[np.int64]
 class RowQuery:
     """Selection and order of samples.
 
-    bucket, split: None for all.
+    bucket, split: bucket and split of the samples; None for all buckets or all splits.
     where: condition on columns, as in VideoLoader.
     sort: column to sort by; None for the stored order.
     """
@@ -199,7 +199,10 @@ class Browser:
 
 
 def next_query(query: RowQuery, sort: str) -> RowQuery:
-    """Return the query after a click on a column: sorted by that column, in reverse order if it already was."""
+    """Return the query after a click on a column.
+
+    The new query sorts by this column, in reverse order if the old query already sorts by it.
+    """
     return replace(query, sort=sort, descending=query.sort == sort and not query.descending)
 
 

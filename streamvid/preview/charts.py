@@ -63,7 +63,10 @@ def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
 
 
 def crop_box(width: int, height: int, target: tuple[int, int], crop: Crop | None) -> Box:
-    """Return the part of a displayed frame (width x height) that a delivery keeps. target: its (height, width)."""
+    """Return the part of a displayed frame (width x height) that a delivery keeps.
+
+    target: (height, width) of the delivered frames.
+    """
     frame = FrameFormat(width, height, (1, 1), 0, False, "yuv420p", "bt709", "limited", False)
     made = Transform.cover(frame, *target, crop)
     return Box(made.crop_left, made.crop_top, made.crop_width, made.crop_height)

@@ -155,7 +155,10 @@ def _samples(folder: Path) -> tuple[RunSample, ...]:
 
 
 def sample_file(folder: Path, name: str) -> Path | None:
-    """Return the path of a generated sample, or None if `name` is not one. No other file of the run is accessible."""
+    """Return the path of a generated sample, or None if no generated sample has this name.
+
+    No other file of the run is accessible.
+    """
     path = folder / "samples" / name
     is_inside = _SAMPLE.fullmatch(name) is not None and path.resolve().parent == (folder / "samples").resolve()
     return path if is_inside and path.is_file() else None

@@ -1,4 +1,4 @@
-"""Facts of one sample: its index row, its captions, and its stored clip."""
+"""Facts about one sample: its index row, its captions, and its stored clip."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SampleFacts:
         return {name.removeprefix("user."): value for name, value in self.values.items() if name.startswith("user.")}
 
     def number(self, name: str) -> int:
-        """Return an integer of the index row. Raises IntegrityError if the index does not contain one."""
+        """Return the integer in column `name` of the index row. Raises IntegrityError for any other value."""
         value = self.values.get(name)
         if not isinstance(value, int):
             raise IntegrityError(
@@ -68,12 +68,12 @@ class SampleFacts:
 
 
 def sample_facts(dataset: Dataset, place: SamplePlace) -> SampleFacts:
-    """Return the facts of a sample. Raises DatasetError or StorageError if the index cannot be read."""
+    """Return the facts about a sample. Raises DatasetError or StorageError if the index cannot be read."""
     return facts_of_row(place, dataset.samples(place.shard).slice(place.index, 1).to_pylist()[0])
 
 
 def facts_of_row(place: SamplePlace, row: Mapping[str, object]) -> SampleFacts:
-    """Return the facts of a sample from its index row."""
+    """Return the facts about a sample from its index row."""
     return SampleFacts(place, {name: _plain(value) for name, value in row.items()})
 
 
@@ -87,7 +87,7 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class ClipRange:
-    """Bytes of a file of a sample in its tar.
+    """Location of one file of a sample in its tar.
 
     content: checksum and size of the tar, which identify it in a cache.
     sha256: expected checksum in hexadecimal.

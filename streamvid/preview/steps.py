@@ -24,7 +24,7 @@ MAX_SHOWN = 96
 class StepQuery:
     """Step `step` of epoch `epoch` in an uninterrupted run.
 
-    repeats: deliveries per sample and epoch of each dataset, as in DatasetConfig; 1 for those that are missing.
+    repeats: deliveries per sample and epoch for each dataset, as in DatasetConfig. Missing entries count as 1.
     """
 
     epoch: int = 0
@@ -78,7 +78,7 @@ class StepView:
 
 
 def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
-    """Return the batches of a step, for ranks starting at `first_rank`, up to about MAX_SHOWN samples.
+    """Return the batches of a step, for ranks starting at `query.first_rank`, up to about MAX_SHOWN samples.
 
     Raises the same errors as VideoLoader, and ConfigError for a step that the epoch does not contain.
     """

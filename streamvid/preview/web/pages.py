@@ -236,7 +236,7 @@ class Pages:
         return replace(view_query(settings_of(self.features.manifest.made_with)), visit=visit)
 
     def deliver(self, place: SamplePlace, asked: ViewQuery) -> DeliveredSample:
-        """Return a visit of a sample, or the clip's frames from which its features were made.
+        """Return a visit of a sample or, with features, the frames of the clip from which the features were made.
 
         Raises SampleError if the sample is bad, and ConfigError for an invalid view.
         """
@@ -251,7 +251,7 @@ class Pages:
         return None if self.features is None or is_text else features_of(self.features, place, visit)
 
     def _geometry(self, facts: SampleFacts, shown: DeliveredSample, asked: ViewQuery) -> dict[str, Any]:
-        """Return the size of the source's frames, the crop, and the part that every visit keeps."""
+        """Return the size of the source's frames, the crop, and the part of a frame that every visit keeps."""
         width, height = facts.number("clip_width"), facts.number("clip_height")
         assert shown.frames is not None
         target, view = (shown.frames.shape[1], shown.frames.shape[2]), asked.settings.view

@@ -189,7 +189,7 @@ def app_of(
 
 
 def _pages_of(datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions) -> list[Pages]:
-    """Return the pages of each dataset. Those of the first dataset have no prefix."""
+    """Return the pages of each dataset. The paths of the first dataset's pages have no prefix."""
     run = None if options.run is None else Path(options.run)
     links = [Link(f"/dataset/{number}" if number else "", _name(one.url)) for number, one in enumerate(datasets)]
     return [
@@ -207,7 +207,7 @@ def _prepare(pages: Pages) -> None:
 
 
 def _routes(several: Sequence[Pages]) -> list[BaseRoute]:
-    """Return the routes of all datasets. The pages of the first one have no prefix."""
+    """Return the routes of all datasets. The paths of the first dataset's pages have no prefix."""
     first, *others = several
     return [
         Route("/step", _html(lambda request: step_page(several, _values(request)))),
