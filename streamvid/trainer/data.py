@@ -184,7 +184,7 @@ def _opened(source: DatasetConfig) -> Dataset:
 def check_features(config: TrainConfig, module: nn.Module, is_main: bool = True) -> None:
     """Raise ConfigError if the run trains on features that were made by other encoders.
 
-    is_main: True for the rank that builds encoders if their weights must be compared.
+    is_main: True for the rank that builds the encoders if the weights of the encoders must be compared.
     """
     if config.task != "sft:train":
         return
@@ -199,7 +199,7 @@ def _features(config: TrainConfig, stores: Stores) -> Sidecar:
 
 @contextmanager
 def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
-    """Open the training loader and one for evaluation, which is empty if the run does not evaluate.
+    """Open the training loader and the evaluation loader, which is empty if the run does not evaluate.
 
     No model is needed, so mistakes in the data are reported before a model is built, which can take minutes.
     """
@@ -234,7 +234,7 @@ def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]
 
 
 def _check_audio(features: Sidecar, config: TrainConfig) -> None:
-    """Raise ConfigError if the features were made with different audio from that of the run."""
+    """Raise ConfigError if the features were made with audio options that differ from those of the run."""
     if problems := differences(features.manifest.made_with.get("audio"), audio_facts(config), "data.audio"):
         raise ConfigError(f"features {features.url} are stale: {'; '.join(problems)}; {REMEDY}")
 

@@ -65,8 +65,9 @@ def encode_on_ray(
 ) -> EncodeResult:
     """Encode with tasks on a Ray cluster, and return once the features are sealed.
 
-    Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. It has `config.data.num_workers`
-    CPUs; None selects a machine's CPUs per GPU, or all CPUs of a machine.
+    Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. Each task has
+    `config.data.num_workers` CPUs. If this is None, a task has the CPUs of its machine divided by the number of GPUs,
+    or all CPUs of its machine if it uses no GPU.
     progress: called with "encode", the number of samples in finished shards, and their total.
     Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process runs tasks
     for the same features, and StreamvidError if tasks are lost repeatedly; finished shards are kept.

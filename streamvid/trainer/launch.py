@@ -60,9 +60,9 @@ def stop_requests() -> Iterator[StopRequest]:
 
 @contextmanager
 def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
-    """Create the Accelerator of this process, and reset its settings at the end, so that later runs can change them.
+    """Create the Accelerator of this process. At the end, reset its settings, so that later runs can change them.
 
-    The settings of an Accelerator that the caller created earlier remain, as does the process group of a launch.
+    The settings are not reset if the caller created an Accelerator earlier. The process group of a launch remains.
     Raises ConfigError if the launcher and the config disagree.
     """
     is_callers = is_initialized()

@@ -47,8 +47,8 @@ class RankReport:
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
     """Merge the reports of all ranks into one line.
 
-    Losses are averaged, and counts are summed. Times are those of the first rank, except the wait for data, which is
-    that of the rank that waited longest.
+    Losses are averaged, and counts are summed. The times of the first rank are used, except for the wait for data: for
+    this, the longest wait of all ranks is used.
     """
     batches = sorted(batch for report in reports for batch in report.batches)
     of_bucket: dict[str, list[BucketLoss]] = {}
