@@ -42,10 +42,11 @@ def check_audio(batch: Batch, num_channels: int, rate: int, preset: str) -> None
 
 
 def log_mel(waveform: Tensor, *, rate: int, hop: int, num_bins: int, num_fft: int = 1024) -> Tensor:
-    """Return log-mel spectrograms (…, samples // hop + 1, num_bins) of waveforms (…, samples), from -1 to 1.
+    """Return log-mel spectrograms (…, samples // hop + 1, num_bins) of waveforms (…, samples) with values in -1..1.
 
-    They are magnitudes of a centered Fourier transform with a Hann window, in triangles of area 1 on Slaney's mel
-    scale: `AudioProcessor` of Lightricks/LTX-2, packages/ltx-core/src/ltx_core/model/audio_vae/ops.py at 2362161.
+    The magnitudes of a centered Fourier transform with a Hann window are weighted by triangles of area 1 on Slaney's
+    mel scale, as in `AudioProcessor` of Lightricks/LTX-2 (packages/ltx-core/src/ltx_core/model/audio_vae/ops.py at
+    2362161).
     """
     from transformers.audio_utils import mel_filter_bank
 

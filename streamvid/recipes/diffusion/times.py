@@ -27,7 +27,7 @@ class NoiseDraw:
 
     noise: float32 (B, C, t, h, w).
     times: float32 (B,) in 0..1.
-    numbers: uniform numbers (B,), for choices of the family.
+    numbers: uniform numbers (B,) for other random choices of the model family.
     given: bool (B,), True for samples whose first frame is an input of the model.
     """
 
@@ -40,7 +40,7 @@ class NoiseDraw:
 def uniform_numbers(shape: Sequence[int], seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Draw normal noise (B, *shape) and uniform numbers (B, 2). Row i depends only on seeds[i].
 
-    They are drawn on the CPU, so that they are the same on every device.
+    The numbers are drawn on the CPU, so that they are the same on every device.
     """
     noise, numbers = torch.empty(len(seeds), *shape), torch.empty(len(seeds), 2)
     for row, seed in enumerate(seeds):

@@ -35,12 +35,13 @@ class DiffusionTraining(nn.Module):
     """Training module. Attributes in capitals are set by the family.
 
     PIPELINES: names of the diffusers pipelines that the family trains.
-    DENOISERS, ENCODERS: components that train, and frozen ones that only `encode` uses, with their allowed classes.
-    SAMPLERS: frozen components that only sampling needs.
+    DENOISERS: components that train, with their allowed classes.
+    ENCODERS: frozen components that only `encode` uses, with their allowed classes.
+    SAMPLERS: frozen components that only sampling needs, with their allowed classes.
     TOKENIZERS: names of tokenizers and image processors.
     TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the one that renders samples.
-    TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None: ignored. They are the fields
-        of a batch and the arguments of the pipeline's call.
+    TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None for an output that is ignored.
+        The names are those of the fields of a batch and of the arguments of the pipeline's call.
     MAX_TEXT: name of the argument of `encode_prompt` for the text length, or None.
     NUM_STEPS: timestep of the transformer at time 1.
     """
@@ -231,7 +232,7 @@ class DiffusionTraining(nn.Module):
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
 
     def noisy_latents(self, latents: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return latents with noise, except for first frames that are inputs of the model."""
+        """Return latents with added noise. First frames that are inputs of the model remain without noise."""
         noisy = losses.mix(latents, drawn.noise, drawn.times)
         if not bool(drawn.given.any()):
             return noisy
@@ -328,9 +329,9 @@ class DiffusionTraining(nn.Module):
         return pixels.round().clamp(0, 255).to(torch.uint8)
 
     def prepare(self, pipe: Any, batch: Batch, row: int) -> None:
-        """Pass outputs of `encode` to the pipeline in place of those that it would compute from pixels.
+        """Pass outputs of `encode` to the pipeline in place of the values that it would compute from pixels.
 
-        This is needed because stored samples do not contain the pixels of their conditions.
+        This is necessary because stored samples do not contain the pixels of their conditions.
         """
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:

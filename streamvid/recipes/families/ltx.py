@@ -7,8 +7,8 @@ Numbers and their sources:
   one position in time, so its rate does not matter.
 - time shift: by the number of tokens, from the scheduler's config (`calculate_shift`, same file).
 - a first frame given to the model has timestep 0 (pipeline_ltx_image2video.py) and is excluded from the loss
-(Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd); probability 0.1
-(finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667).
+  (Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd); probability 0.1
+  (finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667).
 - latents: `latents_mean`, `latents_std` (buffers) and `scaling_factor` of the VAE.
 """
 

@@ -111,7 +111,7 @@ class WanVaceTraining(WanTraining):
         return {"control_hidden_states": batch.control}
 
     def uses_image(self) -> bool:
-        """Return False, because images are reference images."""
+        """Return False, because images are used only as reference images."""
         return False
 
     def pipeline_name(self) -> str:

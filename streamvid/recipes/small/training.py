@@ -191,7 +191,10 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
-        """Generate uint8 videos (B, 3, T, H, W) for a batch's texts and bucket, from noise drawn with its seeds."""
+        """Generate uint8 videos (B, 3, T, H, W) for the texts and the bucket of a batch.
+
+        The noise is drawn with the batch's seeds.
+        """
         device, size = self.transformer.always.device, batch.bucket.shape
         codec = self.autoencoder if hasattr(self, "autoencoder") else self.config.build_codec().to(device)
         noise, _ = draw_noise_and_times(codec.latent_shape(size), batch.sample_seeds, device)
