@@ -181,9 +181,9 @@ def check_fresh(
     """Raise ConfigError, naming every difference, if the encoders of the features differ from those of `model`.
 
     module: built module; the weights of its encoders are compared.
-    build: function that builds a module with its encoders. Called to compare encoders that `module` lacks and that no
-        weight file of `model` identifies. If they cannot be built here, a warning is logged.
-    Datasets and views are compared by the loader, not here.
+    build: function that builds a module with its encoders. It is called to compare encoders that `module` lacks and
+        that no weight file of `model` identifies. If these encoders cannot be built, a warning is logged.
+    The loader compares datasets and views; this function does not.
     """
     made = sidecar.manifest.made_with
     digests = {name: digest for name, digest in made.get("encoders_sha256", {}).items() if name}  # "": no `encoders`
@@ -211,10 +211,10 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
-    """Return the facts, other than their weights, that define the encoders.
+    """Return the facts that define the encoders, except for the weights of the encoders.
 
     names: factory arguments that the encoders depend on; None for all arguments.
-    has_encoders: True if their weights are recorded, so that the name of the factory is ignored.
+    has_encoders: True if the weights of encoders are recorded, so that the name of the factory is ignored.
     """
     args = {name: portable(value) for name, value in model.args.items() if names is None or name in names}
     return {"version": VERSION, "factory": None if has_encoders else model.factory, "args": args}

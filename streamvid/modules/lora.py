@@ -166,7 +166,7 @@ def bases_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def adapter_files(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> dict[str, EncodedAdapters]:
-    """Return the files for the adapters among `tensors`, by the dotted name of the model that has the adapters.
+    """Return one adapter file per model that has adapters among `tensors`, by the dotted name of the model.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """

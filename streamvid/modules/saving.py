@@ -133,7 +133,7 @@ def changing(module: nn.Module) -> dict[str, Tensor]:
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gather the full tensors on the CPU. Every rank must call this with the same names in the same order."""
+    """Gather the full tensors on the CPU. Every rank must call this function with the same names in the same order."""
     whole = {}
     for name, tensor in tensors.items():
         part: Any = tensor.detach()
