@@ -15,7 +15,7 @@ _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 def shipped(name: str) -> Path:
     """Return the path of a shipped file or folder, such as `configs/train/tiny.yaml`.
 
-    Raises ConfigError if it is missing.
+    Raises ConfigError if the file or folder is missing.
     """
     first, _, rest = name.partition("/")
     for place in (_PACKAGE / "_shipped" / first, _PACKAGE.parent / _IN_CHECKOUT[first]):
