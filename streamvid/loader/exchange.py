@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 
 
 def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGroups) -> None:
-    """Compare the plans of all processes in a collective operation. If any differ, all processes raise ConfigError."""
+    """Compare the plans of all processes in a collective operation. All processes raise ConfigError if plans differ."""
     processes_per_rank = None if groups.process_group is not None else 1
     if groups.shared_group is not None:
         processes_per_rank = groups.shared_group.size()

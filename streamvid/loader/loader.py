@@ -214,7 +214,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset; the first one if there are several."""
+        """The dataset of the loader, or the first of several datasets."""
         return self.datasets[0]
 
     # Remaining work.
@@ -251,7 +251,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Pairs of bucket id and shape of `batch.video` in a full batch, largest first, for a warm-up.
+        """List of (bucket id, shape of `batch.video` in a full batch) for a warm-up, largest shape first.
 
         With tail="shrink" and tail="uneven", the last batches can be smaller.
         """
@@ -289,10 +289,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._iterate(*self._start_run(end_epoch, is_again), end_epoch)
 
     def _start_run(self, end_epoch: int | None, is_again: bool = False) -> tuple[Pipeline, int]:
-        """Start the pipeline, and return it with the number of its run.
-
-        The run covers all epochs before `end_epoch`, or one epoch if versions are followed.
-        """
+        """Start a run up to `end_epoch`, or of one epoch if versions are followed. Return (pipeline, run number)."""
         self._monitor.begin(self._setup, self._plan.cursor, is_again, self.stats)
         pipeline = self._open_pipeline()
         run, last = pipeline.stop(), self._plan.cursor.epoch + 1 if self._follows else end_epoch
@@ -376,10 +373,7 @@ class VideoLoader(UnsupportedProtocols):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batches handed out so far, as JSON.
-
-        After the same step, the result is equal on all ranks.
-        """
+        """Return the position after the batches handed out, as JSON. After the same step, it is equal on all ranks."""
         return make_state(self._plan, self._num_done, self._setup.belongs_to, self._setup.versions)
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
@@ -445,7 +439,7 @@ class VideoLoader(UnsupportedProtocols):
                 self._report()
 
     def _use(self, setup: Setup) -> None:
-        """Continue with another setup, whose memory and threads replace the current ones."""
+        """Continue with another setup. Its memory and threads replace the current memory and threads."""
         if setup is self._setup:
             return
         old, self._setup = self._pipeline, setup

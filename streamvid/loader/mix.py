@@ -107,7 +107,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return the ShardInfo of shard `number` of a bucket. Recent ones are cached, because creating them is slow."""
+        """Return the ShardInfo of shard `number` of a bucket. Recent results are cached, because creating one is slow."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -138,9 +138,10 @@ class MixPart:
     """One dataset of a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
     number: number of the part, unique in the loader.
-    seed: seed of its random choices (SAMPLE-1): the loader's seed or, with several datasets, a seed derived from it.
+    seed: seed of the random choices for its samples (SAMPLE-1). With several datasets, it is derived from the loader's
+        seed; with one dataset, it is the loader's seed.
     columns: column name used by the caller → column name in this dataset's index.
-    rate: rule for the frame rate at which its clips are read.
+    rate: rule for the frame rate at which clips are read.
     media: conditioning inputs to deliver.
     sidecar: precomputed features to deliver instead of clips.
     later: number of the part with a later version of the same dataset; None for the version that the loader uses.
@@ -341,7 +342,10 @@ def open_mix(
     mix_by: MixBy = "samples",
     model: ModelRule | None = None,
 ) -> Mix:
-    """Open all datasets, but not their features. model: rule for counting the tokens of weighted datasets."""
+    """Open all datasets, but not their features.
+
+    model: rule for counting the tokens of weighted datasets.
+    """
     configs = open_configs(data.dataset, stores, data.versions)
     buckets: dict[str, Bucket] = {}
     parts = [_open_part(number, config, data, len(configs) > 1, seed, buckets) for number, config in enumerate(configs)]

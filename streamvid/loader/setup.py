@@ -146,7 +146,7 @@ class Setup:
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Pairs of bucket id and shape of `batch.video` in a full batch, largest first."""
+        """List of (bucket id, shape of `batch.video` in a full batch), largest shape first."""
         axes = [RING_LAYOUT.index(name) for name in self.output.layout]
         found = []
         for bucket in self.buckets:
@@ -157,7 +157,7 @@ class Setup:
 
     @property
     def versions(self) -> StateVersions:
-        """Versions of the datasets, and those from which samples are still carried over."""
+        """Current versions of the datasets, and the versions from which samples are still carried over."""
         earlier = self.selection.earlier
         return StateVersions(self.mix.versions, () if earlier is None else earlier.selection.mix.versions)
 
@@ -175,7 +175,7 @@ class Setup:
         }
 
     def compare(self, cursor: Cursor) -> None:
-        """Compare the plan with those of the other processes. If any differ, all processes raise ConfigError."""
+        """Compare the plans of all processes. If any plans differ, all processes raise ConfigError."""
         if self.compared_groups is None:
             return
         selection = self.selection
@@ -419,7 +419,10 @@ def loader_memory(
     media: Sequence[Medium] = (),
     audio: AudioPlan | None = None,
 ) -> LoaderMemory:
-    """Return the sizes of a loader's memory. pixels: format in the ring; None if the ring contains stored clips."""
+    """Return the sizes of a loader's memory.
+
+    pixels: format in the ring; None if the ring contains stored clips.
+    """
     largest = max(
         batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media, audio) for bucket in buckets
     )

@@ -30,7 +30,10 @@ _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 @dataclass(frozen=True)
 class Stores:
-    """Access of one rank to the stores. options: storage options, with limits divided by the number of local ranks."""
+    """Access of one rank to the stores.
+
+    options: storage options, with limits divided by the number of local ranks.
+    """
 
     options: StorageOptions
     cache: BlockCache | None
@@ -68,7 +71,10 @@ class Stores:
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
-    """Return (statistics of object stores, statistics of their cache) for this process; None for a part without use."""
+    """Return (statistics of object stores, statistics of the cache) for this process.
+
+    The statistics are None without object stores or without a cache, respectively.
+    """
     stores = {id(_origin(dataset.store)): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:
         return None, None
@@ -77,7 +83,7 @@ def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | Non
 
 
 def _origin(store: Store) -> Store:
-    """Return the store behind the cache, which several datasets may share."""
+    """Return the store behind a cache. Several datasets may share this store."""
     return store.origin if isinstance(store, CachedStore) else store
 
 

@@ -37,7 +37,10 @@ assert set(LIMITS) == set(get_args(Limit))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Run conditions that affect the advice. clips: storage form of the clips, copy or native."""
+    """Run conditions that affect the advice.
+
+    clips: storage form of the clips, copy or native.
+    """
 
     num_cores: int
     clips: str

@@ -112,7 +112,7 @@ class LoaderArguments:
 
 
 def agreed_versions(mix: Mix, is_due: bool, world: World, groups: ProcessGroups | None) -> tuple[int, ...] | None:
-    """Return the versions with which all ranks begin an epoch: the newest ones that rank 0 sees.
+    """Return the versions with which all ranks begin an epoch: the newest versions that rank 0 sees.
 
     Every rank must call this function. The result is None unless an epoch is due on every rank.
 
@@ -175,7 +175,7 @@ def _announce(old: Setup, new: Setup, epoch: int) -> None:
 
 
 def after(new: Setup, old: Setup) -> Setup:
-    """Return the new setup, extended so that it also delivers the samples that the old setup has carried over."""
+    """Return the new setup, extended so that it first delivers the samples that the old setup has carried over."""
     mine, theirs = new.pipeline, old.pipeline
     return replace(
         new,
@@ -190,7 +190,7 @@ def after(new: Setup, old: Setup) -> Setup:
 
 
 def with_earlier(new: Selection, old: Selection) -> Selection:
-    """Return the new selection, extended so that its plans begin with the samples that the old one has carried over."""
+    """Return the new selection, whose plans then begin with the samples that `old` has carried over."""
     numbers = range(len(new.mix.parts), 2 * len(new.mix.parts))
     parts = tuple(
         replace(part, number=number, later=part.number) for part, number in zip(old.mix.parts, numbers, strict=True)

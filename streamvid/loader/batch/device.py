@@ -122,7 +122,7 @@ def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_device(device: torch.device | str | None) -> torch.device | None:
-    """Return `device` as a torch device, or None for None. Raises ConfigError if the device is not available."""
+    """Return `device` as a torch device, or None if `device` is None. Raises ConfigError for an unavailable device."""
     if device is None:
         return None
     import torch  # importing torch takes seconds, and planning alone does not need it

@@ -172,8 +172,9 @@ def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
 def with_features(
     mix: Mix, features: object, stores: Stores, facts: Sequence[Mapping[str, Any]], columns: Collection[str]
 ) -> Mix:
-    """Return the mix with features instead of clips. facts: result of `view_facts` for each part.
+    """Return the mix with features instead of clips.
 
+    facts: result of `view_facts` for each part.
     Raises ConfigError, which names all differences, if features were created from another dataset or with other
     options, and DatasetError or StorageError if they cannot be read.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClipRead:
-    """Result of one read: its duration, the number of bytes read, and a problem with the stored file or None."""
+    """Result of one read: the duration, the number of bytes read, and the problem with the stored file, if any."""
 
     seconds: float
     num_bytes: int

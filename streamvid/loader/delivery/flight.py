@@ -68,7 +68,7 @@ class Kind(Protocol):
         ...
 
     def read(self, slot: Slot) -> None:
-        """Read a slot's sample again, or read its substitute. Called in a fetch thread."""
+        """Read the sample of a slot again, or read the substitute of the sample. Called in a fetch thread."""
         ...
 
     def hear(self, answer: Answer) -> None:
@@ -81,7 +81,7 @@ class Kind(Protocol):
 
 
 class Flight:
-    """Slots in flight, their threads and memory, and their substitutes.
+    """Slots in flight, with the threads, the memory and the substitutes that they need.
 
     The pipeline sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block` (an offset in `clips`) when it opens.
     """
@@ -151,7 +151,10 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """If a sample is known to be bad, replace it and return True. is_whole: see Repairs.reason."""
+        """If a sample is known to be bad, replace it and return True.
+
+        is_whole: see Repairs.reason.
+        """
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False
@@ -197,10 +200,10 @@ class Flight:
             self.finish(slot)
 
     def fail(self, slot: Slot, error: object) -> None:
-        """Finish a slot with an error that says why its sample cannot be delivered. The sample itself may be good.
+        """Finish a slot with an error that states why the sample cannot be delivered. The sample itself may be good.
 
-        If a later version has deleted the sample's tar, continue with the tar that replaces it, or with another
-        sample.
+        If a later version has deleted the tar of the sample, the slot continues with the tar that replaces the deleted
+        one, or with another sample.
         """
         if slot.sample.part.sidecar is None and slot.num_moves < _MAX_MOVES:
             self.fetchers.submit(partial(self._look_again, slot, error))

@@ -144,7 +144,7 @@ class IndexRows:
         return rows, number, key
 
     def _relocated(self, sample: SampleRequest, row: IndexRow) -> IndexRow:
-        """Return the row with the location of the sample's files in the newest version, if its shard was replaced."""
+        """Return the row. If the shard was replaced, change the location of the sample's files to a later version's."""
         part = sample.part
         shards = None if part.sidecar else self._later.shards_of(part.number, sample.shard_info)
         if shards is None:

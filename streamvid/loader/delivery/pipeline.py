@@ -92,7 +92,10 @@ class Pipeline:
     def __init__(
         self, parts: Sequence[MixPart], options: PipelineOptions, quarantine: Quarantine | None = None
     ) -> None:
-        """Create a pipeline. quarantine: records of an earlier pipeline of the same loader, which are continued."""
+        """Create a pipeline.
+
+        quarantine: records of an earlier pipeline of the same loader, which are continued.
+        """
         self._options, self._pid = options, os.getpid()
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
@@ -136,7 +139,7 @@ class Pipeline:
 
     @property
     def num_in_ring(self) -> int:
-        """Number of batches with memory in the ring, including those that the caller holds."""
+        """Number of batches with memory in the ring, including batches that the caller holds."""
         return self.ring.num_allocated if self.is_open else 0
 
     @property
@@ -157,8 +160,9 @@ class Pipeline:
             self._signals.wait(_POLL_SECONDS)
 
     def start(self, run: int, requests: Iterator[BatchRequest]) -> None:
-        """Begin a run over `requests`. run: number that the preceding call of `stop` returned.
+        """Begin a run over `requests`.
 
+        run: number that the preceding call of `stop` returned.
         If another thread has called `stop` since then, `next_batch` raises LoaderError.
         """
         self._check(run)

@@ -126,7 +126,10 @@ class Quarantine:
 
 
 def refuse_inside(name: str, folder: Path, datasets: Sequence[Dataset]) -> None:
-    """Raise ConfigError if the folder of an option is inside a dataset. name: name of the option."""
+    """Raise ConfigError if the folder of an option is inside a dataset.
+
+    name: name of the option.
+    """
     for dataset in datasets:
         if isinstance(dataset.store, LocalStore) and folder.resolve().is_relative_to(dataset.store.root.resolve()):
             raise ConfigError(

@@ -46,7 +46,10 @@ def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
 
 
 def logged_batch(pending: PendingBatch, planned_keys: Mapping[int, str]) -> LoggedBatch:
-    """Return the ledger's entry for a batch. planned_keys: slot → key of the bad sample that was replaced."""
+    """Return the ledger's entry for a batch.
+
+    planned_keys: slot → key of the bad sample that was replaced.
+    """
     plan, num_done = pending.request.position
     position = Position(plan.cursor.epoch, plan.cursor.step + num_done - 1)
     pairs = enumerate(zip(pending.request.samples, pending.deliveries, strict=True))

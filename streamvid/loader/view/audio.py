@@ -171,7 +171,10 @@ def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AudioPlan:
-    """Audio of all deliveries of a loader. shapes: bucket id → shape, for all buckets with pictures."""
+    """Audio of all deliveries of a loader.
+
+    shapes: bucket id → shape, for all buckets with pictures.
+    """
 
     form: AudioForm
     shapes: Mapping[str, AudioShape]
@@ -184,9 +187,9 @@ class AudioPlan:
 def with_audio(
     part: ClipPart, clip: SampleFile, index: tuple[ClipIndex, AudioIndex] | None, shape: AudioShape, max_pieces: int
 ) -> ClipPart:
-    """Return a part of a clip that also covers the audio of its frames, or the whole clip if no smaller part does.
+    """Return `part` extended to the audio of its frames, or the whole clip if no smaller part contains the audio.
 
-    index: packets of the clip's video and audio; None if its audio is decoded through the container.
+    index: packets of the clip's video and audio; None if the audio is decoded through the container.
     max_pieces: see `clip_part`.
     Raises IntegrityError if the index is invalid.
     """
@@ -205,7 +208,8 @@ def with_audio(
 def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int) -> ClipPart:
     """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part does.
 
-    index: packets of the file; None if it is decoded through its container. max_pieces: see `clip_part`.
+    index: packets of the file; None if the file is decoded through its container.
+    max_pieces: see `clip_part`.
     Raises IntegrityError if the index is invalid.
     """
     numbers = pick.numbers(clip.num_frames)

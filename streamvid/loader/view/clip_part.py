@@ -147,7 +147,10 @@ def fits(part: ClipPart, clip: SampleFile, room: int | None, max_pieces: int | N
 
 
 def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> ClipPart:
-    """Return the part that covers the whole clip. numbers: indices of the frames to deliver, or None."""
+    """Return the part that covers the whole clip.
+
+    numbers: indices of the frames to deliver, or None.
+    """
     return ClipPart(pick, numbers, 0, clip.num_bytes, ((0, clip.num_bytes, clip.sha256),))
 
 

@@ -31,7 +31,10 @@ ABSENT_COLORS = ("bt709", "full", "left")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """Conditioning input of a loader. num_items: maximum number of items per sample; 1 for an input without a list."""
+    """Conditioning input of a loader.
+
+    num_items: maximum number of items per sample; 1 for an input without a list.
+    """
 
     name: str
     is_list: bool = False
@@ -189,7 +192,7 @@ class PictureRoom:
         return first + (number * self.num_samples + index) * self.audio.num_bytes
 
     def start(self, number: int) -> int:
-        """Return the byte offset of conditioning input `number`, or the end of the last one for `len(media)`."""
+        """Return the byte offset of conditioning input `number` or, for `len(media)`, the end of the last input."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
         return self.num_samples * (self._video_bytes + before)
 
@@ -202,7 +205,7 @@ class PictureRoom:
         return 0 if self.picture is None else self.bucket.num_frames * self.picture.num_bytes
 
     def picture_of(self, medium: Medium) -> PictureFormat:
-        """Return the format of an input's pictures: that of the video, except for masks."""
+        """Return the format of an input's pictures. For inputs other than masks, it is the format of the video."""
         assert self.picture is not None
         return replace(self.picture, pixels="mask") if medium.is_mask else self.picture
 

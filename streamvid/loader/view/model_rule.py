@@ -63,7 +63,7 @@ def check_view(rule: ModelRule, view: ViewOptions) -> None:
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
     """Return the model rule for which the datasets were sealed, or None if no dataset was sealed for a model.
 
-    Raises ConfigError if their rules give different token counts.
+    Raises ConfigError if the rules of the datasets give different token counts.
     """
     rules = [manifest.model for manifest in manifests if manifest.model is not None]
     names = {rule.factors: rule.name for rule in rules}

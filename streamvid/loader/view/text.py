@@ -47,7 +47,10 @@ Node: TypeAlias = "str | TemplateField | TemplatePart"
 
 @dataclass(frozen=True, slots=True)
 class TemplateField:
-    """Placeholder for a column's value. format: format of numbers; "" for Python's default."""
+    """Placeholder for a column's value.
+
+    format: format of numbers; "" for Python's default.
+    """
 
     name: str
     format: str = ""
@@ -186,7 +189,7 @@ class TextRule:
         return "" if self._is_dropped(dropout or choices) else self._caption(row.texts, choices)[1]
 
     def only_variant(self, row: IndexRow) -> str | None:
-        """Return the variant if nothing is drawn for this sample, else None."""
+        """Return the variant of the caption if no random choice affects it, else None."""
         if self.options.dropout > 0.0 or len(self.columns) > 1 or row.texts.get(_CAPTIONS) is not None:
             return None
         ((column, _),) = self.columns
@@ -280,7 +283,10 @@ def _is_weight(weight: object) -> bool:
 
 
 def _drawn(weights: Sequence[float], share: float) -> int:
-    """Draw an index with probability proportional to its weight. share: uniform random number in [0, 1)."""
+    """Draw an index with probability proportional to its weight.
+
+    share: uniform random number in [0, 1).
+    """
     there = [place for place, weight in enumerate(weights) if weight > 0]
     ends = list(accumulate(weights[place] for place in there))
     place = bisect_right(ends, share * sum(weights[place] for place in there))

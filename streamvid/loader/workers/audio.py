@@ -20,9 +20,10 @@ from streamvid.video.limits import STORED_LIMITS
 def decode_audio(
     task: AudioTask, table: memoryview, data: memoryview, shown: TimeRange | None, ring: Any
 ) -> DecodedAudio:
-    """Decode the audio of a task into `ring`. Return whether the clip has audio, and the time of its first sample.
+    """Decode the audio of a task into `ring`. Return whether the clip has audio, and the time of the first sample.
 
-    table, data: packet table of the audio, and the bytes of the clip.
+    table: packet table of the audio.
+    data: bytes of the clip.
     shown: presentation times of the first and the last delivered frame; None if the task contains the first sample, or
         if `data` is a separate file.
     ring: any writable buffer.

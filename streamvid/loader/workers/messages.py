@@ -128,7 +128,10 @@ class DecodeTask(NamedTuple):
 
 
 class TarFile(NamedTuple):
-    """Tar in a store. sha256, num_bytes: checksum and size that identify it in a cache; "" and 0 for local stores."""
+    """Tar in a store.
+
+    sha256, num_bytes: checksum and size that identify it in a cache; "" and 0 for local stores.
+    """
 
     url: str
     path: str

@@ -28,7 +28,7 @@ _TABLES_BYTES = 64 * 2**20  # size of cached packet tables
 
 @dataclass(slots=True)
 class _Reading:
-    """Clip in progress: the part to read, the destination of its data, and the reads that returned wrong bytes."""
+    """Clip in progress: the part to read, the destination of the data, and the reads that returned wrong bytes."""
 
     number: int
     slot: ReadSlot
