@@ -168,9 +168,9 @@ def fit_costs(
 def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
     """Return bucket id → class number, from 0 for the cheapest.
 
-    A class contains the buckets that cost at most `tolerance` more than its cheapest bucket.
+    A class contains the buckets that cost at most `tolerance` more than the cheapest bucket of the class.
     costs: bucket id → cost, an integer of at least 1.
-    tolerance: share of the cheapest cost, from 0 to 10.
+    tolerance: allowed difference as a share of the lowest cost in the class, from 0 to 10.
     Raises ConfigError for other values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
@@ -237,7 +237,7 @@ def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
 
 
 def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
-    """Return the solution of a symmetric system of linear equations, or None if its columns are dependent."""
+    """Return the solution of a symmetric system of linear equations, or None if the system is singular."""
     rows = [[Fraction(value) for value in [*row, end]] for row, end in zip(matrix, right, strict=True)]
     for i, pivot_row in enumerate(rows):
         # The part of a column that is independent of the columns before it, relative to its length.

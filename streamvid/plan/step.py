@@ -54,7 +54,7 @@ class Step:
 
     @property
     def bucket_id(self) -> str:
-        """Bucket of all ranks in this step. Raises ConfigError if their buckets differ, as with sync="cost"."""
+        """Bucket of all ranks in this step. Raises ConfigError if ranks have different buckets, as with sync="cost"."""
         if len(set(self.bucket_ids)) != 1:
             there = ", ".join(sorted(set(self.bucket_ids)))
             raise ConfigError(f"the ranks of this step have different buckets ({there}); call for_rank(rank) first")
