@@ -48,7 +48,7 @@ class Size:
     buckets: tuple[Bucket, ...]
 
     def fitting(self, clip: Shape, num_frames: int | None = None) -> tuple[Bucket, ...]:
-        """Return the buckets that the clip can fill; with `num_frames`, only those with that frame count."""
+        """Return the buckets that the clip can fill. With `num_frames`, return only buckets with that frame count."""
         if clip.is_image:
             return tuple(bucket for bucket in self.buckets if bucket.is_image)
         return tuple(

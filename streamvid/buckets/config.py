@@ -224,7 +224,7 @@ class BucketConfig:
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
-        """Return the bucket that Open-Sora 2 assigns to the clip if its draws are `uniforms`."""
+        """Return the bucket that Open-Sora 2 assigns to the clip if it draws the numbers in `uniforms`."""
         clip = Shape(self._num_frames(facts), facts.height, facts.width, facts.is_image, self.spare_frames)
         return walk(self._candidates(clip), uniforms, facts.is_image)
 

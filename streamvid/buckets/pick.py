@@ -64,7 +64,7 @@ class Pick:
         return self.way in ("time", "spread")
 
     def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
-        """Return the chosen frame numbers. Some are repeated if `fps` exceeds the clip's frame rate.
+        """Return the chosen frame numbers. Some numbers are repeated if `fps` exceeds the clip's frame rate.
 
         num_frames: number of frames in the clip.
         times: ascending timestamps of all frames; required if `needs_times`.

@@ -67,7 +67,10 @@ def round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AudioPreset:
-    """Audio format that a published model is trained with. source: origin of its numbers."""
+    """Audio format that a published model is trained with.
+
+    source: origin of the numbers.
+    """
 
     sample_rate: int
     num_channels: int
