@@ -20,7 +20,10 @@ MAX_COUNTED_SHARDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class BucketContents:
-    """Samples of one bucket and split. shape: (frames, height, width)."""
+    """Samples of one bucket and split.
+
+    shape: (frames, height, width).
+    """
 
     bucket_id: str
     shape: tuple[int, int, int]

@@ -31,7 +31,10 @@ class TailCounts:
 
 @dataclass(frozen=True, slots=True)
 class StarvedBucket:
-    """Bucket that has samples but delivers none of them. num_samples: number of available samples per epoch."""
+    """Bucket that has samples but delivers none of them.
+
+    num_samples: number of available samples per epoch.
+    """
 
     bucket_id: str
     num_samples: int

@@ -142,7 +142,7 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
 def _planned_selection(attempt: Attempt, versions: Sequence[_Versions]) -> Selection:
     """Return the inputs of the plan that an attempt used.
 
-    Raises SourceError if the datasets are not those of the run.
+    Raises SourceError if the run used other datasets.
     """
     setup, earlier = _planned_setup(attempt, attempt.plan, versions), attempt.plan.get("earlier")
     return (setup if earlier is None else after(setup, _planned_setup(attempt, earlier, versions))).selection

@@ -264,7 +264,10 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows of a block with a valid size and number of frames. places: indices of these rows in the block."""
+    """Rows of a block with a valid size and number of frames.
+
+    places: indices of these rows in the block.
+    """
 
     block: FactsBlock
     places: Int64Array
@@ -278,7 +281,7 @@ class _SizedRows:
 
     @staticmethod
     def of(block: FactsBlock, rate: FrameRate, found: AssignedRows) -> _SizedRows:
-        """Return the usable rows of a block, and count its other rows as left out."""
+        """Return the usable rows of a block, and count the other rows as left out."""
         empty = np.full(len(block.rows), np.nan)
         values = {name: block.values.get(name, empty) for name in ("height", "width", "fps", "seconds", "num_bytes")}
         fps = np.where(values["fps"] > 0, values["fps"], np.nan)
@@ -334,7 +337,10 @@ def _no_count(name: str, value: float, most: int) -> str:
 def _unusable(
     found: AssignedRows, block: FactsBlock, mask: npt.NDArray[np.bool_], kind: str, reason: Callable[[int], str]
 ) -> None:
-    """Count the rows in `mask` as left out. reason: function that returns the reason for the row at an index."""
+    """Count the rows in `mask` as left out.
+
+    reason: function that returns the reason for the row at an index.
+    """
     places = np.flatnonzero(mask)
     if len(places):
         first = int(places[0])
@@ -365,7 +371,7 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
 
 @dataclass(slots=True)
 class _RowGroup:
-    """Group of rows that have the same size and reach the same frame count, with their possible buckets.
+    """Group of rows with the same size that reach the same frame counts, and the possible buckets of the group.
 
     waste: (cropped share, upscaling factor) for each possible bucket.
     ends: cumulative probabilities of the buckets; None if all rows go to one bucket or are left out.

@@ -73,7 +73,10 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """Facts about a sealed dataset. num_shards: number of shards that the run uses, by bucket id."""
+    """Facts about a sealed dataset.
+
+    num_shards: number of shards that the run uses, by bucket id.
+    """
 
     plan_fingerprint: str
     split: str
@@ -93,7 +96,10 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Metadata rows without a bucket, for one kind of reason. expected: expected number of these rows."""
+    """Metadata rows without a bucket, for one kind of reason.
+
+    expected: expected number of these rows.
+    """
 
     kind: str
     num_rows: int = 0
@@ -105,7 +111,7 @@ class LeftOut:
 class MetadataFacts:
     """Facts about metadata.
 
-    columns: name of a fact → name of its column.
+    columns: name of a fact → name of the column that contains it.
     num_groups: number of groups of rows with equal bucket choices.
     left_out: rows that are not assigned to a bucket, by kind of reason, most frequent first.
     """
@@ -120,7 +126,10 @@ class MetadataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """Loads, memory and time of the first epoch. estimates: None for metadata, because clip sizes are unknown."""
+    """Loads, memory and time of the first epoch.
+
+    estimates: None for metadata, because clip sizes are unknown.
+    """
 
     loads: LoadSummary
     memory: HostMemory
