@@ -46,7 +46,7 @@ class Attempt:
 
     plan: values that determine the plan, as JSON; see LedgerWriter.begin.
     cursor: position at which the sessions began.
-    logs: rank → its logs, in the order of the sessions.
+    logs: rank → logs of the rank, in the order of the sessions.
     until: position at which a later attempt begins to replace the deliveries; END for the last attempt.
     """
 
@@ -69,7 +69,7 @@ class Attempt:
 
     @property
     def num_logged(self) -> int:
-        """Number of batches in all logs, including those that were replaced."""
+        """Number of batches in all logs, including batches that later attempts replace."""
         return sum(loop.num_batches for logs in self.logs.values() for log in logs for loop in log.loops)
 
     def stretches(self, rank: int) -> list[Stretch]:

@@ -69,7 +69,7 @@ class RankLog:
                     yield from several
 
     def url(self, dataset: int) -> str:
-        """Return the location of a dataset of the loader, or its index if the log does not contain the location."""
+        """Return the location of a dataset of the loader, or the dataset's index if the log has no location."""
         return self.urls[dataset] if 0 <= dataset < len(self.urls) else str(dataset)
 
     @cached_property

@@ -14,7 +14,10 @@ _MAX_SAMPLES = 1 << 20  # of one block
 
 
 class Position(NamedTuple):
-    """Position of a batch in a run. step: index in the epoch, including steps before a resume."""
+    """Position of a batch in a run.
+
+    step: index in the epoch, including steps before a resume.
+    """
 
     epoch: int
     step: int
@@ -70,7 +73,10 @@ class LoopStart:
 
 
 def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict[str, Any]:
-    """Return the start of a loop as JSON. number: number of records before it in the rank's log."""
+    """Return the start of a loop as JSON.
+
+    number: number of records before it in the rank's log.
+    """
     return {"n": number, "cursor": dict(cursor), "again": is_again, "seconds": round(time.time(), 3)}
 
 
@@ -83,8 +89,9 @@ def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
 
 
 def block_record(number: int, batches: Sequence[LoggedBatch]) -> dict[str, Any]:
-    """Return consecutive batches as JSON columns, which compress well. number: see `start_record`.
+    """Return consecutive batches as JSON columns, which compress well.
 
+    number: see `start_record`.
     Except for the keys, a column whose values are all equal is replaced by that value.
     """
     samples = [sample for batch in batches for sample in batch.samples]
