@@ -117,7 +117,7 @@ class _Reads:
         self.num_bad = self.num_bytes = self.num_stored_bytes = 0
 
     def begin(self, sample: SampleRequest) -> None:
-        """Start reading a sample as soon as a block is free. If an earlier read failed, raise its error."""
+        """Start reading a sample as soon as a block is free. Raise the error of an earlier read that failed."""
         bucket = sample.part.dataset.manifest.bucket(sample.bucket_id)
         packets = partial(self._rows.packets, sample)
         delivery = prepare(self._rows, sample, bucket, lambda row, pick: clip_part(row.clip, packets(row), pick))
@@ -143,7 +143,7 @@ class _Reads:
         self._failure = error  # raised by `check` in the main thread
 
     def check(self) -> None:
-        """If an earlier read failed, raise its error."""
+        """If an earlier read failed, raise the error of that read."""
         if self._failure is not None:
             raise self._failure
 

@@ -49,7 +49,10 @@ class StoreRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRun:
-    """Samples of one bucket in a LoaderRun. decode_seconds: wall time of decoding, summed over decoders."""
+    """Samples of one bucket in a LoaderRun.
+
+    decode_seconds: wall time of decoding, summed over decoders.
+    """
 
     bucket_id: str
     num_samples: int
@@ -161,7 +164,10 @@ class Need:
 
 
 def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
-    """Return the resource usage of a run. store: pass over the store with the same share of cached data as the run."""
+    """Return the resource usage of a run.
+
+    store: pass over the store with the same share of cached data as the run.
+    """
     cpu = run.cpu_seconds
     return Usage(
         num_workers=run.num_workers,
@@ -175,7 +181,10 @@ def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
-    """Return the verdict on the fastest run. passes: passes over the store, measured before the runs."""
+    """Return the verdict on the fastest run.
+
+    passes: passes over the store, measured before the runs.
+    """
     best = _best(runs)
     slow, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
     usage = usage_of(best, fast, setting.num_cores)
@@ -210,7 +219,7 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
 
 
 def _best(runs: Sequence[LoaderRun]) -> LoaderRun:
-    """Return the fastest run; if several are about as fast, the one with the most workers."""
+    """Return the fastest run. If several runs are about equally fast, return the run with the most workers."""
     most = max(run.samples_per_second for run in runs)
     return max((run for run in runs if run.samples_per_second >= _ALIKE * most), key=lambda run: run.num_workers)
 
@@ -233,7 +242,7 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
 
 
 def slowest(passes: Sequence[StoreRun]) -> StoreRun:
-    """Return the slowest of the passes that took long enough, or of all passes if none did."""
+    """Return the slowest pass that took long enough, or the slowest of all passes if all were too short."""
     long_enough = [one for one in passes if one.seconds >= _MIN_PASS_SECONDS]
     return min(long_enough or passes, key=lambda one: one.samples_per_second)
 
@@ -262,7 +271,7 @@ def need_of(
     num_cores: int,
     margin: float = MARGIN,
 ) -> Need:
-    """Return the resources needed for a step time. Decoding costs are those of the run with the most workers.
+    """Return the resources needed for a step time. Decoding costs are taken from the run with the most workers.
 
     Only runs with at least one core per worker are considered.
 
