@@ -65,7 +65,7 @@ class RowPage:
 
 @dataclass(frozen=True, slots=True)
 class _Selected:
-    """Shards with selected samples (rows of the shard table), and the number of those samples in each."""
+    """Shards with selected samples, as rows of the shard table, and the number of selected samples in each shard."""
 
     shards: Int64s
     counts: Int64s
@@ -110,7 +110,10 @@ class Browser:
         return int(self._select(query).counts.sum())
 
     def members(self, row: int) -> npt.NDArray[np.int32]:
-        """Return the indices of a shard's samples, without those outside the view. row: row of the shard table."""
+        """Return the indices of a shard's samples, without those outside the view.
+
+        row: row of the shard table.
+        """
         return self._matching(row, filter_of_view(self._dataset))
 
     def _select(self, query: RowQuery) -> _Selected:

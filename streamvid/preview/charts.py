@@ -73,7 +73,7 @@ def crop_box(width: int, height: int, target: tuple[int, int], crop: Crop | None
 
 
 def kept_box(width: int, height: int, target: tuple[int, int], smallest: float) -> Box | None:
-    """Return the part of a displayed frame that every random crop keeps, or None if there is none.
+    """Return the part of a displayed frame that every random crop keeps, or None if no such part exists.
 
     smallest: minimum scale of the crop's sides, as a share of the largest crop.
     """

@@ -69,7 +69,7 @@ class DeliveredSample:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the pictures in bytes."""
+        """Size of the pictures in bytes."""
         pictures = [self.frames, *(one for items in self.media.values() for one in items)]
         return sum(one.nbytes for one in pictures if one is not None)
 

@@ -23,7 +23,11 @@ _MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class ExtractedSample:
-    """Files of one sample. folder: relative to the output folder; files: relative to `folder`."""
+    """Files of one sample.
+
+    folder: path of the sample's folder, relative to the output folder.
+    files: paths of the files, relative to `folder`.
+    """
 
     key: str
     folder: str

@@ -22,7 +22,10 @@ STATIC = {
 
 
 def static_file(name: str) -> bytes:
-    """Return the contents of a static file. name: one of STATIC."""
+    """Return the contents of a static file.
+
+    name: one of STATIC.
+    """
     return (_FOLDER / "static" / name).read_bytes()
 
 

@@ -31,7 +31,10 @@ _CURVES = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values of one metric. points: (step, value) in ascending order of steps."""
+    """Values of one metric.
+
+    points: (step, value) in ascending order of steps.
+    """
 
     name: str
     label: str

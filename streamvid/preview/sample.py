@@ -172,8 +172,9 @@ def checksum_of(dataset: Dataset, part: ClipRange) -> Checksum:
 
 @dataclass(frozen=True, slots=True)
 class ClipFrames:
-    """Frames of a clip in presentation order. is_known: True if the dataset has an index of the clip's packets.
+    """Frames of a clip in presentation order.
 
+    is_known: True if the dataset has an index of the clip's packets.
     seconds: time of each frame after the first one, or evenly spaced times if the clip has no index.
     keyframes: numbers of the frames at which decoding can start.
     """

@@ -34,7 +34,10 @@ _TYPES = {"mp4": "video/mp4", "webm": "video/webm", "mkv": "video/x-matroska"}
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One sample of a grid. visit: visit that a link shows; None for the default."""
+    """One sample of a grid.
+
+    visit: visit that the link of the card shows; None for the default visit.
+    """
 
     facts: SampleFacts
     link: str
@@ -159,7 +162,10 @@ class Pages:
         return {"page": page, "cards": [self.card(one) for one in page.rows], "bucket": bucket, "more": more}
 
     def card(self, facts: SampleFacts, visit: int | None = None, asked: ViewQuery | None = None) -> Card:
-        """Return the card of a sample. visit: visit whose first frame is shown, in place of a frame of the clip."""
+        """Return the card of a sample.
+
+        visit: visit whose first frame is shown, in place of a frame of the clip.
+        """
         place, extension = facts.place, str(facts.values.get("clip_extension"))
         at = (place.shard.bucket_id, place.shard.number, place.index)
         shown = {} if asked is None else asked.to_query()
@@ -280,7 +286,7 @@ class Pages:
         )
 
     def audio(self, place: SamplePlace) -> str:
-        """Return the waveform of a sample's clip, as part of its page."""
+        """Return the waveform of a sample's clip, as part of the sample's page."""
         facts = sample_facts(self.dataset, place)
         part, duration, found, problem = clip_range(facts), facts.values.get("duration_seconds"), None, None
         if part.num_bytes <= _MAX_CHECKED and isinstance(duration, float):
@@ -326,7 +332,10 @@ class Pages:
         return self.root + path(*parts)
 
     def page(self, template: str, title: str, active: str, **values: Any) -> str:
-        """Render a whole page. active: page to highlight in the navigation."""
+        """Render a whole page.
+
+        active: page to highlight in the navigation.
+        """
         return render(template, title=title, active=active, **values, **self._common())
 
     def _common(self) -> dict[str, Any]:

@@ -170,7 +170,10 @@ class Preview:
 def app_of(
     datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions, token: str | None
 ) -> Guard:
-    """Return the ASGI application. token: token that requests must present; None to require no token."""
+    """Return the ASGI application.
+
+    token: token that requests must present; None to require no token.
+    """
     several = _pages_of(datasets, features, options)
 
     @asynccontextmanager
