@@ -47,8 +47,8 @@ class RankReport:
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
     """Merge the reports of all ranks into one line.
 
-    Losses are averaged, and counts are summed. The times of the first rank are used, except for the wait for data: for
-    this, the longest wait of all ranks is used.
+    Losses are averaged, and counts are summed. The wait for data is the longest wait of any rank. All other times are
+    those of the first rank.
     """
     batches = sorted(batch for report in reports for batch in report.batches)
     of_bucket: dict[str, list[BucketLoss]] = {}

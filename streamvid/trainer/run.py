@@ -60,7 +60,7 @@ class Run:
     """Training run. Its constructor raises ConfigError and StateError before anything is written.
 
     stack: closes everything that the run opens.
-    module, loader, eval_loader: replacements for those in the configuration.
+    module, loader, eval_loader: objects to use instead of those that the configuration describes.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ def _rows(
 
 
 def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
-    """Let the module reject unsupported sizes, if it has a method `check_size` and its VAE is available."""
+    """Let the module reject unsupported sizes if the module has a method `check_size` and a VAE."""
     model: Any = trial.module.model
     if not hasattr(model, "check_size") or not hasattr(model, "vae"):
         return

@@ -106,7 +106,7 @@ class StepMemory:
 
     size: samples per batch.
     tokens: tokens per sample.
-    measured: memory of a measured batch of this bucket.
+    measured: memory of a batch of this bucket that was encoded for a measurement.
     measured_size: number of samples in the measured batch.
     encodes: True if the step encodes its batch, False if it reads features.
     accumulates: True if gradients of earlier batches exist during the step.
