@@ -26,7 +26,7 @@ def encode_audio(vae: Any, audio: Tensor) -> Tensor:
 
 
 def check_audio(batch: Batch, num_channels: int, rate: int, preset: str) -> None:
-    """Raise ConfigError if the channels or the rate of a batch's audio differ from those of the model.
+    """Raise ConfigError if a batch's audio has another number of channels or another sample rate than the model.
 
     preset: audio preset of the model.
     """

@@ -182,9 +182,9 @@ class DiffusionTraining(nn.Module):
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` (B,), the mean over `validation_times`, and the loss at each of these times.
+        """Return the loss of each sample at each of `validation_times`, and the mean over these times as `loss`.
 
-        All times use the same noise.
+        All losses have shape (B,). The noise is the same at all times.
         """
         drawn = self.draw(batch)
         found = {}
@@ -245,13 +245,16 @@ class DiffusionTraining(nn.Module):
         return latents[:, :, :1]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the transformer's prediction for noisy latents, in their shape."""
+        """Return the transformer's prediction for noisy latents, in the shape of the latents."""
         raise NotImplementedError
 
     # Samples
 
     def pipeline(self, name: str | None = None) -> Any:
-        """Build a diffusers pipeline, by default the one that renders samples, from the children of this module."""
+        """Build a diffusers pipeline from the children of this module.
+
+        name: class name of the pipeline; None for the pipeline that renders samples.
+        """
         import diffusers
 
         kind = getattr(diffusers, name or self.pipeline_name())
@@ -355,7 +358,7 @@ class DiffusionTraining(nn.Module):
     # Sizes and first frames
 
     def first_frames(self, batch: Batch, video: Tensor) -> Tensor:
-        """Return the first frames, floats (B, 3, 1, H, W) in -1..1, of the clips or of the configured input."""
+        """Return the first frames of the clips or of the configured input: floats (B, 3, 1, H, W) in -1..1."""
         if self.config.image is None:
             return video[:, :, :1]
         if self.config.image not in getattr(batch, "media", {}):
@@ -380,7 +383,10 @@ class DiffusionTraining(nn.Module):
 
 
 def cast_inputs(module: Any) -> RemovableHandle:
-    """Cast floating-point inputs of a pipeline's model, except for times, to its dtype until the hook is removed."""
+    """Cast the floating-point inputs of a model to the dtype of the model, except for times.
+
+    Inputs are cast until the returned hook is removed.
+    """
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()

@@ -94,7 +94,7 @@ class LtxTraining(DiffusionTraining):
         return found.transpose(1, 2).reshape(len(noisy), -1, t, h, w)
 
     def compression(self) -> tuple[int, int]:
-        """Return the number of frames and pixels per latent; without a VAE, those of LTX-Video."""
+        """Return (frames per latent frame, pixels per latent side) of the VAE or, without a VAE, of LTX-Video's VAE."""
         return self.size_factors() if hasattr(self, "vae") else (8, 32)
 
     def pipeline_name(self) -> str:

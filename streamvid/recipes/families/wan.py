@@ -72,7 +72,7 @@ class WanTraining(DiffusionTraining):
         return bool(self.folder.setting("expand_timesteps", False))
 
     def interval(self) -> tuple[float, float]:
-        """Return the times of the expert that trains."""
+        """Return the interval of times for which the trained expert is used."""
         low = self.folder.setting("boundary_ratio", 0.0) if self.denoiser_names() == ("transformer",) else 0.0
         return low, self.folder.setting("boundary_ratio", 1.0) if self.denoiser_names() == ("transformer_2",) else 1.0
 

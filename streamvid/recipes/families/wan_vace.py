@@ -102,7 +102,10 @@ class WanVaceTraining(WanTraining):
 
     @staticmethod
     def _references(batch: Batch, shape: torch.Size) -> Tensor:
-        """Return the latents of a batch's reference images. shape: shape of the clips' latents."""
+        """Return the latents of a batch's reference images.
+
+        shape: shape of the clips' latents.
+        """
         found: Tensor = batch.control[:, : shape[1], : batch.control.shape[2] - shape[2]]
         return found.float()
 

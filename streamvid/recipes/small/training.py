@@ -80,7 +80,7 @@ class SmallConfig(Options):
 
     @property
     def token_size(self) -> Size:
-        """Value of `patch`, or the default for this codec."""
+        """Value of `patch`, or the default value for the configured codec."""
         return self.patch or _DEFAULT_PATCH[self.codec]
 
     def build_codec(self) -> PatchCodec | Autoencoder:
