@@ -94,7 +94,7 @@ class Encoder:
         return [None if other else row for row, other in zip(rows, batch.is_repeat.tolist(), strict=True)]
 
     def null(self) -> FeatureRow | None:
-        """Return the tensors of an empty text from the module's `encode_null`, or None if it has no such method."""
+        """Return the tensors of an empty text from the module's `encode_null`, or None without this method."""
         if not hasattr(self.module, "encode_null"):
             return None
         with self._run():
@@ -156,8 +156,9 @@ def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]])
 def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
     """Return all facts that determine the output of `encode`, as JSON values.
 
-    Encoders are identified by their weights, wherever these come from. The module's attribute `encoder_args` may list
-    the factory arguments that its encoders depend on. Features then remain valid if other arguments change.
+    Encoders are identified by their weights, regardless of the source of the weights. The module's attribute
+    `encoder_args` may list the factory arguments that the encoders depend on. If it does, features remain valid when
+    other arguments change.
     """
     names = getattr(module, "encoder_args", None)
     encoders = getattr(module, "encoders", ())
@@ -245,7 +246,7 @@ def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def digest_tensors(tensors: Mapping[str, object], otherwise: str = "") -> str:
-    """Return a SHA-256 hash of all tensors and their names, or of the text `otherwise` if there are none."""
+    """Return a SHA-256 hash of all tensors and their names, or of the text `otherwise` if there are no tensors."""
     named = [(name, tensor) for name, tensor in sorted(tensors.items()) if isinstance(tensor, Tensor)]
     with ThreadPoolExecutor(max_workers=min(8, usable_cores())) as pool:
         lines = list(pool.map(_digest_line, named))
@@ -261,7 +262,7 @@ def _digest_line(named: tuple[str, Tensor]) -> str:
 def _encoder_sources(
     module: nn.Module, model: ModelConfig, encoders: Collection[str]
 ) -> list[tuple[WeightSource, str]]:
-    """Return the weight files that fill these children, or the whole module, each with the name of its child."""
+    """Return (weight files, name of the child) for each source that fills one of `encoders` or the whole module."""
     found = [(source, _child(module, model, source)) for source in resolve(model.weights)]
     return [(one, child) for one, child in found if child is not None and (not encoders or child in ("", *encoders))]
 

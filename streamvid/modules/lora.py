@@ -93,8 +93,8 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     """Return the dotted names of the layers of `base` that get adapters.
 
     wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, the
-        linear layers inside lists of blocks are chosen: those with at least 512 inputs and outputs or, if there are
-        none, all of them.
+        linear layers inside lists of blocks are chosen that have at least 512 inputs and outputs. If no layer is that
+        large, all linear layers inside lists of blocks are chosen.
     """
     names = [part for part in (wanted.split(",") if isinstance(wanted, str) else wanted) if part.strip()]
     names = [part.strip() for part in names]
@@ -151,7 +151,10 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
 
 def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
-    """Return a model's adapters among `tensors`, under their names in files. base: dotted name of the model."""
+    """Return a model's adapters among `tensors`, under their names in files.
+
+    base: dotted name of the model.
+    """
     prefix = f"{base}." if base else ""
     return {
         plain_name(name).removeprefix(prefix): tensor.detach()

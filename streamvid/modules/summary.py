@@ -80,7 +80,7 @@ def total(rows: Iterable[ModelSize]) -> ModelSize:
 
 
 def format_table(rows: list[ModelSize]) -> str:
-    """Format the rows as an aligned table for a log, with a total if there are several rows."""
+    """Format the rows as an aligned table for a log, with a total row if there are several rows."""
     shown = [*rows, total(rows)] if len(rows) > 1 else rows
     lines = [_HEADER, *(row.cells() for row in shown)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

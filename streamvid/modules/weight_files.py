@@ -222,7 +222,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
 
 
 def _problem_of(file: Path) -> str | None:
-    """Return a description of the problem with an existing file, or None if its size and its header are valid."""
+    """Return a description of the problem with an existing file, or None if the size and the header are valid."""
     if file.stat().st_size == 0:
         return f"{file} is empty; download or copy it again"
     try:

@@ -185,7 +185,10 @@ def _shape(shape: torch.Size) -> str:
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy tensors in the module's dtypes; replace meta parameters with the file's tensors, in the file's dtypes."""
+    """Copy tensors into the module, converting them to the dtypes of the module.
+
+    Meta parameters are replaced with the tensors of the file, in the dtypes of the file.
+    """
     empty = {
         name: one for name, one in module.named_parameters(remove_duplicate=False) if one.is_meta and name in tensors
     }

@@ -28,7 +28,10 @@ _RENAMED: tuple[LoraFormat, ...] = ("diffsynth", "kohya", "comfyui")
 
 @dataclass(frozen=True)
 class ConvertedAdapters:
-    """Adapters in another format. num_layers: number of layers with adapters in the source file."""
+    """Adapters in another format.
+
+    num_layers: number of layers with adapters in the source file.
+    """
 
     encoded: EncodedAdapters
     num_layers: int

@@ -103,7 +103,7 @@ def _kohya(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 def _config(adapters: Mapping[str, Adapter], dropout: float) -> dict[str, Any]:
     """Return peft's configuration.
 
-    Layers whose rank or alpha differs from that of most layers are listed in its patterns.
+    The patterns of the configuration list the layers whose rank or alpha differs from that of most layers.
     """
     rank, alpha = _most(adapters)
     return {

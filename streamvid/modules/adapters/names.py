@@ -203,7 +203,7 @@ _COMFY_PARTS = (
 
 
 def plain_layer(layer: str) -> str:
-    """Convert a layer's name in ComfyUI to its original name; return any other name unchanged."""
+    """Convert the name of a layer in ComfyUI to the layer's original name. Return any other name unchanged."""
     if not layer.startswith(("double_blocks.", "single_blocks.")):
         return layer
     block, number, part = layer.split(".", 2)
@@ -239,7 +239,7 @@ def diffusers_names(adapters: Mapping[str, Adapter], family: str | None = None) 
 
 
 def require_known(layers: Collection[str], family: str | None, where: str) -> None:
-    """Raise ConfigError if a layer is in no table, so that its name in another format is unknown."""
+    """Raise ConfigError if a layer is in no table. The name of such a layer in another format is unknown."""
     for one in _candidates(family):
         if _all_match(one.ours, layers) or _all_match(one.theirs, layers):
             return
