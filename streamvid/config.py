@@ -131,7 +131,11 @@ def _loader() -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text. Raises ConfigError if the text is invalid. where: name of the text in the message."""
+    """Parse YAML text.
+
+    where: name of the text in the message.
+    Raises ConfigError if the text is invalid.
+    """
     import yaml
 
     try:
@@ -294,7 +298,8 @@ class OptionInfo:
 
     shown_default: text to show in place of a default that depends on other values.
     flag: name of the command-line flag; None for a name derived from the field's name, "" for no flag.
-    minimum, maximum: inclusive bounds of a number. above: exclusive lower bound of a number.
+    minimum, maximum: inclusive bounds of a number.
+    above: exclusive lower bound of a number.
     """
 
     help: str = ""
@@ -328,7 +333,7 @@ def option_types(cls: type) -> Mapping[str, tuple[Any, ...]]:
 
 
 def nested_options(members: Sequence[Any]) -> type | None:
-    """Return the option dataclass among the types of a field, or None if there is none."""
+    """Return the option dataclass among the types of a field, or None if the types contain no option dataclass."""
     for kind in members:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             return kind if any(option_info(field) for field in dataclasses.fields(kind)) else None

@@ -28,7 +28,7 @@ def shipped(name: str) -> Path:
 def shipped_config(kind: str, name: str | Path) -> Path:
     """Return `name` if it is a path, otherwise the path of the preset `name`.
 
-    Raises ConfigError if there is no such preset.
+    Raises ConfigError if the preset does not exist.
     """
     path = Path(name)
     # Only known suffixes mark a path, because the name of a preset, such as wan2.1-480p, may contain a dot. A folder
