@@ -131,10 +131,10 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
 class SharedBatchCheck:
     """Comparison of the batches that processes share (sequence, tensor or context parallelism).
 
-    Each step starts one small all_gather, which is checked when the next step begins, so that neither the host nor a
-    CUDA device waits for it. By the time an error is raised, the first differing batch has been delivered, but not the
-    second. Every member of `group` must call `batch` and `end` in the same order. With NCCL, the communication runs on
-    a separate CUDA stream.
+    Each step starts one small all_gather. Its result is checked when the next step begins, so that neither the host nor
+    a CUDA device waits for it. By the time an error is raised, the first differing batch has been delivered, but not
+    the second. Every member of `group` must call `batch` and `end` in the same order. With NCCL, the communication runs
+    on a separate CUDA stream.
     """
 
     def __init__(self, world: World, group: ProcessGroup) -> None:
@@ -165,7 +165,7 @@ class SharedBatchCheck:
         self._pending = self._start(epoch, step, digest, sample_keys)
 
     def end(self, epoch: int) -> None:
-        """Verify that all members had the same last batch and end the epoch at the same step.
+        """Verify that all members had the same last batch, and that they end the epoch at the same step.
 
         Raises SharedBatchError otherwise.
         """
@@ -305,7 +305,7 @@ def _backends(group: ProcessGroup) -> dict[str, str]:
 
 
 def _device_of(group: ProcessGroup) -> torch.device:
-    """Return the device for tensors of `group`: the CPU if its backend supports it, so that no GPU is involved."""
+    """Return the device for tensors of `group`: the CPU if the group has a CPU backend, so that no GPU is involved."""
     import torch
 
     backends = _backends(group)

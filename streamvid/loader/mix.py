@@ -107,7 +107,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return the ShardInfo of shard `number` of a bucket. Recent results are cached, because creating one is slow."""
+        """Return the ShardInfo of shard `number` of a bucket. Recent results are cached."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -164,7 +164,7 @@ class MixPart:
 
     @property
     def source(self) -> Dataset | Sidecar:
-        """Source of the clips, or of the features that replace them."""
+        """Source of the clips, or of the features that replace the clips."""
         return self.sidecar or self.dataset
 
     @property
@@ -317,7 +317,7 @@ def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None
 
 
 def can_change_version(config: DatasetConfig) -> bool:
-    """Return True if the dataset was given by a URL without a version, so that other versions can be opened."""
+    """Return True if other versions of the dataset can be opened: if it was given as a URL without a version."""
     return not isinstance(config.url, Dataset) and DatasetRef.parse(config.url).is_newest
 
 

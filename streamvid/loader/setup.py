@@ -163,7 +163,7 @@ class Setup:
 
     @property
     def belongs_to(self) -> Mapping[str, Any]:
-        """Values that must match between the loader that saved a state and the one that loads it."""
+        """Values that must be equal in the loader that saves a state and in the loader that loads the state."""
         # With another tail, positions refer to the same samples, but samples that "carry" has carried precede the start
         # of the epoch, and other tails would silently lose them.
         options = self.selection.options
@@ -197,7 +197,9 @@ class Setup:
 def set_up(
     data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments, stores: Stores | None = None
 ) -> Setup:
-    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if any of them is unusable.
+    """Check the arguments and open the datasets.
+
+    Raises ConfigError for invalid arguments, and DatasetError for unusable datasets.
 
     stores: open stores of an earlier setup with the same arguments, to be reused.
     """
@@ -386,7 +388,7 @@ def _pipeline(
 
 
 def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]) -> Pixels:
-    """Return the pixel format of the ring. Raises ConfigError if a bucket's size does not allow it."""
+    """Return the pixel format of the ring. Raises ConfigError if the size of a bucket does not allow this format."""
     pictured = [bucket for bucket in buckets if bucket.has_pictures]
     is_odd = any(bucket.height % 2 or bucket.width % 2 for bucket in pictured)
     on_cuda = stage.device is not None and stage.device.type == "cuda"

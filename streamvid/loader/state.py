@@ -24,7 +24,7 @@ _MAX_NAMED = 1000
 
 @dataclass(frozen=True, slots=True)
 class StateVersions:
-    """Versions of the datasets at a position. A state lists them, but is not tied to any of them.
+    """Versions of the datasets at a position. A state lists these versions, but can also be loaded with others.
 
     current: version of each dataset.
     carried: version of each dataset from which samples are still carried over; empty if no samples are carried over.
@@ -35,7 +35,7 @@ class StateVersions:
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> StateVersions:
-        """Return the versions in a state. Raises StateError if they are not valid."""
+        """Return the versions in a state. Raises StateError if the versions are not valid."""
         _check_state(state)
         found = []
         for name in _VERSIONS:
@@ -59,9 +59,10 @@ def make_state(
 ) -> dict[str, Any]:
     """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
 
-    versions: the current versions, and those of carried samples, which are omitted once all carried samples have been
-        delivered. The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes
-        at this share.
+    versions: the current versions, and the versions of carried samples. The latter are omitted once all carried samples
+        have been delivered.
+
+    The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)

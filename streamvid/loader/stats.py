@@ -18,7 +18,7 @@ from streamvid.storage import CacheStats, StoreStats
 class BatchStats:
     """Statistics of reading and decoding the samples of one or more batches.
 
-    Seconds are summed over samples, which are read and decoded concurrently while the caller computes. They indicate
+    Seconds are summed over samples, which are read and decoded concurrently while the caller computes. The sums show
     why the caller waits, not how long a step takes.
 
     store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: seconds of the caller's wait

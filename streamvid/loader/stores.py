@@ -53,7 +53,7 @@ class Stores:
     def open(self, url: str | Path, version: int | None = None) -> Dataset:
         """Open a dataset. Raises the same errors as `open_dataset`.
 
-        version: number of the version to open instead of the one that the URL names.
+        version: number of the version to open; None for the version that the URL names.
         """
         ref = DatasetRef.parse(url)
         store = self._open.get(ref.url)

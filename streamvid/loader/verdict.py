@@ -50,7 +50,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Decoders and reading threads of a loader, and the conditions under which it runs."""
+    """Decoders and reading threads of a loader, and the conditions under which the loader runs."""
 
     num_workers: int
     num_fetch_threads: int
@@ -77,7 +77,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Limit of a run, the figures that show it, and the remedies, best first."""
+    """Verdict on a run: the part that limits it, the figures that show this, and the remedies, best first."""
 
     limit: Limit
     reasons: tuple[str, ...]

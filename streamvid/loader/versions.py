@@ -31,7 +31,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """All arguments of a VideoLoader, from which it can be set up with other versions of its datasets."""
+    """All arguments of a VideoLoader, with which the loader can be set up again with other versions of its datasets."""
 
     data: DataArguments
     plan: PlanArguments

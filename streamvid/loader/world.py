@@ -88,7 +88,7 @@ def default_num_workers() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's number among the ranks on this machine, according to the launcher; 0 if it is unknown."""
+    """Return this process's number among the ranks on this machine, according to the launcher; 0 if unknown."""
     for name in ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"):
         text = os.environ.get(name) or ""
         if text.isdecimal():

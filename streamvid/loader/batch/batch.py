@@ -227,7 +227,7 @@ class Batch(Mapping[str, Any]):
         return moved
 
     def with_fields(self, fields: Mapping[str, Any]) -> Batch:
-        """Return a batch over the same memory, with these fields added or replaced."""
+        """Return a batch that shares the memory of this batch, with the given fields added or replaced."""
         return Batch({**self._fields, **fields}, self._on_copy)
 
     def clone(self) -> Batch:

@@ -19,7 +19,7 @@ RING_LAYOUT: Layout = "BTHWC"  # layout of decoded frames; every other layout is
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """Return a profiler span if torch's profiler is active, else a null context, which avoids the cost of a span."""
+    """Return a profiler span if torch's profiler is active, else a null context, which costs less than a span."""
     from torch.autograd import profiler
 
     # A torch version without this flag always gets the span.

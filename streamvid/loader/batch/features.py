@@ -176,7 +176,7 @@ def with_features(
 
     facts: result of `view_facts` for each part.
     Raises ConfigError, which names all differences, if features were created from another dataset or with other
-    options, and DatasetError or StorageError if they cannot be read.
+    options. Raises DatasetError or StorageError if features cannot be read.
     """
     if features is None:
         return mix

@@ -62,7 +62,7 @@ def _unpin(device: int, address: int) -> None:
 
 
 class RingSlot:
-    """Memory of one batch in the ring, and the CUDA streams that may still copy from it (BATCH-1).
+    """Ring memory of one batch, and the CUDA streams that may still copy from this memory (BATCH-1).
 
     The memory is reused only after all copies that `Batch.to` queued, on any stream, are complete. If CUDA was
     initialized when the batch was created, the ring also waits for all work on the streams that were current when the

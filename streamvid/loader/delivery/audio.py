@@ -92,7 +92,7 @@ def _check(mix: Mix, view: ViewOptions, options: AudioOptions, *, is_decoded: bo
 
 
 def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
-    """Raise ConfigError if a view changes the speed of the pictures, which would no longer match their audio."""
+    """Raise ConfigError if a view changes the speed of the pictures, so that they would no longer match the audio."""
     named = f"view.temporal={view.temporal!r}"
     is_capped = view.temporal == "opensora" and any(part.rate.rule == "cap" for part in parts)
     if view.max_interval > 1:
@@ -146,7 +146,7 @@ def _exact_rates(mix: Mix, bucket: Bucket) -> Iterator[tuple[MixPart, Fraction]]
 
 
 def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
-    """Return the frame rate of the first video of a bucket in plan order, or None if it is unknown.
+    """Return the frame rate of the first video of a bucket in plan order, or None if the rate is unknown.
 
     The rate of each delivery is later compared with this rate.
     """
@@ -159,7 +159,7 @@ def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
 
 
 def _usual(fps: float) -> Fraction:
-    """Return the standard frame rate nearest to a measured average rate, or the average rate if none is near.
+    """Return the standard frame rate near a measured average rate, or the average rate if no standard rate is near.
 
     Matroska rounds timestamps to milliseconds, so the average rate of a 24 fps clip can be 24.0027. With this rate,
     the number of audio samples would depend on the length of the clip.

@@ -26,7 +26,7 @@ _NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Content to deliver for one sample, decided before any of it is read (SAMPLE-1).
+    """Content to deliver for one sample, chosen before any bytes of the sample are read (SAMPLE-1).
 
     - sample: the requested clip and visit.
     - row: the sample's index row.
@@ -113,7 +113,7 @@ def deliver(
 
 
 def caption_variant(delivery: Delivery) -> str:
-    """Return the variant of the caption with which a sample was delivered; see `TextRule.variant`."""
+    """Return the variant of the caption that was delivered with a sample; see `TextRule.variant`."""
     sample = delivery.sample
     only = sample.part.text.only_variant(delivery.row)
     if only is not None:

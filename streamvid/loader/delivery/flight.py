@@ -83,7 +83,7 @@ class Kind(Protocol):
 class Flight:
     """Slots in flight, with the threads, the memory and the substitutes that they need.
 
-    The pipeline sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block` (an offset in `clips`) when it opens.
+    When the pipeline opens, it sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block` (an offset in `clips`).
     """
 
     clips: Arena

@@ -98,7 +98,7 @@ class IndexRows:
     later: later versions of the datasets, which may have moved samples to other tars.
 
     Packet tables and feature locations have caches of the same size. Thread-safe: one thread reads missing rows, and
-    other threads that need them wait.
+    other threads that need these rows wait.
     """
 
     def __init__(self, cached_bytes: int = _CACHED_BYTES, later: LaterVersions | None = None) -> None:

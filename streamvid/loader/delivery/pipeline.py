@@ -94,7 +94,7 @@ class Pipeline:
     ) -> None:
         """Create a pipeline.
 
-        quarantine: records of an earlier pipeline of the same loader, which are continued.
+        quarantine: records of an earlier pipeline of the same loader, to which this pipeline adds.
         """
         self._options, self._pid = options, os.getpid()
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
@@ -232,7 +232,7 @@ class Pipeline:
         return batch is None or batch.num_missing == 0
 
     def cancel(self, run: int) -> None:
-        """Request the end of `run` without waiting, if it is the current run. Safe in destructors and in any thread."""
+        """If `run` is the current run, request its end without waiting. Safe in destructors and in any thread."""
         if run == self._signals.run and self.is_open and not self._is_copy:
             self._next_run()
 
@@ -431,7 +431,7 @@ class Pipeline:
     # Between the caller and the threads.
 
     def _wake_feeder(self) -> None:
-        """Wake a feeder that waits for memory, so that it can end if its run is over."""
+        """Wake a feeder that waits for memory, so that the feeder can end if its run is over."""
         self.ring.wake()
         self._flight.clips.wake()
 

@@ -31,7 +31,7 @@ def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter
 
 
 def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
-    """Return, as JSON, all values that determine the plan; `forecast/ledger.py` rebuilds the plan from them."""
+    """Return, as JSON, all values that determine the plan. `forecast/ledger.py` rebuilds the plan from these values."""
     earlier = selection.earlier
     return {
         "plan_version": PLAN_VERSION,

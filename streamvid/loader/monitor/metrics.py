@@ -204,7 +204,7 @@ _lock = threading.RLock()  # reentrant, because a destructor may close an endpoi
 def open_metrics(address: MetricsAddress, loader: LoaderMetrics) -> Callable[[], None] | None:
     """Serve a loader's metrics at an address.
 
-    Return a function that stops serving them, or None if the port is not available.
+    Return a function that stops serving the metrics, or None if the port is not available.
 
     Raises ConfigError if the port is not available although an option requires it.
     """

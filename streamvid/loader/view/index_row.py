@@ -30,7 +30,7 @@ class PacketsPlace(NamedTuple):
     def read(self, store: Store, tar_path: str) -> PacketTables:
         """Return the packet tables of a tar.
 
-        Raises IntegrityError if they are damaged, and StorageError if they cannot be read.
+        Raises IntegrityError if the tables are damaged, and StorageError if the tables cannot be read.
         """
         from streamvid.dataset.integrity import read_range  # decode workers start faster without these
         from streamvid.dataset.packets import PacketTables

@@ -119,7 +119,7 @@ class MediaPart:
 def media_files(
     items: Sequence[Mapping[str, object]], medium: Medium, num_clip_frames: int, shard: ShardInfo
 ) -> tuple[SampleFile, ...]:
-    """Return a sample's files of a conditioning input, from the index. Raises IntegrityError if they are invalid."""
+    """Return a sample's files of a conditioning input from index values. Raises IntegrityError for invalid values."""
     if len(items) > medium.num_items or not (items or medium.is_optional):
         raise IntegrityError(
             f"the index lists {len(items)} items of {medium.name} for the sample, but the manifest allows "
@@ -140,7 +140,7 @@ def media_files(
 def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: ClipPart) -> tuple[MediaPart, ...]:
     """Return the parts to read for a sample's conditioning inputs, with the same frames as `clip`.
 
-    Raises IntegrityError if their sizes contradict the manifest (SAFE-1).
+    Raises IntegrityError if the sizes of the files contradict the manifest (SAFE-1).
     """
     found: list[MediaPart] = []
     for medium in media:

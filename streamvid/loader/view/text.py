@@ -72,7 +72,7 @@ class TemplateField:
 class TemplatePart:
     """Part of a template: a sequence of texts, fields and nested parts.
 
-    number: index among the parts of a template, in the order in which they begin; the template itself is 0.
+    number: index among the parts of a template, in the order in which the parts begin; 0 for the template itself.
     """
 
     number: int

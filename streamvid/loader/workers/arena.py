@@ -102,7 +102,7 @@ class Arena:
     def close(self) -> None:
         """Release the memory. It stays mapped until the last array that uses it is freed.
 
-        Another thread may still write the run number to the first page of `view`. Such a write then has no effect.
+        Another thread may still write the run number to the first page of `view`. After `close`, this has no effect.
         """
         if self.fd >= 0:
             os.close(self.fd)

@@ -56,7 +56,7 @@ class ClipBlock(NamedTuple):
 class AudioTask(NamedTuple):
     """Audio of a clip to decode into the frame ring, as float32 (num_channels, num_samples) at `out_offset`.
 
-    - stream: AudioStreamInfo as JSON; "" to decode it through the clip's container; None for silence.
+    - stream: AudioStreamInfo as JSON; "" to decode the audio through the clip's container; None for silence.
     - table: shape of the audio's packet table, which follows the packet table of the video.
     - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from the zero of
       a separate file (see `own_zero`).
@@ -130,7 +130,7 @@ class DecodeTask(NamedTuple):
 class TarFile(NamedTuple):
     """Tar in a store.
 
-    sha256, num_bytes: checksum and size that identify it in a cache; "" and 0 for local stores.
+    sha256, num_bytes: checksum and size, which identify the tar in a cache; "" and 0 for local stores.
     """
 
     url: str
