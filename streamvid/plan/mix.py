@@ -268,7 +268,7 @@ def repeats_of_weights(
     samples_per_epoch: int | None,
     by: MixBy,
 ) -> list[Fraction]:
-    """Return each dataset's number of repeats per epoch, so that its share of an epoch is proportional to its weight.
+    """Return the repeats of each dataset per epoch that make its share of an epoch proportional to its weight.
 
     num_samples, num_tokens: counts of each dataset, without repeats.
     samples_per_epoch: total number of samples per epoch; None for the sum of `num_samples`.

@@ -19,8 +19,8 @@ class ContinuedPlan:
     The class has the methods of `EpochPlan` that loaders use.
 
     plan: plan of the new version's epoch, at a cursor without carried positions.
-    first_source: offset that is added to the source numbers of leftovers, so that they differ from the sources of
-        `plan`.
+    first_source: offset that is added to the source numbers of leftovers, so that these numbers differ from the source
+        numbers of `plan`.
     """
 
     def __init__(self, cursor: Cursor, leftovers: Leftovers, plan: EpochPlan, first_source: int) -> None:
