@@ -23,7 +23,7 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Shares of clips that a bucket passes on and accepts, among the clips that reach it and can fill it.
+    """Shares of the clips that a bucket passes on and accepts. Only clips that reach and can fill the bucket count.
 
     skip: share passed to the next shorter bucket of the class; None passes no clips and draws no random number.
     accept: share of the other clips that the bucket accepts; the remainder passes to the next class.
@@ -230,8 +230,8 @@ class ClipFacts:
 
     num_frames: number of stored frames, before a frame rate rule selects some of them.
     height, width: size in pixels, after rotation.
-    fps: average frame rate; None if it is unknown.
-    seconds: time from the start of the first frame to the end of the last frame; None if it is unknown.
+    fps: average frame rate; None if unknown.
+    seconds: time from the start of the first frame to the end of the last frame; None if unknown.
     """
 
     num_frames: int

@@ -309,7 +309,7 @@ class BucketConfig:
 
 
 def _rate(facts: ClipFacts) -> float | None:
-    """Return the frame rate, or None if it is unknown or invalid. Metadata may contain any number."""
+    """Return the frame rate, or None if the rate is unknown or invalid. Metadata may contain any number."""
     return facts.fps if facts.fps is not None and 0 < facts.fps < inf else None
 
 
@@ -352,7 +352,7 @@ def _check_buckets(config: BucketConfig) -> None:
 def _form(config: BucketConfig) -> str:
     """Return the name of the option that declares the buckets.
 
-    Raises ConfigError unless exactly one such option is used.
+    Raises ConfigError unless the configuration uses exactly one of the options that declare buckets.
     """
     ways = {
         "buckets": bool(config.buckets),
