@@ -118,7 +118,10 @@ class DatasetContents:
 
     @property
     def num_windows(self) -> int:
-        """Number of windows of input rows, including rejected ones. It exceeds `num_records` if sources were split."""
+        """Number of windows of input rows, including rejected windows.
+
+        The number exceeds `num_records` if sources were split into several windows.
+        """
         clips, stored = self.stored_clips
         return self.num_samples - stored + clips + len(self.rejections)
 

@@ -130,7 +130,7 @@ def _tail_counts(tail: Tail, num_steps: int, buckets: Sequence[BucketReport]) ->
 
 
 def _starved(report: BucketReport, options: PlanOptions, num_ranks: int, num_epochs: int) -> StarvedBucket:
-    """Describe a starved bucket and list the remedies that would give it at least one step."""
+    """Describe a starved bucket, and list the remedies that would give the bucket at least one step."""
     samples, remedies = -(-report.num_available // num_epochs), []
     if options.sync == "bucket" and samples >= num_ranks:
         remedies.append(f"batch size {samples // num_ranks}")

@@ -48,7 +48,7 @@ class FactsBlock:
     num_captions: int = 0
 
     def source(self, place: int) -> str:
-        """Return the file name for row `rows[place]`, without credentials, or "" if it has no file name."""
+        """Return the file name for row `rows[place]`, without credentials, or "" if the row has no file name."""
         value = None if self.sources is None else self.sources[place].as_py()
         return "" if value is None else hide_credentials(str(value))
 

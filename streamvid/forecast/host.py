@@ -131,7 +131,7 @@ def host_memory(
 ) -> HostMemory:
     """Return the host memory of a run. The ring size is exact; worker memory is estimated from the cost table.
 
-    max_clip_bytes: size of the largest clip in bytes, or 0 if it is unknown.
+    max_clip_bytes: size of the largest clip in bytes, or 0 if unknown.
     """
     from streamvid.loader.setup import loader_memory
 

@@ -107,7 +107,7 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
     attempt may have been replaced too. Memory does not grow with the ledger.
 
     datasets: the datasets of the run, in the order of the loader.
-    Raises SourceError if the ledger belongs to other datasets, and the same errors as VideoLoader.
+    Raises SourceError if the ledger belongs to other datasets. Also raises the same errors as VideoLoader.
     """
     findings, versions = _Findings(), [_Versions(dataset) for dataset in datasets]
     total, done = sum(attempt.num_ranks for attempt in attempts), 0

@@ -61,9 +61,9 @@ UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-f
 def forecast_metadata(
     source: Path, run: PlannedRun, config: BucketConfig, video_column: str | None = None
 ) -> RunForecast:
-    """Return the forecast of a run on `source` as if it were sharded into the buckets of `config`.
+    """Return the forecast of a run on the media files in `source`, sharded into the buckets of `config`.
 
-    Raises SourceError if the metadata cannot be read or no row is assigned to a bucket.
+    Raises SourceError if the metadata cannot be read, or if no row is assigned to a bucket.
     """
     facts = open_facts(source, video_column)
     found = assign_rows(facts.blocks(), config, run.options.seed)
@@ -349,7 +349,7 @@ def _unusable(
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
-    """Return each row's number of frames at the requested rate, or -1 if it is unknown. Images have one frame."""
+    """Return the number of frames of each row at the requested rate, or -1 if unknown. Images have one frame."""
     if rate.fps is None or rate.rule == "native":
         return frames
     if rate.rule == "cap":

@@ -143,8 +143,8 @@ class RunForecast:
     about: facts about the source.
     input: interpretation of the source.
     shapes: shape of each bucket, by id; empty for a dataset without `details`.
-    details: loads, memory and time, or None if they were not requested or the run has no step.
-    failure: error that the run would raise before its first step, or None if it has a step.
+    details: loads, memory and time; None if they were not requested, or if the run has no step.
+    failure: error that the run would raise before its first step; None if the run has a step.
     """
 
     source: str
