@@ -166,7 +166,7 @@ def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
 
 
 def _session(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return (plan, cursor) of a session. Raises SourceError if they are invalid."""
+    """Return (plan, cursor) of a session. Raises SourceError if the plan or the cursor is invalid."""
     with path.open("rb") as file:
         data = file.read(MAX_JSON_BYTES)
     try:

@@ -75,7 +75,7 @@ class LoopStart:
 def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict[str, Any]:
     """Return the start of a loop as JSON.
 
-    number: number of records before it in the rank's log.
+    number: number of earlier records in the rank's log.
     """
     return {"n": number, "cursor": dict(cursor), "again": is_again, "seconds": round(time.time(), 3)}
 
