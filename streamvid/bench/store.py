@@ -104,7 +104,7 @@ def _read_pass(
 
 
 class _Reads:
-    """Concurrent reader with the same number of threads as a loader, and one block of memory per thread."""
+    """Concurrent reader with as many threads as a loader, and with one block of memory per thread."""
 
     def __init__(self, setup: Setup, rows: IndexRows) -> None:
         num_threads = setup.pipeline.num_fetch_threads
