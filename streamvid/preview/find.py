@@ -23,7 +23,7 @@ class SamplePlace:
 
 
 def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> SamplePlace:
-    """Return the location of sample `index` of a bucket's shard `number`. Raises ConfigError if it does not exist."""
+    """Return the location of sample `index` in shard `number` of a bucket. Raises ConfigError for a missing sample."""
     table = dataset.shards
     names = table.bucket_id.names
     code = names.index(bucket_id) if bucket_id in names else -1

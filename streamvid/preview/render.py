@@ -53,7 +53,7 @@ def _environment() -> Any:
 
 
 def number(value: object, digits: int = 4) -> str:
-    """Format a number with thousands separators, or with `digits` significant digits if it is not whole."""
+    """Format a whole number with thousands separators, or any other number with `digits` significant digits."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "–" if value is None else str(value)
     if not math.isfinite(value):

@@ -89,7 +89,7 @@ def _plain(value: object) -> object:
 class ClipRange:
     """Location of one file of a sample in its tar.
 
-    content: checksum and size of the tar, which identify it in a cache.
+    content: (checksum, size) of the tar, which identify the tar in a cache.
     sha256: expected checksum in hexadecimal.
     """
 
@@ -102,7 +102,7 @@ class ClipRange:
 
 
 def clip_range(facts: SampleFacts) -> ClipRange:
-    """Return the location of the sample's clip. Raises IntegrityError if it is outside the tar (SAFE-1)."""
+    """Return the location of the sample's clip. Raises IntegrityError if this location is outside the tar (SAFE-1)."""
     values = facts.values
     return _range(facts, facts.number("clip_offset"), facts.number("clip_bytes"), values, "clip_")
 
@@ -147,7 +147,7 @@ def read_clip(
 
 
 def read_verified_clip(dataset: Dataset, part: ClipRange) -> bytes:
-    """Return the bytes of a file of a sample. Raises IntegrityError if they do not match the checksum in the index."""
+    """Return the bytes of a file of a sample. Raises IntegrityError if the bytes do not match the index's checksum."""
     wrong = WrongReads()
     while True:
         data = read_clip(dataset, part, is_again=len(wrong) > 0)

@@ -49,7 +49,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """Visit that is shown on a sample's page, or the reason why it cannot be shown."""
+    """Visit that is shown on a sample's page, or the reason why the visit cannot be shown."""
 
     asked: ViewQuery
     problem: str | None
@@ -249,7 +249,7 @@ class Pages:
         return self.deliverer.deliver(place, self.shown_visit(asked.visit), asked.settings)
 
     def shown_visit(self, visit: int) -> int:
-        """Return the visit whose frames are delivered; with features, it is one of the stored visits."""
+        """Return the visit whose frames are delivered. With features, this is one of the stored visits."""
         return visit if self.features is None else visit % self.features.manifest.num_visits
 
     def _features(self, place: SamplePlace, visit: int) -> VisitFeatures | None:
@@ -317,7 +317,7 @@ class Pages:
         return self.page("error.html", "Error", "", message=message)
 
     def place(self, bucket_id: str, number: int, index: int) -> SamplePlace:
-        """Return the location of a sample. Raises ConfigError if it does not exist, or is outside the view."""
+        """Return the location of a sample. Raises ConfigError if the sample does not exist or is not in the view."""
         dataset = self.dataset
         place = place_of(dataset, bucket_id, number, index)
         if dataset.where is not None and index not in self.browser.members(place.row):

@@ -111,7 +111,7 @@ class Preview:
         return Response(data, media_type="image/jpeg", headers=_KEPT)
 
     def frame(self, request: Request) -> Response:
-        """Respond with one frame of a visit: exactly what the model gets, as PNG, or a smaller JPEG of it.
+        """Respond with one frame of a visit: as PNG, exactly as the model gets it, or as a smaller JPEG.
 
         Values: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning input;
         `item` is the number of its item; `width` requests a JPEG of that width.
@@ -202,7 +202,10 @@ def _pages_of(datasets: Sequence[Dataset], features: Sequence[Sidecar | None], o
 
 
 def _prepare(pages: Pages) -> None:
-    """Load what the first page needs, so that it is ready when the address is printed. This makes no HTTP request."""
+    """Load the data of the first page, so that the page is ready when the address is printed.
+
+    No HTTP request is made.
+    """
     pages.failure("")
     if pages.dataset.store.is_local and pages.dataset.where is None:
         with suppress(StreamvidError):  # the page will say it

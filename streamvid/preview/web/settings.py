@@ -70,7 +70,7 @@ def row_query(values: Values) -> RowQuery:
 
 @dataclass(frozen=True)
 class ViewQuery:
-    """Visit of a sample and the loader's settings for it."""
+    """Visit of a sample, and the settings of the loader for this visit."""
 
     visit: int
     settings: ViewSettings
