@@ -169,7 +169,7 @@ def audio_facts(config: TrainConfig) -> Mapping[str, Any] | None:
 
 
 def without_ledger(options: Mapping[str, Any]) -> OutputOptions:
-    """Return the output options for deliveries that do not train the model, which the ledger does not record.
+    """Return the output options without a ledger, for deliveries that do not train the model.
 
     options: arguments of VideoLoader.
     """
@@ -201,7 +201,8 @@ def _features(config: TrainConfig, stores: Stores) -> Sidecar:
 def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """Open the training loader and the evaluation loader, which is empty if the run does not evaluate.
 
-    No model is needed, so mistakes in the data are reported before a model is built, which can take minutes.
+    The function needs no model. Mistakes in the data are thus reported before the model is built, which can take
+    minutes.
     """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)

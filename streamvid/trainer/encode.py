@@ -32,11 +32,11 @@ from streamvid.trainer.launch import accelerating, stop_requests
 def encode(
     config: TrainConfig, world: World | None = None, progress: Callable[[str, int, int], object] | None = None
 ) -> EncodeResult:
-    """Write the features of `config.data` with all ranks of this launch, and return once they are sealed.
+    """Write the features of `config.data` with all ranks of this launch, and return once the features are sealed.
 
-    To resume a stopped encoding, run it again.
-    world: position among independent processes, such as those of a job array, which replaces the rank in this launch;
-        the last process seals the features.
+    To resume an encoding that was stopped, call the function again.
+    world: position among independent processes, such as the processes of a job array. It replaces the rank in this
+        launch, and the last process seals the features.
     progress: called with "encode", the number of samples that this process has encoded, and its total.
     Raises ConfigError for an invalid configuration, SampleError for too many bad samples, and errors from the loader
     and the writer.

@@ -63,7 +63,7 @@ class TaskModule(nn.Module):
         self.task = task
 
     def encoded(self, batch: Batch) -> Batch:
-        """Return the batch with the outputs of the module's `encode` added, unless they are precomputed."""
+        """Return the batch with the outputs of the module's `encode` added, unless these outputs are precomputed."""
         encode = getattr(self.model, "encode", None)
         if encode is None or self.task.features == "read":
             return batch

@@ -137,7 +137,7 @@ class _Ran:
 
 
 def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
-    """Run two steps, the first of which warms up. Return None if they run out of memory."""
+    """Run two steps, the first of which is a warm-up. Return None if a step runs out of memory."""
     has_cuda = trial.accelerator.device.type == "cuda"
     try:
         trial.step(batch)
