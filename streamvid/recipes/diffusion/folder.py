@@ -47,7 +47,7 @@ class ModelFolder:
         return found if isinstance(found, str) else None
 
     def setting(self, name: str, default: Any) -> Any:
-        """Return a setting of the pipeline, such as `boundary_ratio`, or the default if it has none."""
+        """Return a setting of the pipeline, such as `boundary_ratio`, or `default` if the pipeline does not set it."""
         found = self.index.get(name)
         return default if found is None else found
 

@@ -30,7 +30,7 @@ def mix(latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
 def squared_error(predicted: Tensor, target: Tensor, given: Tensor | None = None) -> Tensor:
     """Return the mean squared error per sample (B,) of tensors (B, C, t, h, w).
 
-    given: bool (B,); the first latent frame of these samples is excluded, because it is an input of the model.
+    given: bool (B,), True for samples whose first latent frame is excluded because it is an input of the model.
     """
     errors = (predicted.float() - target).square()
     if given is None or not bool(given.any()):

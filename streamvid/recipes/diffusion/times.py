@@ -78,7 +78,7 @@ def _number_of(time: float, config: DiffusionConfig, shift: float) -> float:
 
 
 def scheduler_shift(config: Mapping[str, Any], num_tokens: int) -> float:
-    """Return the time shift that a scheduler's config specifies: a constant, or one that depends on the token count.
+    """Return the time shift that a scheduler's config specifies: a constant, or a function of the token count.
 
     With `use_dynamic_shifting`, mu is linear in the number of tokens and the shift is exp(mu): `calculate_shift` and
     `time_shift` of diffusers 0.42.1 (pipelines/ltx/pipeline_ltx.py, scheduling_flow_match_euler_discrete.py).

@@ -139,7 +139,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return replace(drawn, given=torch.full_like(drawn.given, self.replaces()))
 
     def given_frames(self, latents: Tensor, batch: Batch) -> Tensor:
-        """Return the latents of the images, which may differ from the first frames of the videos."""
+        """Return the latents of the given images, which may differ from the latents of the videos' first frames."""
         found: Tensor = batch.condition
         return found.to(latents)
 
