@@ -44,7 +44,7 @@ def wrap(
     """Checkpoint the blocks of `module` that `config.blocks` selects; return their dotted names.
 
     function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It cannot be
-        combined with `config.offload`, because the library that provides it configures offloading.
+        combined with `config.offload`, because the library of the replacement configures offloading itself.
     A block inside another selected block is skipped. Recomputing a block draws the same random numbers again.
     Raises ConfigError if a name matches no block, or if `function` is combined with `config.offload`.
     """

@@ -45,8 +45,8 @@ class Encoder:
     """Module that encodes batches on its device.
 
     dtype: dtype to which floating-point outputs are converted; None for no conversion.
-    seed: combined with the first key and the visit of each batch to seed the module's own random numbers, so that
-        posterior samples, for example, are the same in any process.
+    seed: number from which, with the first key and the visit of each batch, the module's own random numbers are seeded.
+        Posterior samples, for example, are thus the same in any process.
     """
 
     module: nn.Module

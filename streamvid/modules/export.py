@@ -29,7 +29,7 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
     Return the number of layers.
 
     family: see `convert_adapters`.
-    Raises ConfigError if the target exists or does not have the suffix of safetensors files, and the same errors as
+    Raises ConfigError if the target exists or lacks the suffix of safetensors files. Also raises the same errors as
     `convert_adapters`.
     """
     if format != "peft" and target.suffix != SAFETENSORS:
@@ -55,7 +55,7 @@ def write_pipeline_folder(weights: Sequence[Path], model: Path, output: Path) ->
         to `transformer`.
     model: diffusers folder of the base model. Unchanged files of this folder are hard-linked if possible, otherwise
         copied.
-    Raises ConfigError if `output` exists, if `model` is not a diffusers folder, or if the tensors do not match it.
+    Raises ConfigError if `output` exists, if `model` is not a diffusers folder, or if the tensors do not match `model`.
     """
     if output.exists():
         raise ConfigError(f"-o {output} already exists; choose a new folder, or remove it")

@@ -38,8 +38,8 @@ STORED, SCALE = "weight_fp8", "weight_scale"
 def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     """Convert the weights of linear and convolution layers to FP8; return the dotted names of these layers.
 
-    names: dotted names of parts whose layers are converted. They must be frozen, but adapters on them remain trainable.
-        Shared weights, embeddings, norms and biases do not change.
+    names: dotted names of parts whose layers are converted. The parts must be frozen, but adapters on these layers
+        remain trainable. Shared weights, embeddings, norms and biases do not change.
     Raises ConfigError if a name matches no part of the module, or a part that has trainable parameters, non-finite
     weights or no layer to convert.
     """

@@ -40,7 +40,7 @@ class WeightSource:
     """The files of one model.
 
     child: child that receives the tensors; None selects the child with matching keys and shapes.
-    written: paths as the user wrote them.
+    written: paths as in the configuration.
     """
 
     files: tuple[Path, ...]
@@ -49,7 +49,7 @@ class WeightSource:
 
     @property
     def name(self) -> str:
-        """Name for messages: the paths as the user wrote them."""
+        """Name for messages: the paths as in the configuration."""
         return ", ".join(self.written)
 
 

@@ -56,7 +56,8 @@ def load(
 ) -> dict[str, str]:
     """Load weight files into `module`.
 
-    Return a mapping from the paths, as written, to the children that they fill ("" for the module).
+    Return a mapping from the paths, as written in the configuration, to the names of the children that the files fill
+    ("" for the module).
 
     may_lack: children that the module may lack; None allows any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a file matches no child or several, or if a key is missing or

@@ -51,8 +51,8 @@ def encode_adapters(
 ) -> EncodedAdapters:
     """Return the file for adapters of one model, in `format`.
 
-    adapters: layer → adapter, under the names that the layers have in diffusers or in the original code. The names are
-        converted to those of the format if they belong to a known family; other names stay unchanged.
+    adapters: layer → adapter, under the names that the layers have in diffusers or in the original code. Names of known
+        families are converted to the names that the format uses; other names stay unchanged.
     base: dotted name of the model in the training module.
     dropout: dropout probability in training, for the metadata.
     family: see `original_names`.

@@ -215,10 +215,10 @@ def plain_layer(layer: str) -> str:
 
 
 def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Return adapters under the original names; unchanged if the family is unknown or they already have these names.
+    """Return adapters under the original names. Names of unknown families and original names stay unchanged.
 
     family: name in FAMILIES; None detects it from the layers.
-    Raises ConfigError if several families match with different names.
+    Raises ConfigError if the layers match several families with different original names.
     """
     candidates = [one for one in _candidates(family) if _all_match(one.ours, adapters)]
     renamed = {one.name: one.to_original(adapters) for one in candidates}
@@ -231,7 +231,7 @@ def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -
 
 
 def diffusers_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Return adapters under diffusers' names; unchanged if the family is unknown or they already have these names."""
+    """Return adapters under diffusers' names. Names of unknown families and diffusers' names stay unchanged."""
     if any(_all_match(one.ours, adapters) for one in _candidates(family)):
         return dict(adapters)
     found = next((one for one in _candidates(family) if _all_match(one.theirs, adapters)), None)
