@@ -131,11 +131,7 @@ def _loader() -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text.
-
-    where: name of the text in the message.
-    Raises ConfigError if the text is invalid.
-    """
+    """Parse YAML text. Raises ConfigError, which begins with `where`, if the text is invalid."""
     import yaml
 
     try:
@@ -147,7 +143,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file. Raises ConfigError if it is unreadable, not a mapping or larger than 1 MiB."""
+    """Read a mapping from a YAML file of at most 1 MiB. Raises ConfigError if the file cannot be read or is invalid."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -492,7 +488,7 @@ def require(holds: bool, name: str, value: Any, allowed: str) -> None:
 def require_integer(
     name: str, value: object, lowest: int, highest: int | None = None, error: type[Exception] = ConfigError
 ) -> int:
-    """Return the value if it is an integer (not a bool) within the bounds; raise `error` otherwise."""
+    """Return the value if it is an integer (not a bool) within the bounds. Otherwise, raise `error`."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
