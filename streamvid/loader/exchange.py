@@ -258,7 +258,7 @@ def _at(keys: Sequence[str], slot: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON; a long value is truncated and followed by a hash of the full text."""
+    """Return a value as JSON. A long text is truncated and followed by a hash of the full text."""
     text = json.dumps(value, sort_keys=True)
     if len(text) <= SHOWN_LENGTH:
         return text

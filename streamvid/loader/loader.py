@@ -259,7 +259,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def ring_bytes(self) -> int:
-        """Size in bytes of the loader's shared memory for iteration, for decoded frames and for clips read ahead."""
+        """Size in bytes of the shared memory for decoded frames and clips read ahead, which a loop allocates."""
         options = self._setup.pipeline
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 

@@ -118,7 +118,7 @@ class Subset:
 
     @property
     def num_samples(self) -> int:
-        """Mean number of samples per pass; samples in draw sets are weighted by their probability."""
+        """Mean number of samples per pass. Samples in draw sets count with the probability that they are drawn."""
         return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
     def samples_per_pass(self, bucket_id: str) -> Fraction:
@@ -207,7 +207,7 @@ class Mix:
 
     @property
     def audio(self) -> AudioPlan | None:
-        """Audio to deliver, which is the same for all datasets with pictures; None if no audio is delivered."""
+        """Audio to deliver, or None if no audio is delivered. All datasets with pictures deliver the same audio."""
         return next((part.audio for part in self.parts if part.audio is not None), None)
 
     @property
@@ -263,7 +263,7 @@ class SampleRequest:
 
     @property
     def shown_visit(self) -> int:
-        """Visit whose frames and caption are delivered; with precomputed features, one of the stored visits."""
+        """Visit whose frames and caption are delivered. With precomputed features, this is one of the stored visits."""
         sidecar = self.part.sidecar
         return self.visit if sidecar is None else self.visit % sidecar.manifest.num_visits
 

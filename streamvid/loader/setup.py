@@ -244,7 +244,7 @@ def set_up(
 
 
 def _audio_form(mix: Mix) -> Mapping[str, Any]:
-    """Return, as JSON, the sample rate, channels and length of each bucket's audio; empty if no audio is delivered."""
+    """Return the sample rate, channels and length of each bucket's audio, as JSON. Empty if no audio is delivered."""
     plan = mix.audio
     if plan is None:
         return {}

@@ -50,8 +50,10 @@ _CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
 def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequence[str]) -> torch.Tensor:
     """Return the color table of B samples for `yuv420p_to_rgb`: int32 (B, 8), in host memory.
 
-    matrices, ranges, sitings: one name per sample from LUMA_SHARES, RANGES and SITINGS. Sitings are named as in
-        FFmpeg's AVChromaLocation; the default is "left" in H.264, HEVC and MPEG-2, and "center" in JPEG.
+    matrices: one name from LUMA_SHARES per sample.
+    ranges: one name from RANGES per sample.
+    sitings: one name from SITINGS per sample, as in FFmpeg's AVChromaLocation. The default is "left" in H.264, HEVC and
+        MPEG-2, and "center" in JPEG.
     Raises ConfigError for an unknown name.
     """
     import torch

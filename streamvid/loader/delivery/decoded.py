@@ -122,7 +122,7 @@ class DecodedDelivery:
         self._read([slot])
 
     def _read(self, slots: Sequence[Slot]) -> None:
-        """Read neighboring clips of one shard together; if the tar is truncated, read each clip separately."""
+        """Read neighboring clips of one shard together. If the tar is truncated, read each clip separately."""
         flight = self._flight
         alive = [slot for slot in slots if slot.run == flight.signals.run]
         for slot in slots:

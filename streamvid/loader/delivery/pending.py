@@ -152,7 +152,7 @@ class Slot:
 
     @property
     def key(self) -> str | None:
-        """Key of the sample that is currently being tried; None if the key is not known yet."""
+        """Key of the sample that is currently being tried, or None if the key is not known yet."""
         return self.delivery.key if self.delivery.sample is self.sample else None
 
     @property

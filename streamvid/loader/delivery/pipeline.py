@@ -67,7 +67,8 @@ class PipelineOptions:
 
     clip_bytes: bytes of memory for clips read ahead; the pipeline allocates `repair_bytes(parts)` in addition.
     frame_bytes: size of the ring in bytes.
-    pixels, accuracy: format of the pictures in the ring; see PictureFormat and DecodedDelivery.
+    pixels: pixel format of the pictures in the ring; see PictureFormat.
+    accuracy: accuracy of the conversion to RGB; see DecodedDelivery.
     decode: True to deliver pictures, False to deliver stored clips unchanged.
     """
 
@@ -407,7 +408,7 @@ class Pipeline:
     def _deliveries(
         self, request: BatchRequest
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
-        """Return (deliveries of a batch, slot index → record of a removed sample that was replaced, error).
+        """Return (deliveries of a batch, substitutions of removed samples by slot index, error).
 
         The error is None unless a sample fails. In that case, only the deliveries before the sample are returned.
         """

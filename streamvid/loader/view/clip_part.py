@@ -103,7 +103,7 @@ class ClipPart:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(first byte, size) of each byte range to read, in their order in memory."""
+        """Byte ranges to read, each as (first byte, size), in the order in which they follow each other in memory."""
         own = None if self.audio is None else self.audio.own_range
         if own is None:
             return ((self.first_byte, self.num_bytes),)
@@ -175,7 +175,7 @@ def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Range
 
 
 def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> str | None:
-    """Return the problem with the bytes of a part; None if every piece matches its checksum."""
+    """Return the problem with the bytes of a part, or None if every piece matches its checksum."""
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
             # The checksum makes two reads comparable: equal messages mean equal bytes.

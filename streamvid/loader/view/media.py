@@ -50,7 +50,7 @@ class Medium:
         return MEDIA_PREFIX + self.name
 
     def num_pictures(self, bucket: Bucket) -> int:
-        """Return the number of pictures per item; 0 for audio."""
+        """Return the number of pictures per item, or 0 for audio."""
         return 0 if self.is_audio else 1 if self.is_still else bucket.num_frames
 
 

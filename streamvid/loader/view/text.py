@@ -79,7 +79,7 @@ class TemplatePart:
     nodes: tuple[Node, ...]
 
     def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
-        """Return the formatted part; None if a value is missing.
+        """Return the formatted part, or None if a value is missing.
 
         is_kept: function that returns True if the nested part with the given number is kept.
         """

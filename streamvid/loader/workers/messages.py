@@ -58,8 +58,8 @@ class AudioTask(NamedTuple):
 
     - stream: AudioStreamInfo as JSON; "" to decode the audio through the clip's container; None for silence.
     - table: shape of the audio's packet table, which follows the packet table of the video.
-    - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from the zero of
-      a separate file (see `own_zero`).
+    - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from time zero
+      of a separate file (see `own_zero`).
     - num_frames: number of pictures whose duration the audio is stretched to, for a whole clip; 0 for no stretching.
     """
 
@@ -144,7 +144,8 @@ class ReadSlot(NamedTuple):
 
     table: index of the shard's packet table in the task; -1 for none.
     row: the clip's row in the packet table.
-    out_offset, room: offset and size in bytes of the destination in the ring.
+    out_offset: offset of the destination in the ring, in bytes.
+    room: size of the destination in bytes.
     """
 
     tar: TarFile
@@ -197,7 +198,8 @@ def parse_task(kind: str, value: list[Any]) -> Task:
 class ReadResult(NamedTuple):
     """Result of a ReadTask for one clip.
 
-    table_bytes, num_bytes: sizes of the clip's packet table and data in the ring.
+    table_bytes: size of the clip's packet table in the ring.
+    num_bytes: size of the clip's data in the ring.
     stream: StreamInfo as JSON; "" for a whole clip.
     numbers: indices of the wanted frames, if they are chosen by timestamp; else None.
     """
