@@ -96,7 +96,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return bucket id → nanoseconds per step with the bucket's batch size, for `cost_classes`."""
+        """Return the nanoseconds per step with the bucket's batch size, by bucket id, for `cost_classes`."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def fit_costs(
 
 
 def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
-    """Return bucket id → class number, from 0 for the cheapest.
+    """Return the class number of each bucket, by bucket id. Class 0 is the cheapest class.
 
     A class contains the buckets that cost at most `tolerance` more than the cheapest bucket of the class.
     costs: bucket id → cost, an integer of at least 1.

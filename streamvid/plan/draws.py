@@ -68,8 +68,8 @@ def draw_sets(
 ) -> dict[str, list[DrawSet]]:
     """Return the draw sets of each bucket, by bucket id.
 
-    numbers, counts: bucket id → indices (among all shards of the bucket) and sample counts of the shards that the plan
-        uses, in the plan's order.
+    numbers: bucket id → indices of the shards that the plan uses, among all shards of the bucket, in the plan's order.
+    counts: bucket id → sample counts of the same shards.
     Raises IntegrityError if the sample counts of a set's shards differ between its buckets.
     """
     found: dict[str, list[DrawSet]] = {}

@@ -73,7 +73,7 @@ def uniform_array(*parts: int | IntArray) -> npt.NDArray[np.float64]:
 
 
 def hash_below(n: int, *parts: int) -> int:
-    """Return an integer in [0, n) from the hash of integers; its bias is at most n / 2**64."""
+    """Return an integer in [0, n) from the hash of integers. The bias is at most n / 2**64."""
     return (hash64(*parts) * n) >> 64
 
 

@@ -40,7 +40,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Places in one pass for some of the requested positions."""
+    """Places, in one pass, of the requested positions that belong to this pass."""
 
     where: Any  # index of that part in the requested positions
     order: Pass | None  # None: manifest order
@@ -162,7 +162,7 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return the result of `ordinals` for each (stream, positions).
+    """Return the result of `ordinals` for each pair (stream, positions).
 
     One call of this function is faster than one call of `ordinals` per stream, because it needs only one permutation.
     """

@@ -52,7 +52,7 @@ class _Rest:
 class _LeftoverStep:
     """One step: samples [first, first + count) of a bucket.
 
-    Numbers past the bucket's last sample wrap around as repeats.
+    Sample numbers past the bucket's last sample wrap around to the first samples, which are repeats.
 
     visits_from: start of the range of visits for repeats; TAIL, or more in a step that contains only repeats.
     """
@@ -157,7 +157,10 @@ class Leftovers:
         return self._steps[number].step(ranks, num_ranks, self.epoch, first_source)
 
     def carried_after(self, num_steps: int) -> Mapping[str, int]:
-        """Return the positions of the samples that are still carried over after some steps; empty after the last."""
+        """Return the positions of the samples that are still carried over after `num_steps` steps, by bucket id.
+
+        The result is empty after the last step.
+        """
         if num_steps >= len(self):
             return {}
         taken = defaultdict[str, int](int, self._places[:num_steps])
