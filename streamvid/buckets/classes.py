@@ -76,7 +76,9 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Shape of a clip: frames at the target rate and pixels after rotation; `num_frames` is ignored for images.
+    """Shape of a clip: number of frames at the target rate, and size in pixels after rotation.
+
+    The number of frames is ignored for images.
 
     spare: number of frames that a video must have in addition to the frame count of its bucket.
     """
@@ -182,7 +184,7 @@ def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
 
 
 def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
-    """Return the classes sorted from the largest area down; classes of equal area keep their order."""
+    """Return the classes, sorted from the largest area down. Classes of equal area keep their order."""
     return tuple(sorted(groups, key=lambda group: group.area, reverse=True))
 
 

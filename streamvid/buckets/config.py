@@ -162,7 +162,7 @@ class BucketConfig:
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Samples per rank and step by bucket id; empty if bucket_config does not set batch sizes."""
+        """Samples per rank and step, by bucket id. Empty if `bucket_config` does not set batch sizes."""
         return {} if self._opensora is None else dict(self._opensora.batch_sizes)
 
     def choices(self, facts: ClipFacts) -> Choices:
@@ -260,7 +260,7 @@ class BucketConfig:
         return candidates(self._classes_for(clip), clip, self._policy)
 
     def _classes_for(self, clip: Shape) -> tuple[SizeClass, ...]:
-        """Return the classes for a clip; an empty tuple if the clip is smaller than the smallest possible size."""
+        """Return the classes for a clip. The result is empty if the clip is smaller than the smallest possible size."""
         if self.size.max_pixels is None:
             return self._classes
         height, width = dynamic_size(clip.height, clip.width, self.size.max_pixels, self.multiple)

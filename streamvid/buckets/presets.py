@@ -35,7 +35,7 @@ class BucketCost:
 
     @property
     def batch_bytes(self) -> int | None:
-        """Size in bytes of a batch's decoded frames as uint8 RGB; None if the batch size is unknown."""
+        """Size in bytes of a batch's decoded frames as uint8 RGB, or None if the batch size is unknown."""
         return None if self.batch_size is None else self.batch_size * self.sample_bytes
 
 
@@ -81,7 +81,10 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """Return the cost of the bucket with the most tokens, which needs the most memory; on a tie, of the first one."""
+    """Return the cost of the bucket with the most tokens, which needs the most memory.
+
+    If several buckets have the most tokens, the first one is used.
+    """
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 
 
