@@ -71,7 +71,7 @@ class FactsFile:
 
     @property
     def uses(self) -> dict[str, tuple[str, ...]]:
-        """Columns for each use; "ignored" lists the columns without a use."""
+        """Mapping from each use to its columns. The entry "ignored" lists the columns without a use."""
         used = {"video": self.source_column, "caption": self.caption_column, **self.columns}
         found: dict[str, tuple[str, ...]] = {use: (column,) for use, column in used.items() if column is not None}
         ignored = tuple(name for name in self.names if name not in used.values())

@@ -189,7 +189,8 @@ class AssignedRows:
 
     num_repeated: number of videos of which some frames are repeated at the requested frame rate.
     num_dropped: number of videos of which some frames are dropped at the requested frame rate.
-    fps_min, fps_max: lowest and highest frame rate of the videos; infinity and 0 if all rates are unknown.
+    fps_min: lowest frame rate of the videos; infinity if all rates are unknown.
+    fps_max: highest frame rate of the videos; 0 if all rates are unknown.
     num_groups: number of groups of rows with equal bucket choices.
     max_bytes: size of the largest file in bytes; 0 if unknown.
     has_bytes: True if there is a column of file sizes.

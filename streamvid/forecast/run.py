@@ -52,7 +52,8 @@ class PlannedRun:
 class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    crop_mean, crop_max: mean and maximum cropped share of the picture.
+    crop_mean: mean cropped share of the picture.
+    crop_max: maximum cropped share of the picture.
     upscale_mean: mean upscaling factor. It is None if the index does not record upscaling; the cropped shares are None
         if the index does not record cropping.
     frames_unused_share: share of the clips' frames that one pass does not deliver.
