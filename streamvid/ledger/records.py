@@ -28,7 +28,8 @@ class LoggedSample(NamedTuple):
 
     dataset: index of the dataset in the loader.
     visit: planned visit of the sample.
-    start, stride: first frame and distance between frames, as positions on the grid of the view; 0 and 0 for texts.
+    start: position of the first frame on the grid of the view; 0 for texts.
+    stride: distance between frames, in positions on the grid of the view; 0 for texts.
     caption: drawn caption, such as "text", "text/2" (the third caption of a sample) or a column; "" for an empty text.
     is_repeat: True for a repeat that the tail policy added.
     substituted_for: key of the planned sample, if it was bad and `key` replaced it.
@@ -180,7 +181,7 @@ def _batches(block: Mapping[str, Any]) -> Iterator[LoggedBatch] | None:
 
 
 def _column(value: Any, kind: type) -> Any:
-    """Return a column of a block: a list, or one value for all samples; None for anything else."""
+    """Return a column of a block: a list, or one value for all samples. Return None for any other value."""
     return value if _is_list(value if isinstance(value, list) else [value], kind) else None
 
 

@@ -17,7 +17,7 @@ def session_numbers(folder: Path) -> list[int]:
 
 
 def newest_session(folder: Path) -> int:
-    """Return the number of the newest session; 0 if the ledger has no session."""
+    """Return the number of the newest session, or 0 if the ledger has no session."""
     return max(session_numbers(folder), default=0)
 
 
