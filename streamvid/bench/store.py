@@ -153,7 +153,7 @@ class _Reads:
 
 
 def _disk_bytes() -> int | None:
-    """Return the number of bytes that the kernel has read from disks for this process; None if unknown."""
+    """Return the number of bytes that the kernel has read from disks for this process, or None if unknown."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])

@@ -23,7 +23,7 @@ _STARVED = 0.7  # CPU seconds per second of decoding below which other processes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRun:
-    """One pass over ranges of clips. Each range is read and its checksum verified; nothing is decoded.
+    """One pass over ranges of clips. Each range is read and verified against its checksum, but not decoded.
 
     num_bytes: number of bytes read.
     num_stored_bytes: total size of these clips in bytes.
@@ -67,7 +67,8 @@ class LoaderRun:
         The other figures cover the time after the warm-up.
     fetch_seconds: wall time of reading, summed over threads.
     room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
-    worker_cpu_seconds, main_cpu_seconds: CPU time of the workers and of this process; None if unknown.
+    worker_cpu_seconds: CPU time of the workers; None if unknown.
+    main_cpu_seconds: CPU time of this process; None if unknown.
     """
 
     num_workers: int
@@ -108,17 +109,17 @@ class LoaderRun:
 
     @property
     def main_busy(self) -> float | None:
-        """Share of one core that this process used, from 0 to 1; None if unknown."""
+        """Share of one core that this process used, from 0 to 1, or None if unknown."""
         return None if self.main_cpu_seconds is None else min(1.0, share(self.main_cpu_seconds, self.seconds))
 
     @property
     def main_cpu_per_step(self) -> float | None:
-        """CPU seconds of this process per batch; None if unknown."""
+        """CPU seconds of this process per batch, or None if unknown."""
         return None if self.main_cpu_seconds is None else share(self.main_cpu_seconds, self.num_steps)
 
     @property
     def cpu_seconds(self) -> float | None:
-        """CPU seconds of all processes of the run; None if unknown."""
+        """CPU seconds of all processes of the run, or None if unknown."""
         if self.worker_cpu_seconds is None or self.main_cpu_seconds is None:
             return None
         return self.worker_cpu_seconds + self.main_cpu_seconds
@@ -130,7 +131,7 @@ class LoaderRun:
 
 
 def share(part: float, whole: float) -> float:
-    """Return `part` divided by `whole`; 0 if `whole` is 0."""
+    """Return `part` divided by `whole`, or 0 if `whole` is 0."""
     return part / whole if whole > 0 else 0.0
 
 
@@ -255,7 +256,7 @@ def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
 
 
 def workers_for(busy_seconds: float, step_seconds: float, margin: float = MARGIN) -> int:
-    """Return the number of workers needed for `busy_seconds` of decoding per step, with a margin; at least 1."""
+    """Return the number of workers, at least 1, that can do `busy_seconds` of decoding per step, with a margin."""
     # Rounded, because a floating-point error could add one more worker.
     return max(1, math.ceil(round((1 + margin) * busy_seconds / step_seconds, 9)))
 
