@@ -30,7 +30,7 @@ def static_file(name: str) -> bytes:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template. Text is escaped; only `Markup` values are inserted unchanged."""
+    """Render a template. All values except `Markup` values are escaped."""
     return str(_environment().get_template(template).render(**values))
 
 

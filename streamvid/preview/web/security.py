@@ -32,7 +32,7 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that refuses requests and adds headers, as described in this module.
+    """ASGI middleware that refuses requests and adds headers, as described at the top of this module.
 
     host: address that the server listens on.
     token: token that requests must present; None to check the Host header instead.
