@@ -80,7 +80,7 @@ class EvalConfig(Options):
     )
 
     def read_prompts(self) -> list[str]:
-        """Return the texts of generated videos; empty if held-out captions are used.
+        """Return the texts of generated videos. The result is empty if held-out captions are used.
 
         Raises ConfigError if the texts cannot be read.
         """

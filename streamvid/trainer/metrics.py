@@ -19,7 +19,7 @@ MetricLine: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, order=True)
 class BucketLoss:
-    """Mean loss and size of one batch."""
+    """Mean loss of one batch, and the numbers of samples and tokens in the batch."""
 
     bucket_id: str
     loss: float

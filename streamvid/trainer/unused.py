@@ -21,7 +21,7 @@ def allow_unused(accelerator: Accelerator, allowed: bool | None, module: nn.Modu
 
 
 def require_gradients(prepared: nn.Module) -> None:
-    """Raise ConfigError if DDP needs a gradient for each trainable parameter and the first backward pass lacks some.
+    """Raise ConfigError if DDP needs a gradient for each trainable parameter, but a parameter got no gradient.
 
     Without this check, DDP would not average the gradients of the first step, and would fail only in the second step.
     """

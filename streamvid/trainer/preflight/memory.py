@@ -178,7 +178,7 @@ def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequenc
 
 
 def checkpoint_blocks(trial: TrialRun) -> int:
-    """Permanently checkpoint the activations of all blocks of the parts that train; return the number of blocks."""
+    """Permanently checkpoint the activations of all blocks of the parts that train. Return the number of blocks."""
     model = trial.module.model
     encoders = tuple(f"{name}." for name in getattr(model, "encoders", ()))
     lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) > 1]
@@ -187,7 +187,7 @@ def checkpoint_blocks(trial: TrialRun) -> int:
 
 
 def _repeated(batch: Batch, size: int) -> Batch:
-    """Return a batch that contains the first sample of `batch` `size` times."""
+    """Return a batch of `size` copies of the first sample of `batch`."""
     return prompted(batch, [batch.text[0]] * size)
 
 
