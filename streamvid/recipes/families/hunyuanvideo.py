@@ -134,7 +134,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         super().check_size(size, bucket)
 
     def draw(self, batch: Batch) -> NoiseDraw:
-        """Draw noise and times; with `token_replace`, the first frame of every sample is an input of the model."""
+        """Draw noise and times. With `token_replace`, the first frame of every sample is an input of the model."""
         drawn = super().draw(batch)
         return replace(drawn, given=torch.full_like(drawn.given, self.replaces()))
 
