@@ -72,7 +72,7 @@ def build_module(
 
 
 def train_mode(module: nn.Module) -> nn.Module:
-    """Set train mode for trainable parts and eval mode for frozen ones; `module.train()` would set train mode for both.
+    """Set train mode for trainable parts, and eval mode for frozen parts, for which `module.train()` sets train mode.
 
     A part is frozen if it has parameters and none of them is trainable. Parts without parameters follow their parent.
     """
@@ -87,7 +87,7 @@ def train_mode(module: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Disable gradients and set eval mode within this context; restore each part's mode afterwards."""
+    """Disable gradients and set eval mode within this context. Afterwards, restore the mode of each part."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:

@@ -29,7 +29,7 @@ LARGE = 512
 
 
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
-    """Add adapters to layers of the children in `config.base_model`; return the layers' dotted names in `module`.
+    """Add adapters to layers of the children in `config.base_model`. Return the layers' dotted names in `module`.
 
     All other parameters of these children are frozen. Adapters are float32. They start without effect, or from
     `config.checkpoint`. Raises ConfigError if a child or a layer does not exist, if a layer does not support adapters,
@@ -115,7 +115,7 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
 
 
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
-    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`; return the number of layers.
+    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`. Return the number of layers.
 
     W += alpha / rank · B @ A, computed in float32. If the file does not state alpha, the scale is 1.
     """

@@ -252,9 +252,9 @@ def require_known(layers: Collection[str], family: str | None, where: str) -> No
 
 
 def dotted(names: Iterable[str], layers: Iterable[str] = ()) -> dict[str, str]:
-    """Return the layer for each name that is written with underscores instead of dots; unknown names stay unchanged.
+    """Return the layer for each name that is written with underscores instead of dots. Unknown names stay unchanged.
 
-    layers: layers of the model, if it is available; otherwise, the layers of all families are recognized.
+    layers: layers of the model. If empty, the layers of all families are recognized.
     """
     known = {layer.replace(".", "_"): layer for layer in layers}
     patterns = [] if known else [name for one in FAMILIES.values() for name in (*one.theirs, *one.ours)]
