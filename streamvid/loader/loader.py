@@ -259,7 +259,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def ring_bytes(self) -> int:
-        """Size in bytes of the shared memory for decoded frames and clips read ahead, which a loop allocates."""
+        """Size in bytes of the shared memory that a loop allocates for decoded frames and for clips read ahead."""
         options = self._setup.pipeline
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
@@ -459,7 +459,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the decode workers; empty before the first `iter()`."""
+        """Process ids of the decode workers. Empty before the first `iter()`."""
         return self._pipeline.worker_pids
 
     def _new_pipeline(self, quarantine: Quarantine | None = None) -> Pipeline:

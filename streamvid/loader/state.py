@@ -201,7 +201,7 @@ def plan_identity(
 ) -> Mapping[str, Any]:
     """Return the values that determine a plan, by name, so that processes can compare them. The rank is not included.
 
-    Causes come before their effects, so that a comparison names them first. Values are plain JSON.
+    Causes come before their effects, so that a comparison names the causes first. Values are plain JSON.
     """
     return {
         "plan_version": PLAN_VERSION,

@@ -118,7 +118,7 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
 
 
 def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.Tensor]:
-    """Return the tensors of a complete batch, copied from its `memory`.
+    """Return the tensors of a complete batch, copied from `memory`.
 
     Samples with an empty text receive the tensors that the features store for an empty text.
     Raises SampleError, which names the sample, if a features file is invalid.

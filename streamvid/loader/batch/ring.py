@@ -182,7 +182,7 @@ def _audio(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor) -> Ma
 
 
 def _audio_section(room: PictureRoom, memory: torch.Tensor, place: int) -> torch.Tensor:
-    """Return the audio of all samples, which begins at the byte offset `place` of `memory`."""
+    """Return the audio of all samples from `memory`, starting at the byte offset `place`."""
     import torch
 
     shape = room.audio

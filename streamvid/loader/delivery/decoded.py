@@ -268,7 +268,7 @@ class DecodedDelivery:
 
 
 def _medium(slot: Slot) -> MediaPart | None:
-    """Return the conditioning input to decode, or None while the clip, which comes first, is not decoded."""
+    """Return the conditioning input to decode, or None if the clip itself is to be decoded."""
     return slot.delivery.media[len(slot.colors) - 1] if slot.colors else None
 
 

@@ -166,7 +166,7 @@ class Flight:
         return self.repair_block if slot.clip is None else slot.clip
 
     def wrong(self, slot: Slot, problem: str) -> None:
-        """Handle bytes that do not match the index by reading them again until the cause is known (FETCH-1)."""
+        """Handle bytes that do not match the index: read them again until the cause is known (FETCH-1)."""
         verdict = slot.wrong.judge(problem)
         if verdict == "stored":
             self.reject(

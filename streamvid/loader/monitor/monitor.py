@@ -79,7 +79,7 @@ class Monitor:
     def close(self) -> None:
         """Write the remaining statistics, close files and free the port.
 
-        Idempotent. Has no effect in a forked process.
+        The method is idempotent, and has no effect in a forked process.
         """
         if os.getpid() != self._pid:
             return

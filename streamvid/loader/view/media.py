@@ -33,7 +33,7 @@ ABSENT_COLORS = ("bt709", "full", "left")
 class Medium:
     """Conditioning input of a loader.
 
-    num_items: maximum number of items per sample; 1 for an input without a list.
+    num_items: maximum number of items per sample; 1 for an input that is not a list.
     """
 
     name: str
