@@ -7,8 +7,7 @@ A batch of B samples of s tokens each takes
 `per_pair` is the cost of attention, where each token attends to all tokens of its sample. Without measurements,
 only the ratios of costs are meaningful: the constant is 0, and attention costs as much as everything else at 12,288
 tokens per sample. For a width of 2,048, this is the value of s at which 24 * width**2 operations per token and layer
-equal
-4 * s * width.
+equal 4 * s * width operations.
 
 All computations, including the fit, use exact arithmetic: the same measurements give the same table, and the same table
 gives the same classes, on every rank and machine.
