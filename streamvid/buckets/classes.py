@@ -280,7 +280,7 @@ class Choices:
 def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
     """Return the probability of each bucket, without buckets of probability 0.
 
-    Groups that follow are ignored as soon as the probabilities sum to 1.
+    Once the probabilities sum to 1, the remaining groups are ignored.
     """
     found: dict[Bucket, Fraction] = {}
     arriving = Fraction(1)

@@ -296,7 +296,7 @@ class BucketConfig:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Frame counts of a configuration that sets one size, or sizes that depend on the clips."""
+        """Frame counts of a configuration that declares its buckets with `size`."""
         if self.size.max_frames is None:
             return self.num_frames
         rule = self.short_clip_rule
