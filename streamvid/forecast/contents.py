@@ -197,7 +197,7 @@ def contents_of(dataset: Dataset) -> DatasetContents:
 
 
 def _rejections(dataset: Dataset) -> Iterator[RejectedRow]:
-    """Yield the rejections, except for files that had no samples when they were rejected, but have samples now."""
+    """Yield the rejections, except for files that had no samples at the time of rejection, but have samples now."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

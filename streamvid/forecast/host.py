@@ -129,7 +129,7 @@ def host_memory(
     prefetch_bytes: int,
     num_ranks: int,
 ) -> HostMemory:
-    """Return the host memory of a run. The ring size is exact; worker memory is estimated from the cost table.
+    """Return the host memory of a run. The ring size is exact. Worker memory is estimated from the cost table.
 
     max_clip_bytes: size of the largest clip in bytes, or 0 if unknown.
     """

@@ -340,7 +340,7 @@ def _unusable(
 ) -> None:
     """Count the rows in `mask` as left out.
 
-    reason: function that returns the reason for the row at an index.
+    reason: function that returns the reason for a row, given the index of the row in the block.
     """
     places = np.flatnonzero(mask)
     if len(places):

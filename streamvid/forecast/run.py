@@ -129,7 +129,7 @@ class MetadataFacts:
 class RunDetails:
     """Loads, memory and time of the first epoch.
 
-    estimates: None for metadata, because clip sizes are unknown.
+    estimates: estimates of time; None for metadata, because clip sizes are unknown.
     """
 
     loads: LoadSummary
