@@ -107,7 +107,7 @@ class RankLog:
 
 
 def read_urls(session: Path, rank: int) -> tuple[str, ...]:
-    """Return the locations of the datasets that a rank read, without credentials; () if the rank's log is damaged."""
+    """Return the locations, without credentials, of the datasets that a rank read. Empty if the log is damaged."""
     with rank_file(session, rank).open("rb") as file:
         for value in read_frames(file):
             urls = value.get("urls") if isinstance(value, dict) else None
