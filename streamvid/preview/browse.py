@@ -73,7 +73,7 @@ class _Selected:
 
 
 class Browser:
-    """Reader of the samples of a dataset or of its view, page by page. Thread-safe. Recent sort orders are kept."""
+    """Reader of the samples of a dataset or of its view, page by page. Thread-safe. Recent sort orders are cached."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset

@@ -44,7 +44,10 @@ def bars(histogram: Histogram) -> tuple[Box, ...]:
 
 
 def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
-    """Return one box per bucket, in percent. A width is a share of samples, and an area is a share of pixels."""
+    """Return one box per bucket, in percent of the chart.
+
+    The width of a box is the bucket's share of the samples, and the area of a box is the bucket's share of the pixels.
+    """
     of_bucket: dict[str, list[BucketContents]] = {}
     for one in buckets:
         of_bucket.setdefault(one.bucket_id, []).append(one)
@@ -75,7 +78,7 @@ def crop_box(width: int, height: int, target: tuple[int, int], crop: Crop | None
 def kept_box(width: int, height: int, target: tuple[int, int], smallest: float) -> Box | None:
     """Return the part of a displayed frame that every random crop keeps, or None if no such part exists.
 
-    smallest: minimum scale of the crop's sides, as a share of the largest crop.
+    smallest: minimum length of the crop's sides, as a share of the sides of the largest crop.
     """
     scale = max(1, round(smallest * _FULL_SCALE))
     first = crop_box(width, height, target, Crop(0, 0, scale))
