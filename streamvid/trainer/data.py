@@ -140,7 +140,7 @@ def _kind_of_input(
 
 
 def schedule_of(config: TrainConfig) -> ScheduleOptions:
-    """Return `data.loader.schedule`. Its costs may be a file that `streamvid train --profile` has written."""
+    """Return `data.loader.schedule`. The costs in it may be a file that `streamvid train --profile` has written."""
     given = config.data.loader.get("schedule")
     if isinstance(given, Mapping) and isinstance(given.get("costs"), str | Path):
         given = {**given, "costs": read_costs(given["costs"], "data.loader.schedule.costs")}
