@@ -62,7 +62,7 @@ def times_of(
 
 
 def shifted(times: Tensor, shift: float) -> Tensor:
-    """Return times moved toward the noise if shift > 1. Large latents stay recognizable under more noise."""
+    """Return shifted times. A shift above 1 moves times toward the noise, because large latents need more noise."""
     return shift * times / (1 + (shift - 1) * times)
 
 

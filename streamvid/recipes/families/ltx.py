@@ -72,7 +72,7 @@ class LtxTraining(DiffusionTraining):
         return self.vae.temporal_compression_ratio, self.vae.spatial_compression_ratio
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return the pixels of the first frame if samples are rendered from it."""
+        """Return the pixels of the first frame if samples are rendered from this frame; otherwise, return nothing."""
         return {"first_frame": as_pixels(self.first_frames(batch, video))} if self.config.first_frame == 1 else {}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:

@@ -64,5 +64,5 @@ class MochiTraining(DiffusionTraining):
         return -found
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return the settings of model_index.json."""
+        """Return the settings in model_index.json."""
         return {"force_zeros_for_empty_prompt": self.folder.setting("force_zeros_for_empty_prompt", False)}

@@ -111,7 +111,7 @@ class WanTraining(DiffusionTraining):
         return IMAGE_TO_VIDEO if self.uses_image() else "WanPipeline"
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return the settings of model_index.json."""
+        """Return the settings in model_index.json."""
         return {name: self.folder.setting(name, None) for name in ("boundary_ratio", "expand_timesteps")}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:

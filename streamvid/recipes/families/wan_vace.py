@@ -122,7 +122,7 @@ class WanVaceTraining(WanTraining):
         return self.folder.pipeline
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return the settings of model_index.json."""
+        """Return the settings in model_index.json."""
         return {"boundary_ratio": self.folder.setting("boundary_ratio", None)}
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:

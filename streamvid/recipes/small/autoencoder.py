@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 
 class UpsampleTime(nn.Module):
-    """Upsampling of T frames to 2T - 1: each frame except the first becomes two."""
+    """Upsampling of T frames to 2T - 1: each frame except the first becomes two frames."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
