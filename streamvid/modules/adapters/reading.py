@@ -34,7 +34,7 @@ class AdapterFile:
     """Adapters read from a file.
 
     tensors: adapter tensors by their names in the model.
-    scales: layer name → factor of the layer's B @ A: alpha / rank, or 1 if the file does not state alpha.
+    scales: layer name → factor of the layer's B @ A, which is alpha / rank, or 1 if the file does not state alpha.
     """
 
     tensors: dict[str, Tensor]
