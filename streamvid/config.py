@@ -375,7 +375,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    name: name of the value in errors. Raises ConfigError if the value is not an object or lacks a required field.
+    Raises ConfigError, which begins with `name`, if the value is not an object or lacks a required field.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: must be an object with the fields of {cls.__name__}")
