@@ -131,7 +131,7 @@ def _loader() -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text. Raises ConfigError if the text is invalid. where: name of the text in the message."""
+    """Parse YAML text. Raises ConfigError, which begins with `where`, if the text is invalid."""
     import yaml
 
     try:
@@ -143,7 +143,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file. Raises ConfigError if it is unreadable, not a mapping or larger than 1 MiB."""
+    """Read a mapping from a YAML file of at most 1 MiB. Raises ConfigError if the file cannot be read or is invalid."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -295,7 +295,8 @@ class OptionInfo:
 
     shown_default: text to show in place of a default that depends on other values.
     flag: name of the command-line flag; None for a name derived from the field's name, "" for no flag.
-    minimum, maximum: inclusive bounds of a number. above: exclusive lower bound of a number.
+    minimum, maximum: inclusive bounds of a number.
+    above: exclusive lower bound of a number.
     """
 
     help: str = ""
@@ -329,7 +330,7 @@ def option_types(cls: type) -> Mapping[str, tuple[Any, ...]]:
 
 
 def nested_options(members: Sequence[Any]) -> type | None:
-    """Return the option dataclass among the types of a field, or None if there is none."""
+    """Return the option dataclass among the types of a field, or None if the types contain no option dataclass."""
     for kind in members:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             return kind if any(option_info(field) for field in dataclasses.fields(kind)) else None
@@ -375,7 +376,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from a JSON object. Unknown fields are ignored, because a later version may have added them.
 
-    name: name of the value in errors. Raises ConfigError if the value is not an object or lacks a required field.
+    Raises ConfigError, which begins with `name`, if the value is not an object or lacks a required field.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: must be an object with the fields of {cls.__name__}")
@@ -488,7 +489,7 @@ def require(holds: bool, name: str, value: Any, allowed: str) -> None:
 def require_integer(
     name: str, value: object, lowest: int, highest: int | None = None, error: type[Exception] = ConfigError
 ) -> int:
-    """Return the value if it is an integer (not a bool) within the bounds; raise `error` otherwise."""
+    """Return the value if it is an integer (not a bool) within the bounds. Otherwise, raise `error`."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int)

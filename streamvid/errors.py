@@ -118,7 +118,10 @@ class RingFullError(LoaderError):
 
 
 def refuse_credentials(name: str, location: str | Path) -> None:
-    """Raise ConfigError if a path or URL contains credentials. name: name of the option or argument in the message."""
+    """Raise ConfigError if a path or URL contains credentials.
+
+    name: name of the option or argument in the message.
+    """
     text = str(location)
     if (shown := hide_credentials(text)) != text:
         raise ConfigError(

@@ -15,7 +15,7 @@ _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 def shipped(name: str) -> Path:
     """Return the path of a shipped file or folder, such as `configs/train/tiny.yaml`.
 
-    Raises ConfigError if it is missing.
+    Raises ConfigError if the file or folder is missing.
     """
     first, _, rest = name.partition("/")
     for place in (_PACKAGE / "_shipped" / first, _PACKAGE.parent / _IN_CHECKOUT[first]):
@@ -28,7 +28,7 @@ def shipped(name: str) -> Path:
 def shipped_config(kind: str, name: str | Path) -> Path:
     """Return `name` if it is a path, otherwise the path of the preset `name`.
 
-    Raises ConfigError if there is no such preset.
+    Raises ConfigError if the preset does not exist.
     """
     path = Path(name)
     # Only known suffixes mark a path, because the name of a preset, such as wan2.1-480p, may contain a dot. A folder

@@ -31,7 +31,10 @@ Step = Callable[[tuple[int, ...]], object]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of one batch size. seconds: median duration of the timed steps, or None if a step ran out of memory."""
+    """Trial of one batch size.
+
+    seconds: median duration of the timed steps, or None if a step ran out of memory.
+    """
 
     bucket_id: str
     batch_size: int
@@ -128,7 +131,10 @@ def search_batch_sizes(
 
 @dataclass(frozen=True)
 class _Search:
-    """Search that never repeats a trial. samples: bucket id → shape of one sample."""
+    """Search that never repeats a trial.
+
+    samples: bucket id → shape of one sample.
+    """
 
     step: Step
     samples: Mapping[str, tuple[int, ...]]
@@ -193,7 +199,7 @@ class _Search:
 
 
 def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest number from 1 to `most` for which `fits` returns True, or 0 if there is none.
+    """Return the largest number from 1 to `most` for which `fits` returns True, or 0 if no number fits.
 
     If `fits` accepts a number, it must accept all smaller numbers too. The search doubles or halves the guess and then
     bisects, so a good guess needs few trials.

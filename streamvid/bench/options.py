@@ -12,7 +12,7 @@ from streamvid.video.picture import Accuracy, Pixels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Options of a benchmark. Fields that are also arguments of VideoLoader have the same meaning.
+    """Options of a benchmark. Fields that are also arguments of VideoLoader have the same meaning there.
 
     batch_size: samples per rank and step; None means 4, unless `max_tokens_per_batch` is set.
     """

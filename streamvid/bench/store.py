@@ -60,9 +60,9 @@ class MeasureTimer:
 
 
 def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
-    """Measure two passes over the store, and return both.
+    """Measure two passes over the store, and return the result of each.
 
-    The first pass reads an epoch's samples in plan order until time is up. The second reads the same samples
+    The first pass reads an epoch's samples in plan order until time is up. The second pass reads the same samples
     repeatedly.
 
     Samples with a checksum mismatch are counted as bad. Raises StorageError, DatasetError or SampleError if a sample
@@ -104,7 +104,7 @@ def _read_pass(
 
 
 class _Reads:
-    """Concurrent reader with the same number of threads as a loader, and one block of memory per thread."""
+    """Concurrent reader with as many threads as a loader, and with one block of memory per thread."""
 
     def __init__(self, setup: Setup, rows: IndexRows) -> None:
         num_threads = setup.pipeline.num_fetch_threads
@@ -117,7 +117,7 @@ class _Reads:
         self.num_bad = self.num_bytes = self.num_stored_bytes = 0
 
     def begin(self, sample: SampleRequest) -> None:
-        """Start reading a sample as soon as a block is free. If an earlier read failed, raise its error."""
+        """Start reading a sample as soon as a block is free. Raise the error of an earlier read that failed."""
         bucket = sample.part.dataset.manifest.bucket(sample.bucket_id)
         packets = partial(self._rows.packets, sample)
         delivery = prepare(self._rows, sample, bucket, lambda row, pick: clip_part(row.clip, packets(row), pick))
@@ -143,7 +143,7 @@ class _Reads:
         self._failure = error  # raised by `check` in the main thread
 
     def check(self) -> None:
-        """If an earlier read failed, raise its error."""
+        """If an earlier read failed, raise the error of that read."""
         if self._failure is not None:
             raise self._failure
 
@@ -153,7 +153,7 @@ class _Reads:
 
 
 def _disk_bytes() -> int | None:
-    """Return the number of bytes that the kernel has read from disks for this process; None if it reports none."""
+    """Return the number of bytes that the kernel has read from disks for this process, or None if unknown."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])

@@ -23,7 +23,7 @@ _STARVED = 0.7  # CPU seconds per second of decoding below which other processes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRun:
-    """One pass over ranges of clips. Each range is read and its checksum verified; nothing is decoded.
+    """One pass over ranges of clips. Each range is read and verified against its checksum, but not decoded.
 
     num_bytes: number of bytes read.
     num_stored_bytes: total size of these clips in bytes.
@@ -49,7 +49,10 @@ class StoreRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRun:
-    """Samples of one bucket in a LoaderRun. decode_seconds: wall time of decoding, summed over decoders."""
+    """Samples of one bucket in a LoaderRun.
+
+    decode_seconds: wall time of decoding, summed over decoders.
+    """
 
     bucket_id: str
     num_samples: int
@@ -64,7 +67,8 @@ class LoaderRun:
         The other figures cover the time after the warm-up.
     fetch_seconds: wall time of reading, summed over threads.
     room: number of samples of the measured mean size that fit into prefetch_bytes at a time.
-    worker_cpu_seconds, main_cpu_seconds: CPU time of the workers and of this process; None if unknown.
+    worker_cpu_seconds: CPU time of the workers; None if unknown.
+    main_cpu_seconds: CPU time of this process; None if unknown.
     """
 
     num_workers: int
@@ -105,17 +109,17 @@ class LoaderRun:
 
     @property
     def main_busy(self) -> float | None:
-        """Share of one core that this process used, from 0 to 1; None if unknown."""
+        """Share of one core that this process used, from 0 to 1, or None if unknown."""
         return None if self.main_cpu_seconds is None else min(1.0, share(self.main_cpu_seconds, self.seconds))
 
     @property
     def main_cpu_per_step(self) -> float | None:
-        """CPU seconds of this process per batch; None if unknown."""
+        """CPU seconds of this process per batch, or None if unknown."""
         return None if self.main_cpu_seconds is None else share(self.main_cpu_seconds, self.num_steps)
 
     @property
     def cpu_seconds(self) -> float | None:
-        """CPU seconds of all processes of the run; None if unknown."""
+        """CPU seconds of all processes of the run, or None if unknown."""
         if self.worker_cpu_seconds is None or self.main_cpu_seconds is None:
             return None
         return self.worker_cpu_seconds + self.main_cpu_seconds
@@ -127,7 +131,7 @@ class LoaderRun:
 
 
 def share(part: float, whole: float) -> float:
-    """Return `part` divided by `whole`; 0 if `whole` is 0."""
+    """Return `part` divided by `whole`, or 0 if `whole` is 0."""
     return part / whole if whole > 0 else 0.0
 
 
@@ -161,7 +165,10 @@ class Need:
 
 
 def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
-    """Return the resource usage of a run. store: pass over the store with the same share of cached data as the run."""
+    """Return the resource usage of a run.
+
+    store: pass over the store with the same share of cached data as the run.
+    """
     cpu = run.cpu_seconds
     return Usage(
         num_workers=run.num_workers,
@@ -175,7 +182,10 @@ def usage_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Usage:
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
-    """Return the verdict on the fastest run. passes: passes over the store, measured before the runs."""
+    """Return the verdict on the fastest run.
+
+    passes: passes over the store, measured before the runs.
+    """
     best = _best(runs)
     slow, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
     usage = usage_of(best, fast, setting.num_cores)
@@ -210,7 +220,7 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
 
 
 def _best(runs: Sequence[LoaderRun]) -> LoaderRun:
-    """Return the fastest run; if several are about as fast, the one with the most workers."""
+    """Return the fastest run. If several runs are about equally fast, return the run with the most workers."""
     most = max(run.samples_per_second for run in runs)
     return max((run for run in runs if run.samples_per_second >= _ALIKE * most), key=lambda run: run.num_workers)
 
@@ -233,7 +243,7 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
 
 
 def slowest(passes: Sequence[StoreRun]) -> StoreRun:
-    """Return the slowest of the passes that took long enough, or of all passes if none did."""
+    """Return the slowest pass that took long enough, or the slowest of all passes if all were too short."""
     long_enough = [one for one in passes if one.seconds >= _MIN_PASS_SECONDS]
     return min(long_enough or passes, key=lambda one: one.samples_per_second)
 
@@ -246,7 +256,7 @@ def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
 
 
 def workers_for(busy_seconds: float, step_seconds: float, margin: float = MARGIN) -> int:
-    """Return the number of workers needed for `busy_seconds` of decoding per step, with a margin; at least 1."""
+    """Return the number of workers, at least 1, that can do `busy_seconds` of decoding per step, with a margin."""
     # Rounded, because a floating-point error could add one more worker.
     return max(1, math.ceil(round((1 + margin) * busy_seconds / step_seconds, 9)))
 
@@ -262,7 +272,7 @@ def need_of(
     num_cores: int,
     margin: float = MARGIN,
 ) -> Need:
-    """Return the resources needed for a step time. Decoding costs are those of the run with the most workers.
+    """Return the resources needed for a step time. Decoding costs are taken from the run with the most workers.
 
     Only runs with at least one core per worker are considered.
 

@@ -104,7 +104,7 @@ class Bucket:
 
     @property
     def is_audio(self) -> bool:
-        """True if the bucket's samples have audio but no pictures. `num_frames` then counts ticks of 1/25 s."""
+        """True if the bucket's samples have audio but no pictures. `num_frames` is then a number of ticks of 1/25 s."""
         return self.num_frames > 0 and self.height == 0 == self.width
 
     @property
@@ -126,8 +126,8 @@ class Bucket:
     def tokens(self) -> int:
         """Number of transformer tokens per sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
 
-        This is exact for the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo; for other models it is a measure of
-        relative cost. A text sample, which has no such tokens, counts as 1 token, and an audio sample as one per tick.
+        The number is exact for Wan and HunyuanVideo, which have a 4x8x8 VAE and 2x2 patches. For other models, it is a
+        measure of relative cost. A text sample counts as 1 token, and an audio sample as 1 token per tick.
         """
         if self.is_audio:
             return self.num_frames
@@ -155,7 +155,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket for a name such as `832x480@81`, or an id such as `832x480-81f` or `256px-16f-16x9`.
 
     `2s` and `audio-2000ms` name a bucket of audio without pictures.
-    multiple: every side must be a multiple of this number of pixels. The sizes of a named resolution depend on it.
+    multiple: number of pixels of which every side must be a multiple; it affects the sizes of a named resolution.
     Raises ConfigError if the name is invalid.
     """
     text = text.strip()

@@ -23,7 +23,7 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Shares of clips that a bucket passes on and accepts, among the clips that reach it and can fill it.
+    """Shares of the clips that a bucket passes on and accepts. Only clips that reach and can fill the bucket count.
 
     skip: share passed to the next shorter bucket of the class; None passes no clips and draws no random number.
     accept: share of the other clips that the bucket accepts; the remainder passes to the next class.
@@ -48,7 +48,7 @@ class Size:
     buckets: tuple[Bucket, ...]
 
     def fitting(self, clip: Shape, num_frames: int | None = None) -> tuple[Bucket, ...]:
-        """Return the buckets that the clip can fill; with `num_frames`, only those with that frame count."""
+        """Return the buckets that the clip can fill. With `num_frames`, return only buckets with that frame count."""
         if clip.is_image:
             return tuple(bucket for bucket in self.buckets if bucket.is_image)
         return tuple(
@@ -76,7 +76,9 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Shape of a clip: frames at the target rate and pixels after rotation; `num_frames` is ignored for images.
+    """Shape of a clip: number of frames at the target rate, and size in pixels after rotation.
+
+    The number of frames is ignored for images.
 
     spare: number of frames that a video must have in addition to the frame count of its bucket.
     """
@@ -90,7 +92,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Buckets of one class that a clip can fill, most frames first, and the shares of clips to keep, by frame count."""
+    """Candidates of one class: the buckets that a clip can fill, most frames first.
+
+    Shares of the clips to keep are given by frame count.
+    """
 
     buckets: tuple[Bucket, ...]
     keep: Mapping[int, Keep]
@@ -179,7 +184,7 @@ def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
 
 
 def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
-    """Return the classes sorted from the largest area down; classes of equal area keep their order."""
+    """Return the classes, sorted from the largest area down. Classes of equal area keep their order."""
     return tuple(sorted(groups, key=lambda group: group.area, reverse=True))
 
 
@@ -227,8 +232,8 @@ class ClipFacts:
 
     num_frames: number of stored frames, before a frame rate rule selects some of them.
     height, width: size in pixels, after rotation.
-    fps: average frame rate; None if it is unknown.
-    seconds: time from the start of the first frame to the end of the last frame; None if it is unknown.
+    fps: average frame rate; None if unknown.
+    seconds: time from the start of the first frame to the end of the last frame; None if unknown.
     """
 
     num_frames: int
@@ -273,7 +278,10 @@ class Choices:
 
 
 def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
-    """Return the probability of each bucket, omitting zeros. Stop as soon as the probabilities sum to 1."""
+    """Return the probability of each bucket, without buckets of probability 0.
+
+    Once the probabilities sum to 1, the remaining groups are ignored.
+    """
     found: dict[Bucket, Fraction] = {}
     arriving = Fraction(1)
     for group in groups:
@@ -294,7 +302,10 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
 
 
 def walk(groups: Iterable[Candidates], uniforms: Iterator[float], is_image: bool) -> Bucket | None:
-    """Return the bucket that Open-Sora 2 assigns for the draws `uniforms`, and consume the same draws as Open-Sora."""
+    """Return the bucket that Open-Sora 2 assigns if it draws the numbers in `uniforms`.
+
+    This consumes as many numbers as Open-Sora draws.
+    """
     for group in groups:
         for bucket in group.buckets:
             keep = group.keep_of(bucket)

@@ -166,7 +166,7 @@ class BucketConfig:
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Samples per rank and step by bucket id; empty if bucket_config does not set batch sizes."""
+        """Samples per rank and step, by bucket id. Empty if `bucket_config` does not set batch sizes."""
         return {} if self._opensora is None else dict(self._opensora.batch_sizes)
 
     def choices(self, facts: ClipFacts) -> Choices:
@@ -228,7 +228,7 @@ class BucketConfig:
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
-        """Return the bucket that Open-Sora 2 assigns to the clip if its draws are `uniforms`."""
+        """Return the bucket that Open-Sora 2 assigns to the clip if it draws the numbers in `uniforms`."""
         clip = Shape(self._num_frames(facts), facts.height, facts.width, facts.is_image, self.spare_frames)
         return walk(self._candidates(clip), uniforms, facts.is_image)
 
@@ -264,7 +264,7 @@ class BucketConfig:
         return candidates(self._classes_for(clip), clip, self._policy)
 
     def _classes_for(self, clip: Shape) -> tuple[SizeClass, ...]:
-        """Return the classes for a clip; an empty tuple if the clip is smaller than the smallest possible size."""
+        """Return the classes for a clip. The result is empty if the clip is smaller than the smallest possible size."""
         if self.size.max_pixels is None:
             return self._classes
         height, width = dynamic_size(clip.height, clip.width, self.size.max_pixels, self.multiple)
@@ -300,7 +300,7 @@ class BucketConfig:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Frame counts for one size, or for sizes that depend on the clips."""
+        """Frame counts of a configuration that declares its buckets with `size`."""
         if self.size.max_frames is None:
             return self.num_frames
         rule = self.short_clip_rule
@@ -313,7 +313,7 @@ class BucketConfig:
 
 
 def _rate(facts: ClipFacts) -> float | None:
-    """Return the frame rate, or None if it is unknown or invalid. Metadata may contain any number."""
+    """Return the frame rate, or None if the rate is unknown or invalid. Metadata may contain any number."""
     return facts.fps if facts.fps is not None and 0 < facts.fps < inf else None
 
 
@@ -356,7 +356,7 @@ def _check_buckets(config: BucketConfig) -> None:
 def _form(config: BucketConfig) -> str:
     """Return the name of the option that declares the buckets.
 
-    Raises ConfigError unless exactly one such option is used.
+    Raises ConfigError unless the configuration uses exactly one of the options that declare buckets.
     """
     ways = {
         "buckets": bool(config.buckets),

@@ -37,7 +37,7 @@ _PYTHON_NAMES = ("bucket_config", "probabilities", "image_size", "num_frames")
 
 @dataclass(frozen=True)
 class Document:
-    """Fields of a configuration file. `BucketConfig` and its parts document them."""
+    """Fields of a configuration file. The fields are documented in `BucketConfig` and its parts."""
 
     name: str = ""
     source: str = ""

@@ -54,11 +54,14 @@ class FrameRule:
         return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
 
     def floor(self, num_frames: int) -> int:
-        """Return the largest allowed count that is at most `num_frames`, or 1 if there is none."""
+        """Return the largest allowed count that is at most `num_frames`, or 1 if no such count exists."""
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:
-        """Raise ConfigError unless the rule allows the count. The message starts with `where` and suggests counts."""
+        """Raise ConfigError unless the rule allows the count.
+
+        The message starts with `where` and suggests allowed counts.
+        """
         if not self.allows(num_frames):
             below = num_frames - (num_frames - self.remainder) % self.factor
             nearest = f"{below} and {below + self.factor}" if below > 0 else str(below + self.factor)
@@ -101,12 +104,12 @@ class FrameRate:
 
     @property
     def repeats_below(self) -> float:
-        """Frame rate below which frames of a clip are selected more than once; 0 if this never happens."""
+        """Frame rate below which frames of a clip are selected more than once, or 0 if this never happens."""
         return float(self.fps) * NEAR_RATE if self.fps is not None and self.rule != "cap" else 0.0
 
     @property
     def drops_above(self) -> float:
-        """Frame rate above which some frames of a clip are never selected; infinite for the rule "native"."""
+        """Frame rate above which some frames of a clip are never selected, or infinity for the rule "native"."""
         return math.inf if self.fps is None else float(self.fps) / NEAR_RATE
 
     def interval(self, fps: float | None) -> int:
@@ -119,7 +122,7 @@ class FrameRate:
         return _interval(self.fps.numerator, self.fps.denominator, fps)
 
     def num_frames(self, num_frames: int, fps: float | None, seconds: Fraction | float | None) -> int:
-        """Return the number of frames selected from a clip of `num_frames` frames; 0 if the clip is too short.
+        """Return the number of frames selected from a clip of `num_frames` frames, or 0 if the clip is too short.
 
         fps: average frame rate of the clip, or None if it is unknown.
         seconds: time from the first frame to the end of the last frame; required only by resample and fix_frame_rate.

@@ -108,7 +108,7 @@ def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]
 
 
 def dynamic_size(height: int, width: int, max_pixels: int, multiple: int) -> tuple[int, int]:
-    """Return the (height, width) to which DiffSynth-Studio resizes a picture; a side below `multiple` becomes 0.
+    """Return the (height, width) to which DiffSynth-Studio resizes a picture. A side below `multiple` becomes 0.
 
     A picture with more than `max_pixels` pixels is first scaled down to that number. Then each side is rounded down to
     a multiple of `multiple`.

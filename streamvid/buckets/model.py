@@ -21,10 +21,13 @@ class ModelRule:
 
     frame_rule: rule for the frame counts that the VAE accepts.
     multiple: widths and heights must be multiples of this number of pixels.
-    fps, max_fps: required frame rate, or maximum frame rate. At most one may be set; without either, any rate is valid.
+    fps: required frame rate. Cannot be combined with `max_fps`.
+    max_fps: maximum frame rate. If neither `fps` nor `max_fps` is set, any rate is valid.
     max_num_frames: maximum frame count; None for no limit.
-    vae_time, vae_space: downsampling factors of the VAE along T, and along H and W.
-    patch_time, patch_space: latents per token along T, and along H and W.
+    vae_time: downsampling factor of the VAE along T.
+    vae_space: downsampling factor of the VAE along H and along W.
+    patch_time: latents per token along T.
+    patch_space: latents per token along H and along W.
     Raises ConfigError for invalid values.
     """
 

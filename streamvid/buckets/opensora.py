@@ -119,7 +119,7 @@ def _resolution(name: str) -> str:
 
 
 def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
-    """Return the resolution and its ratio table, which contains all ratios or only the ratio that the name selects."""
+    """Return (resolution, ratio table). The table contains all ratios, or only the ratio that the name selects."""
     _, underscore, setting = name.partition("_")
     resolution = resolution_name(_resolution(name))
     table = ratios.of(resolution)

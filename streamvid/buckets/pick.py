@@ -64,7 +64,7 @@ class Pick:
         return self.way in ("time", "spread")
 
     def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
-        """Return the chosen frame numbers. Some are repeated if `fps` exceeds the clip's frame rate.
+        """Return the chosen frame numbers. Some numbers are repeated if `fps` exceeds the clip's frame rate.
 
         num_frames: number of frames in the clip.
         times: ascending timestamps of all frames; required if `needs_times`.
@@ -100,7 +100,7 @@ class Pick:
 
     @property
     def delivered_fps(self) -> float:
-        """Average frame rate of the delivered frames; 0.0 for images."""
+        """Average frame rate of the delivered frames, or 0.0 for images."""
         if self.way in ("time", "number"):
             assert self.fps is not None
             return float(self.fps / self.stride)
@@ -119,7 +119,7 @@ class Pick:
 
 
 def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
-    """Return the index of the frame nearest to each wanted time; on a tie, the earlier frame.
+    """Return the index of the frame nearest to each wanted time. On a tie, the earlier frame is used.
 
     times: ascending timestamps, in ticks.
     wanted: ascending times after the first frame, in ticks.

@@ -17,12 +17,15 @@ OPENSORA_MIN_AREA = Fraction(4, 5)
 
 
 def cover_scale(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the factor that scales a picture to cover another size; a factor above 1 scales it up."""
+    """Return the factor that scales a picture so that it covers another size. A factor above 1 enlarges the picture."""
     return max(Fraction(to_height, height), Fraction(to_width, width))
 
 
 def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the share of a picture, from 0 to below 1, that is cropped when it is scaled to cover another size."""
+    """Return the share of a picture that is cropped when the picture is scaled to cover another size.
+
+    The share is at least 0 and less than 1.
+    """
     ours, theirs = height * to_width, width * to_height
     return 1 - Fraction(min(ours, theirs), max(ours, theirs))
 

@@ -23,8 +23,8 @@ class BucketCost:
 
     tokens: number of tokens per sample for the configuration's model.
     sample_bytes: size in bytes of a sample's decoded frames as uint8 RGB.
-    batch_size: samples per rank and step; None if it is unknown.
-    is_own_choice: True if streamvid chose the bucket; False if it comes from the configuration's source.
+    batch_size: samples per rank and step; None if unknown.
+    is_own_choice: True if streamvid chose the bucket; False if the bucket comes from the configuration's source.
     """
 
     bucket: Bucket
@@ -35,7 +35,7 @@ class BucketCost:
 
     @property
     def batch_bytes(self) -> int | None:
-        """Size in bytes of a batch's decoded frames as uint8 RGB; None if the batch size is unknown."""
+        """Size in bytes of a batch's decoded frames as uint8 RGB, or None if the batch size is unknown."""
         return None if self.batch_size is None else self.batch_size * self.sample_bytes
 
 
@@ -45,7 +45,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_text(name: str | Path) -> str:
-    """Return the YAML text of a preset or a file. Raises ConfigError if it cannot be read."""
+    """Return the YAML text of a preset or a file. Raises ConfigError if the text cannot be read."""
     path = shipped_config(_FOLDER, name)
     try:
         return path.read_text(encoding="utf-8")
@@ -81,7 +81,10 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """Return the cost of the (first) bucket with the most tokens, which needs the most memory."""
+    """Return the cost of the bucket with the most tokens, which needs the most memory.
+
+    If several buckets have the most tokens, the first one is used.
+    """
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 
 

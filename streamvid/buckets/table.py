@@ -26,8 +26,8 @@ class BucketTable:
     """Buckets of a dataset, and the rule that assigns clips to them.
 
     `candidates` may contain the same (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do.
-    In `buckets`, the first entry represents all of them, but every ratio takes part in the assignment. Raises
-    ConfigError if there are no buckets, or if a bucket is listed more than once.
+    In `buckets`, the first of these entries represents all of them, but every ratio takes part in the assignment.
+    Raises ConfigError if there are no buckets, or if a bucket is listed more than once.
     """
 
     candidates: tuple[Bucket, ...]

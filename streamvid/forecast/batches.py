@@ -78,8 +78,8 @@ class PlannedBatch:
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
     """Yield every batch of the setup's rank in the order of delivery, assuming that no sample is bad.
 
-    This reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a read
-    fails.
+    The function reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError if a
+    read fails.
     """
     rows, start = IndexRows(), setup.selection.epoch_plan(Cursor())
     for request in setup.selection.requests(start, num_epochs):
@@ -139,7 +139,7 @@ class ReadSample:
 
     read_share: bytes read per byte of stored clips.
     requests_per_sample: object store requests per sample.
-    decoded: bucket id → mean number of decoded frames per sample.
+    decoded: bucket id → mean number of frames that are decoded per sample.
     """
 
     num_samples: int

@@ -20,7 +20,10 @@ MAX_COUNTED_SHARDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class BucketContents:
-    """Samples of one bucket and split. shape: (frames, height, width)."""
+    """Samples of one bucket and split.
+
+    shape: (frames, height, width).
+    """
 
     bucket_id: str
     shape: tuple[int, int, int]
@@ -73,12 +76,12 @@ _SPLITTING = ("max_clip_seconds", "time_columns", "curation", "cut")
 class DatasetContents:
     """Contents of a dataset.
 
-    where: condition of the view, or None. Only samples that meet it are counted.
+    where: condition of the view, or None. Only samples that match the condition are counted.
     num_records: number of input rows.
     rejections: rejected input rows, except those whose files became samples in a later version.
-    stored_clips: number of clips that are stored in several buckets, and number of samples with these clips.
-    with_audio: number of samples with audio; None if it was not counted, because the dataset has no pictures, has more
-        than MAX_COUNTED_SHARDS shards, or does not record which samples have audio.
+    stored_clips: (number of clips that are stored in several buckets, number of samples with these clips).
+    with_audio: number of samples with audio; None if these samples were not counted, because the dataset has no
+        pictures, has more than MAX_COUNTED_SHARDS shards, or does not record which samples have audio.
     columns: the user's own columns.
     """
 
@@ -115,7 +118,10 @@ class DatasetContents:
 
     @property
     def num_windows(self) -> int:
-        """Number of windows of input rows, including rejected ones. It exceeds `num_records` if sources were split."""
+        """Number of windows of input rows, including rejected windows.
+
+        The number exceeds `num_records` if sources were split into several windows.
+        """
         clips, stored = self.stored_clips
         return self.num_samples - stored + clips + len(self.rejections)
 
@@ -147,8 +153,8 @@ class DatasetContents:
 def contents_of(dataset: Dataset) -> DatasetContents:
     """Return the contents of a dataset.
 
-    This reads the shard table, the rejections, and one column of the samples index. It reads more of the index for a
-    view, or if later versions may contain samples of rejected files.
+    The function reads the shard table, the rejections, and one column of the samples index. It reads more of the index
+    for a view, or if later versions may contain samples of rejected files.
     """
     manifest, shards = dataset.manifest, dataset.shards
     chosen = filter_of_view(dataset)
@@ -191,7 +197,7 @@ def contents_of(dataset: Dataset) -> DatasetContents:
 
 
 def _rejections(dataset: Dataset) -> Iterator[RejectedRow]:
-    """Yield the rejections, except for files that had no samples when they were rejected, but have samples now."""
+    """Yield the rejections, except for files that had no samples at the time of rejection, but have samples now."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

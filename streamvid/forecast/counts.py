@@ -31,7 +31,10 @@ class TailCounts:
 
 @dataclass(frozen=True, slots=True)
 class StarvedBucket:
-    """Bucket that has samples but delivers none. num_samples: number of available samples per epoch."""
+    """Bucket that has samples but delivers none of them.
+
+    num_samples: number of available samples per epoch.
+    """
 
     bucket_id: str
     num_samples: int
@@ -95,7 +98,7 @@ def failure_of(plan: EpochPlan, num_epochs: int) -> PlanError | None:
 
 
 def _epochs(plan: EpochPlan, num_epochs: int) -> tuple[list[int], list[tuple[BucketReport, ...]]]:
-    """Return the number of steps and the bucket reports of each epoch, for a run that is never interrupted."""
+    """Return (number of steps per epoch, bucket reports per epoch) for a run that is never interrupted."""
     steps, reports = [], []
     for _ in range(num_epochs):
         steps.append(plan.num_steps_left)
@@ -127,7 +130,7 @@ def _tail_counts(tail: Tail, num_steps: int, buckets: Sequence[BucketReport]) ->
 
 
 def _starved(report: BucketReport, options: PlanOptions, num_ranks: int, num_epochs: int) -> StarvedBucket:
-    """Describe a starved bucket and list the remedies that would give it at least one step."""
+    """Describe a starved bucket, and list the remedies that would give the bucket at least one step."""
     samples, remedies = -(-report.num_available // num_epochs), []
     if options.sync == "bucket" and samples >= num_ranks:
         remedies.append(f"batch size {samples // num_ranks}")

@@ -104,7 +104,8 @@ class BucketScan:
 def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str, BucketScan]:
     """Read one row group of the samples index per shard, and return one scan per bucket id.
 
-    If there are more shards than `max_shards`, read about `max_shards`, spread evenly, and at least one per bucket.
+    If there are more shards than `max_shards`, read only about `max_shards` of them, spread evenly, and at least one
+    per bucket.
     """
     (part,) = setup.mix.parts
     total = sum(len(counts) for counts in part.subset.counts.values())

@@ -48,7 +48,7 @@ class FactsBlock:
     num_captions: int = 0
 
     def source(self, place: int) -> str:
-        """Return the file name for row `rows[place]`, without credentials, or "" if it has no file name."""
+        """Return the file name for row `rows[place]`, without credentials, or "" if the row has no file name."""
         value = None if self.sources is None else self.sources[place].as_py()
         return "" if value is None else hide_credentials(str(value))
 
@@ -71,7 +71,7 @@ class FactsFile:
 
     @property
     def uses(self) -> dict[str, tuple[str, ...]]:
-        """Columns for each use; "ignored" lists the columns without a use."""
+        """Mapping from each use to its columns. The entry "ignored" lists the columns without a use."""
         used = {"video": self.source_column, "caption": self.caption_column, **self.columns}
         found: dict[str, tuple[str, ...]] = {use: (column,) for use, column in used.items() if column is not None}
         ignored = tuple(name for name in self.names if name not in used.values())
@@ -98,7 +98,7 @@ class FactsFile:
 
 
 def is_metadata(source: Path) -> bool:
-    """Return True if a path has the name of a metadata file or is a folder of Parquet files without a manifest."""
+    """Return True for a path with the name of a metadata file, and for a folder with Parquet files but no manifest."""
     if source.is_dir():
         return not (source / "manifest.json").exists() and any(source.glob("*.parquet"))
     return is_metadata_name(source.name)
@@ -107,8 +107,8 @@ def is_metadata(source: Path) -> bool:
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """Open a metadata file, or a folder of Parquet files, and find its columns.
 
-    Raises SourceError if columns for clip sizes are missing. The message names these columns, and a command that
-    probes the files instead.
+    Raises SourceError if columns for clip sizes are missing. The message names the missing columns and a command that
+    reads the sizes from the media files instead.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)

@@ -140,9 +140,10 @@ def figure_labels(dataset: Dataset) -> dict[str, str]:
 
 
 def histograms_of(dataset: Dataset, max_samples: int = MAX_SCANNED_SAMPLES) -> Histograms:
-    """Read the samples index, one row group per shard, and return histograms of all samples or of those in the view.
+    """Read the samples index, one row group per shard, and return histograms of the samples.
 
-    This reads at most about `max_samples` samples and MAX_SCANNED_SHARDS shards, spread evenly over the dataset.
+    For a view, only its samples count. The function reads about `max_samples` samples and MAX_SCANNED_SHARDS shards at
+    most, spread evenly over the dataset.
     """
     figures, shards, chosen = _figures(dataset), dataset.shards, filter_of_view(dataset)
     counts = shards.num_samples if chosen is None else count_matches(dataset, shards, chosen)
@@ -216,7 +217,10 @@ def _histogram(name: str, label: str, parts: list[npt.NDArray[np.float32]]) -> H
 
 
 def _edges(values: npt.NDArray[np.float32]) -> Floats:
-    """Return the bounds of the bins: one bin per integer if there are few, else bins of equal width or equal ratio."""
+    """Return the bounds of the bins.
+
+    Integers in a small range get one bin each. Other values get bins of equal width or of equal ratio.
+    """
     low, high = float(values.min()), float(values.max())
     if high - low < _NUM_BINS and not (values % 1).any():
         return np.arange(low - 0.5, high + 1)

@@ -54,7 +54,10 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Work of the busiest rank in an epoch. gpu_seconds: GPU time, or None if step costs were not measured."""
+    """Work of the busiest rank in an epoch.
+
+    gpu_seconds: GPU time, or None if step costs were not measured.
+    """
 
     decode_cpu_seconds: float
     num_requests: float
@@ -105,7 +108,10 @@ def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory in bytes. ring_bytes_yuv420p: ring size for yuv420p frames, or None if a bucket has an odd side."""
+    """Host memory in bytes.
+
+    ring_bytes_yuv420p: ring size for yuv420p frames, or None if a bucket has an odd side.
+    """
 
     ring_bytes: int
     ring_bytes_yuv420p: int | None
@@ -123,9 +129,9 @@ def host_memory(
     prefetch_bytes: int,
     num_ranks: int,
 ) -> HostMemory:
-    """Return the host memory of a run. The ring size is exact; worker memory is estimated from the cost table.
+    """Return the host memory of a run. The ring size is exact. Worker memory is estimated from the cost table.
 
-    max_clip_bytes: size of the largest clip in bytes, or 0 if it is unknown.
+    max_clip_bytes: size of the largest clip in bytes, or 0 if unknown.
     """
     from streamvid.loader.setup import loader_memory
 

@@ -49,10 +49,11 @@ class EpochTotals:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """Result of a verification.
+    """Result of verifying a ledger.
 
-    num_replaced: batches that a later attempt delivered again, and that therefore do not count.
-    num_unrecorded: batches that a resumed run counts as delivered, but that are missing from the end of the log.
+    num_replaced: number of batches that do not count, because a later attempt delivered them again.
+    num_unrecorded: number of batches that a resumed run counts as delivered, but that are missing at the end of the
+        log.
     differences: deliveries that differ from the plan, as text; at most 1,000.
     """
 
@@ -66,7 +67,7 @@ class LedgerReport:
 
     @property
     def is_right(self) -> bool:
-        """True if exactly the planned samples were delivered, as far as the run got."""
+        """True if the run delivered exactly the planned samples, up to the step that it reached."""
         return not self.num_differences and not self.num_unrecorded
 
     def to_json(self) -> dict[str, Any]:
@@ -102,11 +103,11 @@ class _Findings:
 def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progress: Progress) -> LedgerReport:
     """Compare the counted deliveries with the plan, and the start of each attempt with the end of the previous one.
 
-    The start of an attempt is not compared if later attempts replace all of its deliveries. The attempt that it
-    continued may have been replaced too.
+    The start of an attempt is not compared if later attempts replace all of its deliveries, because the previous
+    attempt may have been replaced too. Memory does not grow with the ledger.
 
-    datasets: the datasets of the run, in the order of its loader. Memory does not grow with the ledger.
-    Raises SourceError if the ledger belongs to other datasets, and the same errors as VideoLoader.
+    datasets: the datasets of the run, in the order of the loader.
+    Raises SourceError if the ledger belongs to other datasets. Also raises the same errors as VideoLoader.
     """
     findings, versions = _Findings(), [_Versions(dataset) for dataset in datasets]
     total, done = sum(attempt.num_ranks for attempt in attempts), 0
@@ -141,7 +142,7 @@ def check_ledger(attempts: Sequence[Attempt], datasets: Sequence[Dataset], progr
 def _planned_selection(attempt: Attempt, versions: Sequence[_Versions]) -> Selection:
     """Return the inputs of the plan that an attempt used.
 
-    Raises SourceError if the datasets are not those of the run.
+    Raises SourceError if the run used other datasets.
     """
     setup, earlier = _planned_setup(attempt, attempt.plan, versions), attempt.plan.get("earlier")
     return (setup if earlier is None else after(setup, _planned_setup(attempt, earlier, versions))).selection
@@ -185,15 +186,15 @@ def _configs(found: Sequence[Mapping[str, Any]], versions: Sequence[_Versions]) 
 
 @dataclass(frozen=True)
 class _Versions:
-    """Kept versions of a dataset."""
+    """Versions of a dataset that have not been deleted."""
 
     dataset: Dataset
 
     @cached_property
     def _kept(self) -> Mapping[str, Manifest]:
-        """Mapping from samples fingerprint to the newest version that has it.
+        """Mapping from samples fingerprint to the newest version with this fingerprint.
 
-        It is read once, because a run may have followed many versions.
+        The history is read only once, because a run may have followed many versions.
         """
         found: dict[str, Manifest] = {}
         for manifest in history(self.dataset.store, read_manifest(self.dataset.store)):
@@ -201,7 +202,7 @@ class _Versions:
         return found
 
     def with_samples(self, fingerprint: str) -> Dataset:
-        """Return the version with these samples. Raises SourceError if no kept version contains them."""
+        """Return the version with this samples fingerprint. Raises SourceError if no version has it."""
         mine = self.dataset.manifest.fingerprints.samples
         if mine == fingerprint:
             return self.dataset
@@ -227,7 +228,7 @@ def _arguments(options: PlanOptions, batch_sizes: Mapping[str, int], num_ranks: 
 def _check_start(
     findings: _Findings, earlier: Attempt, selection: Selection, attempt: Attempt, later: Selection
 ) -> None:
-    """Verify that an attempt began at a position that the earlier one reached, so that no sample is lost between them.
+    """Verify that an attempt began at a position that the earlier attempt reached, so that no sample is lost.
 
     An attempt with another version of the datasets must begin where an epoch of that version begins.
     """
@@ -254,16 +255,19 @@ def _check_start(
 
 
 def _start_in(later: Selection, before: Selection, plan: AnyPlan) -> Cursor:
-    """Return the position at which the epoch of `plan` begins in a later version, without samples that it removed."""
+    """Return the position at which the epoch of `plan` begins in a later version.
+
+    Samples that the later version removed are omitted.
+    """
     if later.earlier is None:  # no carried sample was left in the state from which the attempt resumed
         later = with_earlier(later, before)
     return later.plan(start_in(later, plan)).cursor_after(0)
 
 
 def _last_start(attempt: Attempt, before: Position) -> Cursor:
-    """Return the last position before a given one at which an attempt began a version.
+    """Return the last position before `before` at which an attempt began to use another version.
 
-    Versions with equal samples share an attempt.
+    If versions have equal samples, a change of the version does not begin another attempt.
     """
     loops = [one.loop for rank in attempt.logs for one in attempt.stretches(rank)]
     begun = [
@@ -319,7 +323,7 @@ def _clipped(plan: AnyPlan, step: int) -> int:
 def _check_stretch(
     findings: _Findings, stretch: Stretch, batches: Iterator[LoggedBatch], selection: Selection, rows: IndexRows
 ) -> Position:
-    """Compare the deliveries of one loop with the plan. Return the position after the last one."""
+    """Compare the deliveries of one loop with the plan. Return the position after the last delivery."""
     where = f"rank {stretch.log.rank}, session {stretch.log.session.name}"
     reached = stretch.start
     try:

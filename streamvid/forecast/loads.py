@@ -75,7 +75,10 @@ class RankLoads:
         return float(self.costs.max(axis=1, initial=0).sum()) * self.scale
 
     def summary(self, sizes_are_exact: bool = True) -> LoadSummary:
-        """Return the loads of the entire epoch. sizes_are_exact: False if clip sizes are estimates."""
+        """Return the loads of the entire epoch.
+
+        sizes_are_exact: False if clip sizes are estimates.
+        """
         present = self.tokens[self.tokens > 0]
         return LoadSummary(
             num_steps_looked_at=len(self.tokens),
@@ -95,7 +98,10 @@ class RankLoads:
 
 
 def imbalance(loads: Int64Array) -> float:
-    """Return the mean over steps of (busiest rank / mean rank). loads: int64 (steps, ranks)."""
+    """Return the mean over steps of (busiest rank / mean rank).
+
+    loads: int64 (steps, ranks).
+    """
     if not loads.size:
         return 1.0
     means = loads.mean(axis=1)
@@ -110,7 +116,7 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Return the loads of the plan's epoch. If computing all steps would take too long, compute only some."""
+    """Return the loads of the plan's epoch. Only some steps are computed if all steps would take too long."""
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

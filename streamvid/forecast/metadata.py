@@ -61,9 +61,9 @@ UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-f
 def forecast_metadata(
     source: Path, run: PlannedRun, config: BucketConfig, video_column: str | None = None
 ) -> RunForecast:
-    """Return the forecast of a run on `source` as if it were sharded into the buckets of `config`.
+    """Return the forecast of a run on the media files in `source`, sharded into the buckets of `config`.
 
-    Raises SourceError if the metadata cannot be read or no row is assigned to a bucket.
+    Raises SourceError if the metadata cannot be read, or if no row is assigned to a bucket.
     """
     facts = open_facts(source, video_column)
     found = assign_rows(facts.blocks(), config, run.options.seed)
@@ -121,7 +121,7 @@ def _summary(source: Path, facts: FactsFile, found: AssignedRows, rate: FrameRat
 
 
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
-    """Return the batch sizes of the run or, if it has none, those of the bucket configuration."""
+    """Return the batch sizes of the run or, if the run sets none, the batch sizes of the bucket configuration."""
     if run.max_tokens_per_batch is not None or isinstance(run.batch_size, int | Mapping):
         return run.batch_size if isinstance(run.batch_size, int | Mapping) else None
     return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None
@@ -154,7 +154,7 @@ class AssignedBucket:
     """Rows of one bucket.
 
     expected: sum of the probabilities with which rows are assigned to this bucket.
-    drawn: number of rows that are assigned to it. The other sums include only these rows.
+    drawn: number of rows that are assigned to this bucket. The other sums include only the assigned rows.
     """
 
     bucket: Bucket
@@ -187,9 +187,10 @@ class AssignedBucket:
 class AssignedRows:
     """All rows of a metadata file, assigned to `buckets` or counted in `left_out`.
 
-    num_repeated, num_dropped: numbers of videos whose frames are repeated or partly dropped at the requested frame
-        rate.
-    fps_min, fps_max: lowest and highest frame rate of the videos; infinity and 0 if all rates are unknown.
+    num_repeated: number of videos of which some frames are repeated at the requested frame rate.
+    num_dropped: number of videos of which some frames are dropped at the requested frame rate.
+    fps_min: lowest frame rate of the videos; infinity if all rates are unknown.
+    fps_max: highest frame rate of the videos; 0 if all rates are unknown.
     num_groups: number of groups of rows with equal bucket choices.
     max_bytes: size of the largest file in bytes; 0 if unknown.
     has_bytes: True if there is a column of file sizes.
@@ -216,7 +217,7 @@ class AssignedRows:
 
 
 def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -> AssignedRows:
-    """Assign all rows to buckets. If probabilities decide, make the same draws as the sharder with this seed."""
+    """Assign all rows to buckets. Random choices among buckets are the same as those of the sharder with this seed."""
     found = AssignedRows()
     groups: dict[int, _RowGroup] = {}
     lengths = np.array(_lengths(config), np.int64)
@@ -249,7 +250,10 @@ def _count_rates(found: AssignedRows, fps: Float64Array, rate: FrameRate) -> Non
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return the frame counts that buckets need, ascending. A clip's bucket depends on which of these it reaches."""
+    """Return the frame counts of the buckets in ascending order.
+
+    The bucket of a clip depends on which of these counts the clip reaches.
+    """
     if config.opensora is not None:  # including counts of probability 0, which keep clips from other buckets
         counts = {frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames}
         return sorted(count + config.spare_frames for count in counts)
@@ -261,7 +265,10 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class _SizedRows:
-    """Rows of a block with a valid size and number of frames. places: indices of these rows in the block."""
+    """Rows of a block with a valid size and number of frames.
+
+    places: indices of these rows in the block.
+    """
 
     block: FactsBlock
     places: Int64Array
@@ -275,7 +282,7 @@ class _SizedRows:
 
     @staticmethod
     def of(block: FactsBlock, rate: FrameRate, found: AssignedRows) -> _SizedRows:
-        """Return the usable rows of a block, and count its other rows as left out."""
+        """Return the usable rows of a block, and count the other rows as left out."""
         empty = np.full(len(block.rows), np.nan)
         values = {name: block.values.get(name, empty) for name in ("height", "width", "fps", "seconds", "num_bytes")}
         fps = np.where(values["fps"] > 0, values["fps"], np.nan)
@@ -331,7 +338,10 @@ def _no_count(name: str, value: float, most: int) -> str:
 def _unusable(
     found: AssignedRows, block: FactsBlock, mask: npt.NDArray[np.bool_], kind: str, reason: Callable[[int], str]
 ) -> None:
-    """Count the rows in `mask` as left out. reason: function that returns the reason for the row at an index."""
+    """Count the rows in `mask` as left out.
+
+    reason: function that returns the reason for a row, given the index of the row in the block.
+    """
     places = np.flatnonzero(mask)
     if len(places):
         first = int(places[0])
@@ -340,7 +350,7 @@ def _unusable(
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
-    """Return each row's number of frames at the requested rate, or -1 if it is unknown. Images have one frame."""
+    """Return the number of frames of each row at the requested rate, or -1 if unknown. Images have one frame."""
     if rate.fps is None or rate.rule == "native":
         return frames
     if rate.rule == "cap":
@@ -362,7 +372,7 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
 
 @dataclass(slots=True)
 class _RowGroup:
-    """Group of rows that have the same size and reach the same frame count, with their possible buckets.
+    """Group of rows with the same size that reach the same frame counts, and the possible buckets of the group.
 
     waste: (cropped share, upscaling factor) for each possible bucket.
     ends: cumulative probabilities of the buckets; None if all rows go to one bucket or are left out.
@@ -401,7 +411,10 @@ def _count(found: AssignedRows, group: _RowGroup, rows: _SizedRows, members: Int
 
 
 def _draws(seed: int, block: FactsBlock, places: Int64Array) -> Float64Array:
-    """Return one number in [0, 1) per row, derived from its source, as in the sharder, or else from its row number."""
+    """Return one number in [0, 1) per row.
+
+    The number is derived from the row's source, as in the sharder, or from the row number if rows have no source.
+    """
     if block.sources is None:
         return uniform_array(seed, block.rows[places])
     keys = (record_key(normpath(block.source(place))) for place in places.tolist())

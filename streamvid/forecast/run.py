@@ -52,8 +52,10 @@ class PlannedRun:
 class BucketShape:
     """Losses from fitting clips into one bucket, computed from the samples that were read.
 
-    crop_mean, crop_max: mean and maximum cropped share of the picture.
-    upscale_mean: mean upscaling factor. Like the cropped shares, it is None if the index does not record it.
+    crop_mean: mean cropped share of the picture.
+    crop_max: maximum cropped share of the picture.
+    upscale_mean: mean upscaling factor. It is None if the index does not record upscaling; the cropped shares are None
+        if the index does not record cropping.
     frames_unused_share: share of the clips' frames that one pass does not deliver.
     bytes_mean: mean size of a stored clip or source file, in bytes.
     expected: expected number of metadata rows for the bucket.
@@ -72,7 +74,10 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """Facts about a sealed dataset. num_shards: number of shards that the run uses, by bucket id."""
+    """Facts about a sealed dataset.
+
+    num_shards: number of shards that the run uses, by bucket id.
+    """
 
     plan_fingerprint: str
     split: str
@@ -92,7 +97,10 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Metadata rows without a bucket, for one kind of reason. expected: expected number of these rows."""
+    """Metadata rows without a bucket, for one kind of reason.
+
+    expected: expected number of these rows.
+    """
 
     kind: str
     num_rows: int = 0
@@ -104,7 +112,7 @@ class LeftOut:
 class MetadataFacts:
     """Facts about metadata.
 
-    columns: name of a fact → name of its column.
+    columns: name of a fact → name of the column that contains it.
     num_groups: number of groups of rows with equal bucket choices.
     left_out: rows that are not assigned to a bucket, by kind of reason, most frequent first.
     """
@@ -119,7 +127,10 @@ class MetadataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """Loads, memory and time of the first epoch. estimates: None for metadata, because clip sizes are unknown."""
+    """Loads, memory and time of the first epoch.
+
+    estimates: estimates of time; None for metadata, because clip sizes are unknown.
+    """
 
     loads: LoadSummary
     memory: HostMemory
@@ -133,8 +144,8 @@ class RunForecast:
     about: facts about the source.
     input: interpretation of the source.
     shapes: shape of each bucket, by id; empty for a dataset without `details`.
-    details: loads, memory and time, or None if they were not requested or the run has no step.
-    failure: error that the run would raise before its first step, or None if it has a step.
+    details: loads, memory and time; None if they were not requested, or if the run has no step.
+    failure: error that the run would raise before its first step; None if the run has a step.
     """
 
     source: str

@@ -47,7 +47,7 @@ def read_frames(file: BinaryIO) -> Iterator[Any]:
 
 
 def _opened(stored: bytes) -> bytes | None:
-    """Return the JSON text of stored bytes; None if it is too long or of an unknown kind."""
+    """Return the JSON text of stored bytes, or None if the text is too long or the bytes are of an unknown kind."""
     if stored[:1] == _RAW:
         return stored[1:]
     if stored[:1] != _ZLIB:

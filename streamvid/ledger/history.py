@@ -46,7 +46,7 @@ class Attempt:
 
     plan: values that determine the plan, as JSON; see LedgerWriter.begin.
     cursor: position at which the sessions began.
-    logs: rank → its logs, in the order of the sessions.
+    logs: rank → logs of the rank, in the order of the sessions.
     until: position at which a later attempt begins to replace the deliveries; END for the last attempt.
     """
 
@@ -69,7 +69,7 @@ class Attempt:
 
     @property
     def num_logged(self) -> int:
-        """Number of batches in all logs, including those that were replaced."""
+        """Number of batches in all logs, including batches that later attempts replace."""
         return sum(loop.num_batches for logs in self.logs.values() for log in logs for loop in log.loops)
 
     def stretches(self, rank: int) -> list[Stretch]:
@@ -113,7 +113,7 @@ def _is_in(stretch: Stretch, batch: LoggedBatch) -> bool:
 def read_history(folder: Path) -> tuple[Attempt, ...]:
     """Return the attempts of a ledger, in order.
 
-    Raises SourceError if the folder is not a ledger, or if its plan cannot be read.
+    Raises SourceError if the folder is not a ledger, or if the plan of a session cannot be read.
     """
     try:
         numbers = session_numbers(folder)
@@ -166,7 +166,7 @@ def _with_ends(attempts: list[Attempt]) -> tuple[Attempt, ...]:
 
 
 def _session(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return (plan, cursor) of a session. Raises SourceError if they are invalid."""
+    """Return (plan, cursor) of a session. Raises SourceError if the plan or the cursor is invalid."""
     with path.open("rb") as file:
         data = file.read(MAX_JSON_BYTES)
     try:

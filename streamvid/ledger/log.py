@@ -21,7 +21,7 @@ class LoggedLoop:
     """One loop over a loader, as logged by one rank.
 
     number: index of the loop in the log.
-    ends: epoch → step after its last batch in this epoch.
+    ends: epoch → step after the loop's last batch in this epoch.
     until: position at which a later loop of the same loader begins to replace the deliveries.
     """
 
@@ -33,7 +33,7 @@ class LoggedLoop:
 
     @property
     def end(self) -> Position:
-        """Position after the last batch; the start if there is none."""
+        """Position after the last batch; the start of the loop if it has no batch."""
         return max((Position(*end) for end in self.ends.items()), default=self.start.position)
 
 
@@ -69,7 +69,7 @@ class RankLog:
                     yield from several
 
     def url(self, dataset: int) -> str:
-        """Return the location of a dataset of the loader, or its index if the log does not contain the location."""
+        """Return the location of a dataset of the loader, or the dataset's index if the log has no location."""
         return self.urls[dataset] if 0 <= dataset < len(self.urls) else str(dataset)
 
     @cached_property
@@ -107,7 +107,7 @@ class RankLog:
 
 
 def read_urls(session: Path, rank: int) -> tuple[str, ...]:
-    """Return the locations of the datasets that a rank read, without credentials; () if its log is damaged."""
+    """Return the locations, without credentials, of the datasets that a rank read. Empty if the log is damaged."""
     with rank_file(session, rank).open("rb") as file:
         for value in read_frames(file):
             urls = value.get("urls") if isinstance(value, dict) else None

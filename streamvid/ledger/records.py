@@ -14,7 +14,10 @@ _MAX_SAMPLES = 1 << 20  # of one block
 
 
 class Position(NamedTuple):
-    """Position of a batch in a run. step: index in the epoch, including steps before a resume."""
+    """Position of a batch in a run.
+
+    step: index in the epoch, including steps before a resume.
+    """
 
     epoch: int
     step: int
@@ -25,7 +28,8 @@ class LoggedSample(NamedTuple):
 
     dataset: index of the dataset in the loader.
     visit: planned visit of the sample.
-    start, stride: first frame and distance between frames, as positions on the grid of the view; 0 and 0 for texts.
+    start: position of the first frame on the grid of the view; 0 for texts.
+    stride: distance between frames, in positions on the grid of the view; 0 for texts.
     caption: drawn caption, such as "text", "text/2" (the third caption of a sample) or a column; "" for an empty text.
     is_repeat: True for a repeat that the tail policy added.
     substituted_for: key of the planned sample, if it was bad and `key` replaced it.
@@ -54,9 +58,9 @@ class LoopStart:
     """Start of a loop over a loader.
 
     cursor: position in the plan (`Cursor.to_json`).
-    is_again: True if the same loader began the epoch again after a `break`. Its earlier deliveries still count;
-        otherwise, a loop replaces all deliveries that begin at its position or later, because the model restarted from
-        there.
+    is_again: True if the same loader began the epoch again after a `break`. In this case, the loader's earlier
+        deliveries still count. Otherwise, a loop replaces all deliveries that begin at the position of the loop or
+        later, because the model was restored to that position.
     """
 
     cursor: Mapping[str, Any]
@@ -70,21 +74,25 @@ class LoopStart:
 
 
 def start_record(number: int, cursor: Mapping[str, Any], is_again: bool) -> dict[str, Any]:
-    """Return the start of a loop as JSON. number: number of records before it in the rank's log."""
+    """Return the start of a loop as JSON.
+
+    number: number of earlier records in the rank's log.
+    """
     return {"n": number, "cursor": dict(cursor), "again": is_again, "seconds": round(time.time(), 3)}
 
 
 def batch_record(number: int, batch: LoggedBatch) -> list[Any]:
     """Return one batch as JSON: number, epoch, step, and a row per sample.
 
-    This takes less time than creating a block of one batch.
+    Creating this record takes less time than creating a block of one batch.
     """
     return [number, *batch.position, batch.samples]
 
 
 def block_record(number: int, batches: Sequence[LoggedBatch]) -> dict[str, Any]:
-    """Return consecutive batches as JSON columns, which compress well. number: see `start_record`.
+    """Return consecutive batches as JSON columns, which compress well.
 
+    number: see `start_record`.
     Except for the keys, a column whose values are all equal is replaced by that value.
     """
     samples = [sample for batch in batches for sample in batch.samples]
@@ -116,9 +124,9 @@ def _differences(values: Sequence[int]) -> list[int]:
 
 
 def read_record(value: Any, number: int) -> LoopStart | list[LoggedBatch] | None:
-    """Return the content of a record, without the records before `number`, which have already been read.
+    """Return the content of a record, without batches that come before batch `number` and have already been read.
 
-    The result is None if the value is not a record (SAFE-1), or if records are missing before it.
+    The result is None if the value is not a record (SAFE-1), or if the records before this record are incomplete.
     """
     if isinstance(value, list):
         value = _block_of_rows(value)
@@ -137,7 +145,7 @@ def read_record(value: Any, number: int) -> LoopStart | list[LoggedBatch] | None
 
 
 def _block_of_rows(record: Sequence[Any]) -> dict[str, Any] | None:
-    """Return a batch as the block that contains it alone, or None if the value is not a batch."""
+    """Return a batch as a block of one batch, or None if the value is not a batch."""
     number, epoch, step, rows = record if len(record) == 4 else (None,) * 4
     width = len(LoggedSample._fields)
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == width for row in rows):
@@ -173,7 +181,7 @@ def _batches(block: Mapping[str, Any]) -> Iterator[LoggedBatch] | None:
 
 
 def _column(value: Any, kind: type) -> Any:
-    """Return a column of a block: a list, or one value for all samples; None for anything else."""
+    """Return a column of a block: a list, or one value for all samples. Return None for any other value."""
     return value if _is_list(value if isinstance(value, list) else [value], kind) else None
 
 

@@ -17,7 +17,7 @@ def session_numbers(folder: Path) -> list[int]:
 
 
 def newest_session(folder: Path) -> int:
-    """Return the number of the newest session; 0 if there is none."""
+    """Return the number of the newest session, or 0 if the ledger has no session."""
     return max(session_numbers(folder), default=0)
 
 
@@ -32,7 +32,7 @@ def rank_file(session: Path, rank: int) -> Path:
 
 
 def tail_file(session: Path, rank: int) -> Path:
-    """Return the path of the file with a rank's last batches, which are not yet in its log."""
+    """Return the path of the file with a rank's last batches, which are not yet in the rank's log."""
     return session / f"rank-{rank:05d}.tail"
 
 

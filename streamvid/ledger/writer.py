@@ -99,7 +99,7 @@ class LedgerWriter:
             raise _storage_error(self._folder, error) from error
 
     def _enter(self, session: bytes) -> Path:
-        """Create this rank's file in the newest session if it has the same plan and start, else in a new session."""
+        """Create this rank's log in the newest session, or in a new session if the plan or the start differs."""
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             number = newest_session(self._folder)
@@ -115,7 +115,7 @@ class LedgerWriter:
 
 
 def _create_session(folder: Path, number: int, session: bytes) -> None:
-    """Create a session, unless another rank has just created it. It appears complete or not at all."""
+    """Create a session, unless another rank has just created it. No incomplete session ever becomes visible."""
     made = folder / f".new-{uuid.uuid4().hex}"
     made.mkdir()
     (made / SESSION_FILE).write_bytes(session)

@@ -32,7 +32,7 @@ _MASK = (1 << 64) - 1
 
 
 def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGroups) -> None:
-    """Compare the plans of all processes in a collective operation. If any differ, all processes raise ConfigError."""
+    """Compare the plans of all processes in a collective operation. All processes raise ConfigError if plans differ."""
     processes_per_rank = None if groups.process_group is not None else 1
     if groups.shared_group is not None:
         processes_per_rank = groups.shared_group.size()
@@ -40,7 +40,9 @@ def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGrou
 
 
 def gather_values(value: Any, world: World, groups: ProcessGroups | None) -> list[tuple[int, Any]]:
-    """Return (rank, value) of each process that compares its plans, in a collective operation. Values are plain JSON.
+    """Gather `value` from all processes that compare their plans, in a collective operation.
+
+    Return (rank, value) for each of these processes. Values are plain JSON.
 
     groups: None if this process does not compare its plans.
     Raises ConfigError if the ranks cannot communicate.
@@ -129,10 +131,10 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
 class SharedBatchCheck:
     """Comparison of the batches that processes share (sequence, tensor or context parallelism).
 
-    Each step starts one small all_gather, which is checked when the next step begins, so that neither the host nor a
-    CUDA device waits for it. By the time an error is raised, the first differing batch has been delivered, but not the
-    second. Every member of `group` must call `batch` and `end` in the same order. With NCCL, the communication runs on
-    a separate CUDA stream.
+    Each step starts one small all_gather. Its result is checked when the next step begins, so that neither the host nor
+    a CUDA device waits for it. By the time an error is raised, the first differing batch has been delivered, but not
+    the second. Every member of `group` must call `batch` and `end` in the same order. With NCCL, the communication runs
+    on a separate CUDA stream.
     """
 
     def __init__(self, world: World, group: ProcessGroup) -> None:
@@ -149,7 +151,7 @@ class SharedBatchCheck:
 
     @property
     def is_first(self) -> bool:
-        """True in the first of the processes that share the rank's batches, which reports for all of them."""
+        """True in the first of the processes that share the rank's batches. This process reports for all of them."""
         import torch.distributed as dist
 
         return dist.get_rank() == min(self._processes)
@@ -163,7 +165,7 @@ class SharedBatchCheck:
         self._pending = self._start(epoch, step, digest, sample_keys)
 
     def end(self, epoch: int) -> None:
-        """Verify that all members had the same last batch and end the epoch at the same step.
+        """Verify that all members had the same last batch, and that they end the epoch at the same step.
 
         Raises SharedBatchError otherwise.
         """
@@ -256,7 +258,7 @@ def _at(keys: Sequence[str], slot: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON; a long value is truncated and followed by a hash of the full text."""
+    """Return a value as JSON. A long text is truncated and followed by a hash of the full text."""
     text = json.dumps(value, sort_keys=True)
     if len(text) <= SHOWN_LENGTH:
         return text
@@ -303,7 +305,7 @@ def _backends(group: ProcessGroup) -> dict[str, str]:
 
 
 def _device_of(group: ProcessGroup) -> torch.device:
-    """Return the device for tensors of `group`: the CPU if its backend supports it, so that no GPU is involved."""
+    """Return the device for tensors of `group`: the CPU if the group has a CPU backend, so that no GPU is involved."""
     import torch
 
     backends = _backends(group)

@@ -214,7 +214,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset; the first one if there are several."""
+        """The dataset of the loader, or the first of several datasets."""
         return self.datasets[0]
 
     # Remaining work.
@@ -251,7 +251,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Pairs of bucket id and shape of `batch.video` in a full batch, largest first, for a warm-up.
+        """List of (bucket id, shape of `batch.video` in a full batch) for a warm-up, largest shape first.
 
         With tail="shrink" and tail="uneven", the last batches can be smaller.
         """
@@ -259,7 +259,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def ring_bytes(self) -> int:
-        """Size of the loader's shared memory during iteration: the ring of decoded frames and the clips read ahead."""
+        """Size in bytes of the shared memory that a loop allocates for decoded frames and for clips read ahead."""
         options = self._setup.pipeline
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
@@ -289,7 +289,7 @@ class VideoLoader(UnsupportedProtocols):
         return self._iterate(*self._start_run(end_epoch, is_again), end_epoch)
 
     def _start_run(self, end_epoch: int | None, is_again: bool = False) -> tuple[Pipeline, int]:
-        """Start the pipeline for all epochs before `end_epoch`, or for one epoch if versions are followed."""
+        """Start a run up to `end_epoch`, or of one epoch if versions are followed. Return (pipeline, run number)."""
         self._monitor.begin(self._setup, self._plan.cursor, is_again, self.stats)
         pipeline = self._open_pipeline()
         run, last = pipeline.stop(), self._plan.cursor.epoch + 1 if self._follows else end_epoch
@@ -373,7 +373,7 @@ class VideoLoader(UnsupportedProtocols):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batches handed out, as JSON. It is equal on all ranks after the same step."""
+        """Return the position after the batches handed out, as JSON. After the same step, it is equal on all ranks."""
         return make_state(self._plan, self._num_done, self._setup.belongs_to, self._setup.versions)
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
@@ -439,7 +439,7 @@ class VideoLoader(UnsupportedProtocols):
                 self._report()
 
     def _use(self, setup: Setup) -> None:
-        """Continue with another setup, whose memory and threads replace the current ones."""
+        """Continue with another setup. Its memory and threads replace the current memory and threads."""
         if setup is self._setup:
             return
         old, self._setup = self._pipeline, setup
@@ -459,7 +459,7 @@ class VideoLoader(UnsupportedProtocols):
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the decode workers; empty before the first `iter()`."""
+        """Process ids of the decode workers. Empty before the first `iter()`."""
         return self._pipeline.worker_pids
 
     def _new_pipeline(self, quarantine: Quarantine | None = None) -> Pipeline:

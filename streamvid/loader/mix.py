@@ -78,7 +78,8 @@ Features: TypeAlias = str | Path | Sidecar
 class DataArguments:
     """VideoLoader's arguments for input data, with the same names.
 
-    versions: version of each dataset to open; None, or an empty tuple, for the version that its URL names.
+    versions: version to open of each dataset. None selects the version that the URL of the dataset names, and an empty
+        tuple selects this version for all datasets.
     """
 
     dataset: Datasets | Sequence[Datasets]
@@ -108,7 +109,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return the ShardInfo of shard `number` of a bucket. Recent ones are cached, because creating them is slow."""
+        """Return the ShardInfo of shard `number` of a bucket. Recent results are cached."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -119,7 +120,7 @@ class Subset:
 
     @property
     def num_samples(self) -> int:
-        """Mean number of samples per pass; samples in draw sets are weighted by their probability."""
+        """Mean number of samples per pass. Samples in draw sets count with the probability that they are drawn."""
         return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
     def samples_per_pass(self, bucket_id: str) -> Fraction:
@@ -139,9 +140,10 @@ class MixPart:
     """One dataset of a loader. It does not reference the loader, so that threads do not keep the loader alive.
 
     number: number of the part, unique in the loader.
-    seed: seed of its random choices (SAMPLE-1): the loader's seed or, with several datasets, a seed derived from it.
+    seed: seed of the random choices for its samples (SAMPLE-1). With several datasets, it is derived from the loader's
+        seed; with one dataset, it is the loader's seed.
     columns: column name used by the caller → column name in this dataset's index.
-    rate: rule for the frame rate at which its clips are read.
+    rate: rule for the frame rate at which clips are read.
     media: conditioning inputs to deliver.
     sidecar: precomputed features to deliver instead of clips.
     later: number of the part with a later version of the same dataset; None for the version that the loader uses.
@@ -164,7 +166,7 @@ class MixPart:
 
     @property
     def source(self) -> Dataset | Sidecar:
-        """Source of the clips, or of the features that replace them."""
+        """Source of the clips, or of the features that replace the clips."""
         return self.sidecar or self.dataset
 
     @property
@@ -207,7 +209,7 @@ class Mix:
 
     @property
     def audio(self) -> AudioPlan | None:
-        """Audio to deliver, which is the same for all datasets with pictures; None if no audio is delivered."""
+        """Audio to deliver, or None if no audio is delivered. All datasets with pictures deliver the same audio."""
         return next((part.audio for part in self.parts if part.audio is not None), None)
 
     @property
@@ -257,13 +259,13 @@ class SampleRequest:
 
     @property
     def file(self) -> ShardInfo | SidecarShard:
-        """Tar in `part.source` that contains the clip, or the features that replace it."""
+        """Tar in `part.source` that contains the clip or the features that replace the clip."""
         sidecar = self.part.sidecar
         return self.shard_info if sidecar is None else sidecar.shard(self.shard_info)
 
     @property
     def shown_visit(self) -> int:
-        """Visit whose frames and caption are delivered; with precomputed features, one of the stored visits."""
+        """Visit whose frames and caption are delivered. With precomputed features, this is one of the stored visits."""
         sidecar = self.part.sidecar
         return self.visit if sidecar is None else self.visit % sidecar.manifest.num_visits
 
@@ -317,7 +319,7 @@ def open_configs(datasets: object, stores: Stores, versions: Sequence[int | None
 
 
 def can_change_version(config: DatasetConfig) -> bool:
-    """Return True if the dataset was given by a URL without a version, so that other versions can be opened."""
+    """Return True if other versions of the dataset can be opened: if it was given as a URL without a version."""
     return not isinstance(config.url, Dataset) and DatasetRef.parse(config.url).is_newest
 
 
@@ -342,7 +344,10 @@ def open_mix(
     mix_by: MixBy = "samples",
     model: ModelRule | None = None,
 ) -> Mix:
-    """Open all datasets, but not their features. model: rule for counting the tokens of weighted datasets."""
+    """Open all datasets, but not their features.
+
+    model: rule for counting the tokens of weighted datasets.
+    """
     configs = open_configs(data.dataset, stores, data.versions)
     buckets: dict[str, Bucket] = {}
     parts = [_open_part(number, config, data, len(configs) > 1, seed, buckets) for number, config in enumerate(configs)]
@@ -457,7 +462,10 @@ def _draws(
 def _select(
     dataset: Dataset, split: str, where: str | None
 ) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
-    """Return the shards of a split by bucket, in plan order, their counts of matching samples, and the filter."""
+    """Return (shards, numbers of matching samples, filter) for a split.
+
+    Shards are listed by bucket id, in plan order. The numbers of matching samples are parallel to the shards.
+    """
     table = dataset.shards
     mine = table.select(split)
     if not mine:

@@ -19,7 +19,10 @@ _NUM_NAMED = 10
 def report_memory(
     buckets: Sequence[Bucket], batch_sizes: Mapping[str, int], pixels: Pixels | None, ring_bytes: int
 ) -> None:
-    """Log the sizes of the shared memory and of the largest decoded batch. pixels: None if frames are not decoded."""
+    """Log the sizes of the shared memory and of the largest decoded batch.
+
+    pixels: None if frames are not decoded.
+    """
     _log.info("shared memory: %d bytes for the ring and the clips read ahead (see limits.prefetch_bytes)", ring_bytes)
     if pixels is None:
         return

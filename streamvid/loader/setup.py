@@ -94,7 +94,7 @@ _COMPARED = frozenset({"temporal", "max_interval", "spatial", "spatial_scale", "
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Checked arguments and parts of a loader.
+    """Checked arguments of a loader, and the parts that are built from them.
 
     numeric: columns that contain numbers in all datasets.
     compared_groups: groups of processes whose plans are compared; None for no comparison.
@@ -146,7 +146,7 @@ class Setup:
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Pairs of bucket id and shape of `batch.video` in a full batch, largest first."""
+        """List of (bucket id, shape of `batch.video` in a full batch), largest shape first."""
         axes = [RING_LAYOUT.index(name) for name in self.output.layout]
         found = []
         for bucket in self.buckets:
@@ -157,13 +157,13 @@ class Setup:
 
     @property
     def versions(self) -> StateVersions:
-        """Versions of the datasets, and those from which samples are still carried over."""
+        """Current versions of the datasets, and the versions from which samples are still carried over."""
         earlier = self.selection.earlier
         return StateVersions(self.mix.versions, () if earlier is None else earlier.selection.mix.versions)
 
     @property
     def belongs_to(self) -> Mapping[str, Any]:
-        """Values that must match between the loader that saved a state and the one that loads it."""
+        """Values that must be equal in the loader that saves a state and in the loader that loads the state."""
         # With another tail, positions refer to the same samples, but samples that "carry" has carried precede the start
         # of the epoch, and other tails would silently lose them.
         options = self.selection.options
@@ -175,7 +175,7 @@ class Setup:
         }
 
     def compare(self, cursor: Cursor) -> None:
-        """Compare the plan with those of the other processes. If any differ, all processes raise ConfigError."""
+        """Compare the plans of all processes. If any plans differ, all processes raise ConfigError."""
         if self.compared_groups is None:
             return
         selection = self.selection
@@ -197,7 +197,9 @@ class Setup:
 def set_up(
     data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments, stores: Stores | None = None
 ) -> Setup:
-    """Check the arguments and open the datasets. Raises ConfigError or DatasetError if any of them is unusable.
+    """Check the arguments and open the datasets.
+
+    Raises ConfigError for invalid arguments, and DatasetError for unusable datasets.
 
     stores: open stores of an earlier setup with the same arguments, to be reused.
     """
@@ -242,7 +244,7 @@ def set_up(
 
 
 def _audio_form(mix: Mix) -> Mapping[str, Any]:
-    """Return the audio of all buckets by name, as JSON; empty if none is delivered."""
+    """Return the sample rate, channels and length of each bucket's audio, as JSON. Empty if no audio is delivered."""
     plan = mix.audio
     if plan is None:
         return {}
@@ -314,7 +316,7 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
 
 
 def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
-    """Raise ConfigError for arguments about decoded frames if none are delivered."""
+    """Raise ConfigError if an argument that concerns decoded frames is set, but no decoded frames are delivered."""
     output, media = delivery.output, list(data.media)
     if data.features is not None:
         if not output.decode:
@@ -386,7 +388,7 @@ def _pipeline(
 
 
 def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]) -> Pixels:
-    """Return the pixel format of the ring. Raises ConfigError if a bucket's size does not allow it."""
+    """Return the pixel format of the ring. Raises ConfigError if the size of a bucket does not allow this format."""
     pictured = [bucket for bucket in buckets if bucket.has_pictures]
     is_odd = any(bucket.height % 2 or bucket.width % 2 for bucket in pictured)
     on_cuda = stage.device is not None and stage.device.type == "cuda"
@@ -398,7 +400,7 @@ def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]
 
 @dataclass(frozen=True, slots=True)
 class LoaderMemory:
-    """Sizes of an iterating loader's shared memory: the ring, clips read ahead, and the block for substitutes."""
+    """Sizes in bytes of a loader's shared memory: the ring, the clips read ahead, and the block for substitutes."""
 
     frame_bytes: int
     clip_bytes: int
@@ -419,7 +421,10 @@ def loader_memory(
     media: Sequence[Medium] = (),
     audio: AudioPlan | None = None,
 ) -> LoaderMemory:
-    """Return the sizes of a loader's memory. pixels: format in the ring; None if the ring contains stored clips."""
+    """Return the sizes of a loader's memory.
+
+    pixels: format in the ring; None if the ring contains stored clips.
+    """
     largest = max(
         batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media, audio) for bucket in buckets
     )

@@ -24,10 +24,10 @@ _MAX_NAMED = 1000
 
 @dataclass(frozen=True, slots=True)
 class StateVersions:
-    """Versions of the datasets at a position. A state lists them, but is not tied to any of them.
+    """Versions of the datasets at a position. A state lists these versions, but can also be loaded with others.
 
     current: version of each dataset.
-    carried: version of each dataset from which samples are still carried over; empty if there are none.
+    carried: version of each dataset from which samples are still carried over; empty if no samples are carried over.
     """
 
     current: tuple[int, ...]
@@ -35,7 +35,7 @@ class StateVersions:
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> StateVersions:
-        """Return the versions in a state. Raises StateError if they are not valid."""
+        """Return the versions in a state. Raises StateError if the versions are not valid."""
         _check_state(state)
         found = []
         for name in _VERSIONS:
@@ -59,9 +59,10 @@ def make_state(
 ) -> dict[str, Any]:
     """Return the state after `num_steps_done` steps of a plan, as JSON: position and identity, equal on all ranks.
 
-    versions: the current versions, and those of carried samples, which are omitted once all carried samples have been
-        delivered. The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes
-        at this share.
+    versions: the current versions, and the versions of carried samples. The latter are omitted once all carried samples
+        have been delivered.
+
+    The state's `progress`, from 0 to 1, is the share of the epoch that is done. A forced load resumes at this share.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
@@ -122,7 +123,7 @@ def read_state(
 ) -> tuple[Cursor, float, Mapping[str, Any]]:
     """Return (cursor, progress, identity of the plan) of a state. Raises StateError if the state is not valid.
 
-    bucket_ids: ids of the loader's buckets, because a state of many buckets does not contain them.
+    bucket_ids: ids of the loader's buckets; needed because a state with many buckets does not contain the ids.
     """
     _check_state(state)
     named = ("version", "plan_version", "checksum", *_VERSIONS)
@@ -200,7 +201,7 @@ def plan_identity(
 ) -> Mapping[str, Any]:
     """Return the values that determine a plan, by name, so that processes can compare them. The rank is not included.
 
-    Causes come before their effects, so that a comparison names them first. Values are plain JSON.
+    Causes come before their effects, so that a comparison names the causes first. Values are plain JSON.
     """
     return {
         "plan_version": PLAN_VERSION,

@@ -18,11 +18,11 @@ from streamvid.storage import CacheStats, StoreStats
 class BatchStats:
     """Statistics of reading and decoding the samples of one or more batches.
 
-    Seconds are summed over samples, which are read and decoded concurrently while the caller computes. They indicate
+    Seconds are summed over samples, which are read and decoded concurrently while the caller computes. The sums show
     why the caller waits, not how long a step takes.
 
-    store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: the part of the caller's wait
-        during which batches were held up by reading, by decoding, by a lack of memory in the ring, or by planning.
+    store_wait_seconds, decode_wait_seconds, memory_wait_seconds, prepare_wait_seconds: seconds of the caller's wait
+        during which the next batch was held up by reading, decoding, a full ring, and planning, respectively.
     """
 
     fetch_seconds: float = 0.0
@@ -81,7 +81,7 @@ class LoaderStats:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Part that limits the loader, with reasons and remedies; None for fewer than 10 batches.
+        """Part that limits the loader, with reasons and remedies, or None for fewer than 10 batches.
 
         `loader.stats().since(earlier).verdict` is the verdict on the time since `earlier`.
         """

@@ -30,7 +30,10 @@ _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 @dataclass(frozen=True)
 class Stores:
-    """Access of one rank to the stores. options: storage options, with limits divided by the number of local ranks."""
+    """Access of one rank to the stores.
+
+    options: storage options, with limits divided by the number of local ranks.
+    """
 
     options: StorageOptions
     cache: BlockCache | None
@@ -50,7 +53,7 @@ class Stores:
     def open(self, url: str | Path, version: int | None = None) -> Dataset:
         """Open a dataset. Raises the same errors as `open_dataset`.
 
-        version: number of the version to open instead of the one that the URL names.
+        version: number of the version to open; None for the version that the URL names.
         """
         ref = DatasetRef.parse(url)
         store = self._open.get(ref.url)
@@ -59,13 +62,19 @@ class Stores:
         return open_ref(ref, store, self.cache, version)
 
     def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
-        """Return the number of threads for reading datasets: 4 if all are local, else one per concurrent request."""
+        """Return the number of threads for reading datasets.
+
+        The number is 4 if all datasets are local. Otherwise, there is one thread per concurrent request.
+        """
         is_local = all(dataset.store.is_local for dataset in datasets)
         return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
-    """Return the statistics of this process's object stores and of their cache; None for either if it is not used."""
+    """Return (statistics of object stores, statistics of the cache) for this process.
+
+    The statistics are None without object stores or without a cache, respectively.
+    """
     stores = {id(_origin(dataset.store)): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:
         return None, None
@@ -74,7 +83,7 @@ def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | Non
 
 
 def _origin(store: Store) -> Store:
-    """Return the store behind the cache, which several datasets may share."""
+    """Return the store behind a cache. Several datasets may share this store."""
     return store.origin if isinstance(store, CachedStore) else store
 
 

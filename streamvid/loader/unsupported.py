@@ -12,7 +12,7 @@ class UnsupportedProtocols:
     def sampler(self) -> NoReturn:
         """Unsupported attribute. Reading it always raises an AttributeError that names the alternative.
 
-        accelerate's `skip_first_batches` accesses it, for example in Hugging Face's Trainer.
+        accelerate's `skip_first_batches` reads this attribute, for example in Hugging Face's Trainer.
         """
         raise AttributeError(
             "a VideoLoader has no sampler, and its batches cannot be skipped; resume with load_state_dict() instead "

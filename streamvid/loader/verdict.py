@@ -37,7 +37,10 @@ assert set(LIMITS) == set(get_args(Limit))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Run conditions that affect the advice. clips: storage form of the clips, copy or native."""
+    """Run conditions that affect the advice.
+
+    clips: storage form of the clips, copy or native.
+    """
 
     num_cores: int
     clips: str
@@ -47,7 +50,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Decoders and reading threads of a loader, and the conditions under which it runs."""
+    """Decoders and reading threads of a loader, and the conditions under which the loader runs."""
 
     num_workers: int
     num_fetch_threads: int
@@ -60,7 +63,7 @@ class Usage:
 
     cores_busy: share of all available cores; None if unknown.
     room: number of samples that fit into prefetch_bytes at a time; None if unknown.
-    held_up: part → seconds during which the caller waited because of it; empty if unknown.
+    held_up: part → seconds during which the caller waited because of that part; empty if unknown.
     """
 
     num_workers: int
@@ -74,7 +77,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Limit of a run, the figures that show it, and the remedies, best first."""
+    """Verdict on a run: the part that limits it, the figures that show this, and the remedies, best first."""
 
     limit: Limit
     reasons: tuple[str, ...]
@@ -86,7 +89,7 @@ class Verdict:
 
 
 def limit_of(usage: Usage, num_cores: int) -> Limit:
-    """Return the part that limits a loader whose caller waits for it."""
+    """Return the part that limits a loader, assuming that the caller waits for data."""
     decoding: Limit = "cores" if max(1, usage.num_workers) >= num_cores else "decoders"
     if usage.decoders_busy >= BUSY:
         return decoding
@@ -104,7 +107,10 @@ def limit_of(usage: Usage, num_cores: int) -> Limit:
 
 
 def judge_loader(usage: Usage, wait_share: float, setting: Setting) -> Verdict:
-    """Return the verdict on a loader in use. wait_share: share of the time during which its caller waited for it."""
+    """Return the verdict on a loader in use.
+
+    wait_share: share of the time during which the caller waited for the loader.
+    """
     waited = f"the caller waited {wait_share:.0%} of the time"
     if wait_share < KEEPS_UP:
         return Verdict("caller", (waited,), ())

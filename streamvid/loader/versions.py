@@ -31,7 +31,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LoaderArguments:
-    """All arguments of a VideoLoader, from which it can be set up with other versions of its datasets."""
+    """All arguments of a VideoLoader, with which the loader can be set up again with other versions of its datasets."""
 
     data: DataArguments
     plan: PlanArguments
@@ -112,13 +112,13 @@ class LoaderArguments:
 
 
 def agreed_versions(mix: Mix, is_due: bool, world: World, groups: ProcessGroups | None) -> tuple[int, ...] | None:
-    """Return the versions with which all ranks begin an epoch: the newest ones that rank 0 sees.
+    """Return the versions with which all ranks begin an epoch: the newest versions that rank 0 sees.
 
-    Every rank must call this function. If an epoch is not due on all ranks, the result is None.
+    Every rank must call this function. The result is None unless an epoch is due on every rank.
 
     is_due: True if this rank is about to begin an epoch.
-    Raises the same error on all ranks if rank 0 cannot read the datasets, and ConfigError if there are several ranks
-    that cannot communicate.
+    Raises the same error on all ranks if rank 0 cannot read the datasets. Raises ConfigError if there are several ranks
+    and they cannot communicate.
     """
     found: dict[str, Any] = {"is_due": is_due}
     if is_due and world.rank == 0:
@@ -138,7 +138,7 @@ def agreed_versions(mix: Mix, is_due: bool, world: World, groups: ProcessGroups 
 def followed(
     arguments: LoaderArguments, setup: Setup, plan: AnyPlan, versions: tuple[int, ...]
 ) -> tuple[Setup, Cursor]:
-    """Return the setup with newer versions, and the position at which the epoch of `plan` begins in it.
+    """Return the setup with newer versions, and the position at which the epoch of `plan` begins in these versions.
 
     plan: plan of an epoch that has not begun, with the versions of `setup`.
     """
@@ -175,7 +175,7 @@ def _announce(old: Setup, new: Setup, epoch: int) -> None:
 
 
 def after(new: Setup, old: Setup) -> Setup:
-    """Return the new setup, which also delivers the samples that the old one has carried over."""
+    """Return the new setup, extended so that it first delivers the samples that the old setup has carried over."""
     mine, theirs = new.pipeline, old.pipeline
     return replace(
         new,
@@ -190,7 +190,7 @@ def after(new: Setup, old: Setup) -> Setup:
 
 
 def with_earlier(new: Selection, old: Selection) -> Selection:
-    """Return the new selection, whose plans begin with the samples that the old one has carried over."""
+    """Return the new selection, whose plans then begin with the samples that `old` has carried over."""
     numbers = range(len(new.mix.parts), 2 * len(new.mix.parts))
     parts = tuple(
         replace(part, number=number, later=part.number) for part, number in zip(old.mix.parts, numbers, strict=True)

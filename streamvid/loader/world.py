@@ -80,7 +80,7 @@ def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
 def default_num_workers() -> int:
     """Return the default number of decode workers: this rank's share of the usable cores, from 1 to 8.
 
-    It is 0 on systems other than Linux.
+    The default is 0 on systems other than Linux.
     """
     if sys.platform != "linux":
         return 0
@@ -88,7 +88,7 @@ def default_num_workers() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's number among the ranks on this machine, according to the launcher; 0 if it is unknown."""
+    """Return this process's number among the ranks on this machine, according to the launcher, or 0 if unknown."""
     for name in ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"):
         text = os.environ.get(name) or ""
         if text.isdecimal():
@@ -97,7 +97,7 @@ def local_rank() -> int:
 
 
 def num_local_ranks() -> int:
-    """Return the number of ranks on this machine according to the launcher; 1 if LOCAL_WORLD_SIZE is not set."""
+    """Return the number of ranks on this machine according to the launcher, or 1 if LOCAL_WORLD_SIZE is not set."""
     text = os.environ.get("LOCAL_WORLD_SIZE") or "1"
     if not text.isdecimal():
         raise ConfigError(

@@ -41,10 +41,10 @@ _DEEPSPEED_OPTIONS = (
 def wrap(
     module: nn.Module, config: ActivationCheckpointingConfig, function: Checkpoint | None = None
 ) -> tuple[str, ...]:
-    """Checkpoint the blocks of `module` that `config.blocks` selects; return their dotted names.
+    """Checkpoint the blocks of `module` that `config.blocks` selects. Return the dotted names of these blocks.
 
     function: replacement for torch's checkpoint function, such as `deepspeed.checkpointing.checkpoint`. It cannot be
-        combined with `config.offload`, because the library that provides it configures offloading.
+        combined with `config.offload`, because the library of the replacement configures offloading itself.
     A block inside another selected block is skipped. Recomputing a block draws the same random numbers again.
     Raises ConfigError if a name matches no block, or if `function` is combined with `config.offload`.
     """
@@ -68,7 +68,7 @@ def wrap(
 
 
 def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
-    """Configure activation checkpointing with `options` from DeepSpeed's JSON; return the checkpoint function."""
+    """Configure activation checkpointing with `options` from DeepSpeed's JSON. Return the checkpoint function."""
     from deepspeed import checkpointing
 
     checkpointing.configure(None, None, *(options.get(name) for name in _DEEPSPEED_OPTIONS))

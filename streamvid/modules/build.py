@@ -72,7 +72,7 @@ def build_module(
 
 
 def train_mode(module: nn.Module) -> nn.Module:
-    """Set train mode for trainable parts and eval mode for frozen ones; `module.train()` would set train mode for both.
+    """Set train mode for trainable parts, and eval mode for frozen parts, for which `module.train()` sets train mode.
 
     A part is frozen if it has parameters and none of them is trainable. Parts without parameters follow their parent.
     """
@@ -87,7 +87,7 @@ def train_mode(module: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Disable gradients and set eval mode within this context; restore each part's mode afterwards."""
+    """Disable gradients and set eval mode within this context. Afterwards, restore the mode of each part."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -130,7 +130,7 @@ def _without_memory() -> Iterator[None]:
 def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
     """Return the names of the module's encoders.
 
-    Raises ConfigError if they are not names, or if the task needs an encoder that is missing.
+    Raises ConfigError if the module's `encoders` are not names, or if the task needs an encoder that is missing.
     """
     named = getattr(module, "encoders", ())
     kind = type(module).__name__
@@ -206,7 +206,7 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
 
 
 def _check_base(base: str, model: ModelConfig, encoders: tuple[str, ...]) -> None:
-    """Raise ConfigError if a model that gets adapters is an encoder or is itself trainable."""
+    """Raise ConfigError if the model `base`, which gets adapters, is an encoder or is itself trainable."""
     if base.partition(".")[0] in encoders:
         raise ConfigError(
             f"model.lora.base_model is {base!r}, which belongs to an encoder and therefore runs without gradients; "

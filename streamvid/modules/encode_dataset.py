@@ -74,8 +74,8 @@ def encode_dataset(
     """Encode this rank's share of the unfinished shards, and seal the features once all shards are complete.
 
     world: position of this process among all encoding processes.
-    wait_for_all: barrier over all ranks of a launch; None for independent processes, such as those of a job array, the
-        last of which seals the features.
+    wait_for_all: barrier over all ranks of a launch; None for independent processes, such as the processes of a job
+        array. The last of these processes seals the features.
     signal_number: called between batches; returns the number of a signal that ends the work, or None.
     progress: called with "encode", the number of samples that this process has encoded, and its total.
     Raises errors from the encoder, the loader and the writer.
@@ -124,8 +124,8 @@ def _finish(job: EncodeJob, rank: int | None, check_stop: Callable[[], None]) ->
     """Wait for the other ranks of the launch, if any, and seal the features. Return whether the features are sealed.
 
     rank: rank in the launch; None for an independent process, which does not wait.
-    Ranks poll the store instead of using a collective operation, because they may finish hours apart and a signal must
-    be able to end the wait.
+    Ranks poll the store instead of using a collective operation, because ranks may finish hours apart, and a signal
+    must be able to end the wait.
     """
     store = open_store(job.url, job.storage)
     while store.size(MANIFEST) is None:

@@ -45,8 +45,8 @@ class Encoder:
     """Module that encodes batches on its device.
 
     dtype: dtype to which floating-point outputs are converted; None for no conversion.
-    seed: combined with the first key and the visit of each batch to seed the module's own random numbers, so that
-        posterior samples, for example, are the same in any process.
+    seed: number from which, with the first key and the visit of each batch, the module's own random numbers are seeded.
+        Posterior samples, for example, are thus the same in any process.
     """
 
     module: nn.Module
@@ -94,7 +94,7 @@ class Encoder:
         return [None if other else row for row, other in zip(rows, batch.is_repeat.tolist(), strict=True)]
 
     def null(self) -> FeatureRow | None:
-        """Return the tensors of an empty text from the module's `encode_null`, or None if it has no such method."""
+        """Return the tensors of an empty text from the module's `encode_null`, or None without this method."""
         if not hasattr(self.module, "encode_null"):
             return None
         with self._run():
@@ -156,8 +156,9 @@ def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]])
 def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
     """Return all facts that determine the output of `encode`, as JSON values.
 
-    Encoders are identified by their weights, wherever these come from. The module's attribute `encoder_args` may list
-    the factory arguments that its encoders depend on. Features then remain valid if other arguments change.
+    Encoders are identified by their weights, regardless of the source of the weights. The module's attribute
+    `encoder_args` may list the factory arguments that the encoders depend on. If it does, features remain valid when
+    other arguments change.
     """
     names = getattr(module, "encoder_args", None)
     encoders = getattr(module, "encoders", ())
@@ -181,9 +182,9 @@ def check_fresh(
     """Raise ConfigError, naming every difference, if the encoders of the features differ from those of `model`.
 
     module: built module; the weights of its encoders are compared.
-    build: function that builds a module with its encoders. Called to compare encoders that `module` lacks and that no
-        weight file of `model` identifies. If they cannot be built here, a warning is logged.
-    Datasets and views are compared by the loader, not here.
+    build: function that builds a module with its encoders. It is called to compare encoders that `module` lacks and
+        that no weight file of `model` identifies. If these encoders cannot be built, a warning is logged.
+    The loader compares datasets and views; this function does not.
     """
     made = sidecar.manifest.made_with
     digests = {name: digest for name, digest in made.get("encoders_sha256", {}).items() if name}  # "": no `encoders`
@@ -215,10 +216,10 @@ def _built(build: Callable[[], nn.Module], names: Collection[str], url: str) -> 
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None, *, has_encoders: bool) -> dict[str, object]:
-    """Return the facts, other than their weights, that define the encoders.
+    """Return the facts that define the encoders, except for the weights of the encoders.
 
     names: factory arguments that the encoders depend on; None for all arguments.
-    has_encoders: True if their weights are recorded, so that the name of the factory is ignored.
+    has_encoders: True if the weights of encoders are recorded, so that the name of the factory is ignored.
     """
     args = {name: portable(value) for name, value in model.args.items() if names is None or name in names}
     return {"version": VERSION, "factory": None if has_encoders else model.factory, "args": args}
@@ -249,7 +250,7 @@ def digest_parts(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def digest_tensors(tensors: Mapping[str, object], otherwise: str = "") -> str:
-    """Return a SHA-256 hash of all tensors and their names, or of the text `otherwise` if there are none."""
+    """Return a SHA-256 hash of all tensors and their names, or of the text `otherwise` if there are no tensors."""
     named = [(name, tensor) for name, tensor in sorted(tensors.items()) if isinstance(tensor, Tensor)]
     with ThreadPoolExecutor(max_workers=min(8, usable_cores())) as pool:
         lines = list(pool.map(_digest_line, named))
@@ -265,7 +266,7 @@ def _digest_line(named: tuple[str, Tensor]) -> str:
 def _encoder_sources(
     module: nn.Module, model: ModelConfig, encoders: Collection[str]
 ) -> list[tuple[WeightSource, str]]:
-    """Return the weight files that fill these children, or the whole module, each with the name of its child."""
+    """Return (weight files, name of the child) for each source that fills one of `encoders` or the whole module."""
     found = [(source, _child(module, model, source)) for source in resolve(model.weights)]
     return [(one, child) for one, child in found if child is not None and (not encoders or child in ("", *encoders))]
 

@@ -26,9 +26,10 @@ MODEL_INDEX = "model_index.json"
 def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | None = None) -> int:
     """Write the adapters in `path` as a new file in `format` or, for peft's format, as a new folder.
 
-    family: see `convert_adapters`.
     Return the number of layers.
-    Raises ConfigError if the target exists or does not have the suffix of safetensors files, and the same errors as
+
+    family: see `convert_adapters`.
+    Raises ConfigError if the target exists or lacks the suffix of safetensors files. Also raises the same errors as
     `convert_adapters`.
     """
     if format != "peft" and target.suffix != SAFETENSORS:
@@ -48,10 +49,13 @@ def export_adapters(path: Path, format: LoraFormat, target: Path, family: str | 
 def write_pipeline_folder(weights: Sequence[Path], model: Path, output: Path) -> tuple[str, ...]:
     """Write the folder `output`: a copy of the base model's folder that contains the tensors of `weights`.
 
-    weights: files of one save of a run. Tensor names begin with the name of a component, or belong to `transformer`.
-    model: diffusers folder of the base model. Its unchanged files are hard-linked if possible, otherwise copied.
-    The trained tensors get the dtypes of the tensors that they replace. Return the names of the changed components.
-    Raises ConfigError if the folder exists, is not a model, or has tensors that do not match the file.
+    Return the names of the changed components. The trained tensors get the dtypes of the tensors that they replace.
+
+    weights: files that a run saved at one step. A tensor whose name does not begin with the name of a component belongs
+        to `transformer`.
+    model: diffusers folder of the base model. Unchanged files of this folder are hard-linked if possible, otherwise
+        copied.
+    Raises ConfigError if `output` exists, if `model` is not a diffusers folder, or if the tensors do not match `model`.
     """
     if output.exists():
         raise ConfigError(f"-o {output} already exists; choose a new folder, or remove the existing one")

@@ -36,10 +36,10 @@ STORED, SCALE = "weight_fp8", "weight_scale"
 
 
 def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
-    """Convert the weights of linear and convolution layers to FP8; return the dotted names of these layers.
+    """Convert the weights of linear and convolution layers to FP8. Return the dotted names of these layers.
 
-    names: dotted names of parts whose layers are converted. They must be frozen, but adapters on them remain trainable.
-        Shared weights, embeddings, norms and biases do not change.
+    names: dotted names of parts whose layers are converted. The parts must be frozen, but adapters on these layers
+        remain trainable. Shared weights, embeddings, norms and biases do not change.
     Raises ConfigError if a name matches no part of the module, or a part that has trainable parameters, non-finite
     weights or no layer to convert.
     """
@@ -84,7 +84,7 @@ def dequantize(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Fp8Layer(nn.Module):
-    """Base class placed before a layer's own class; `weight` is restored from FP8 on every access."""
+    """Base class that is placed before a layer's own class. It restores `weight` from FP8 on every access."""
 
     weight_fp8: nn.Parameter
     weight_scale: nn.Parameter
@@ -114,7 +114,7 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """Forward and backward pass of a layer. No tensors are stored; the backward pass casts the frozen weight again."""
+    """Forward and backward pass of a layer. No tensors are stored: the backward pass casts the frozen weight again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: _Fp8Layer) -> Tensor:

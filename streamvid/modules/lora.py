@@ -29,7 +29,7 @@ LARGE = 512
 
 
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
-    """Add adapters to layers of the children in `config.base_model`; return the layers' dotted names in `module`.
+    """Add adapters to layers of the children in `config.base_model`. Return the layers' dotted names in `module`.
 
     All other parameters of these children are frozen. Adapters are float32. They start without effect, or from
     `config.checkpoint`. Raises ConfigError if a child or a layer does not exist, if a layer does not support adapters,
@@ -93,8 +93,8 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     """Return the dotted names of the layers of `base` that get adapters.
 
     wanted: suffixes of layer names, as a list or separated by commas, or "regex:…" for full names. If empty, the
-        linear layers inside lists of blocks are chosen: those with at least 512 inputs and outputs or, if there are
-        none, all of them.
+        linear layers inside lists of blocks are chosen that have at least 512 inputs and outputs. If no layer is that
+        large, all linear layers inside lists of blocks are chosen.
     """
     names = [part for part in (wanted.split(",") if isinstance(wanted, str) else wanted) if part.strip()]
     names = [part.strip() for part in names]
@@ -115,7 +115,7 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
 
 
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
-    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`; return the number of layers.
+    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`. Return the number of layers.
 
     W += alpha / rank · B @ A, computed in float32. If the file does not state alpha, the scale is 1.
     """
@@ -151,7 +151,10 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
 
 def adapter_state(tensors: Mapping[str, Tensor], base: str = "") -> dict[str, Tensor]:
-    """Return a model's adapters among `tensors`, under their names in files. base: dotted name of the model."""
+    """Return a model's adapters among `tensors`, under their names in files.
+
+    base: dotted name of the model.
+    """
     prefix = f"{base}." if base else ""
     return {
         plain_name(name).removeprefix(prefix): tensor.detach()
@@ -166,7 +169,7 @@ def bases_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def adapter_files(module: nn.Module, tensors: Mapping[str, Tensor], format: LoraFormat) -> dict[str, EncodedAdapters]:
-    """Return the files for the adapters among `tensors`, by the dotted name of the model that has the adapters.
+    """Return one adapter file per model that has adapters among `tensors`, by the dotted name of the model.
 
     Every format's metadata contains rank, alpha, dropout, base_model and target_modules (JSON).
     """

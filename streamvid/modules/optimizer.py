@@ -110,7 +110,7 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the module the averaged weights within this context."""
+        """Replace the weights of the module with the averaged weights within this context."""
         live = {name: tensor.detach().clone() for name, tensor in self._live.items()}
         try:
             for name, tensor in self._live.items():

@@ -25,7 +25,7 @@ PEFT_WEIGHTS_FILE = f"adapter_model{SAFETENSORS}"
 class WeightFile:
     """Content of one saved file.
 
-    name: name of the child, or "lora" for adapters of one model; "" if there is only one file.
+    name: name of the child, or "lora" for adapters of one model; "" for the only file of a run.
     metadata: header metadata.
     peft_config: configuration of adapters in peft's format, which are saved as a folder; empty for everything else.
     """
@@ -133,7 +133,7 @@ def changing(module: nn.Module) -> dict[str, Tensor]:
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gather the full tensors on the CPU. Every rank must call this with the same names in the same order."""
+    """Gather the full tensors on the CPU. Every rank must call this function with the same names in the same order."""
     whole = {}
     for name, tensor in tensors.items():
         part: Any = tensor.detach()

@@ -53,7 +53,7 @@ class ModelSize:
 
 
 def summarize(module: nn.Module) -> list[ModelSize]:
-    """Return one row per child of `module`, after a row for the module's own tensors if it has any."""
+    """Return one row per child of `module`. If `module` has tensors of its own, the first row describes these."""
     parts = [(OWN, module, False), *((name, child, True) for name, child in module.named_children())]
     seen: set[int] = set()
     rows = []
@@ -80,7 +80,7 @@ def total(rows: Iterable[ModelSize]) -> ModelSize:
 
 
 def format_table(rows: list[ModelSize]) -> str:
-    """Format the rows as an aligned table for a log, with a total if there are several rows."""
+    """Format the rows as an aligned table for a log, with a total row if there are several rows."""
     shown = [*rows, total(rows)] if len(rows) > 1 else rows
     lines = [_HEADER, *(row.cells() for row in shown)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -40,7 +40,7 @@ class WeightSource:
     """The files of one model.
 
     child: child that receives the tensors; None selects the child with matching keys and shapes.
-    written: paths as the user wrote them.
+    written: paths as in the configuration.
     """
 
     files: tuple[Path, ...]
@@ -49,7 +49,7 @@ class WeightSource:
 
     @property
     def name(self) -> str:
-        """Name for messages: the paths as the user wrote them."""
+        """Name for messages: the paths as in the configuration."""
         return ", ".join(self.written)
 
 
@@ -222,7 +222,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
 
 
 def _problem_of(file: Path) -> str | None:
-    """Return a description of the problem with an existing file, or None if its size and its header are valid."""
+    """Return a description of the problem with an existing file, or None if the size and the header are valid."""
     if file.stat().st_size == 0:
         return f"{file} is empty; download or copy the file again"
     try:

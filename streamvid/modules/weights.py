@@ -56,7 +56,8 @@ def load(
 ) -> dict[str, str]:
     """Load weight files into `module`.
 
-    Return a mapping from the paths, as written, to the children that they fill ("" for the module).
+    Return a mapping from the paths, as written in the configuration, to the names of the children that the files fill
+    ("" for the module).
 
     may_lack: children that the module may lack; None allows any child. Files of absent children are skipped.
     Raises ConfigError before the first tensor changes if a file matches no child or several, or if a key is missing or
@@ -185,7 +186,10 @@ def _shape(shape: torch.Size) -> str:
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy tensors in the module's dtypes; replace meta parameters with the file's tensors, in the file's dtypes."""
+    """Copy tensors into the module, converting them to the dtypes of the module.
+
+    Meta parameters are replaced with the tensors of the file, in the dtypes of the file.
+    """
     empty = {
         name: one for name, one in module.named_parameters(remove_duplicate=False) if one.is_meta and name in tensors
     }

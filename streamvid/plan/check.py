@@ -21,7 +21,7 @@ _NUM_NAMED = 10
 
 
 def shard_counts(sources: Sequence[PlanSource]) -> dict[str, dict[int, Int64Array]]:
-    """Return bucket id → source index → number of samples per shard, sorted by bucket id."""
+    """Return a mapping from bucket id to source index to the number of samples per shard, sorted by bucket id."""
     counts: dict[str, dict[int, Int64Array]] = {}
     for number, source in enumerate(sources):
         for name, of_shards in source.num_samples.items():
@@ -130,6 +130,6 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """Return the first few names as one string, followed by the number of the others, if any."""
+    """Return the first few names as one string, followed by the number of omitted names, if any."""
     more = len(names) - _NUM_NAMED
     return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

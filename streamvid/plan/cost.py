@@ -7,8 +7,7 @@ A batch of B samples of s tokens each takes
 `per_pair` is the cost of attention, where each token attends to all tokens of its sample. Without measurements,
 only the ratios of costs are meaningful: the constant is 0, and attention costs as much as everything else at 12,288
 tokens per sample. For a width of 2,048, this is the value of s at which 24 * width**2 operations per token and layer
-equal
-4 * s * width.
+equal 4 * s * width operations.
 
 All computations, including the fit, use exact arithmetic: the same measurements give the same table, and the same table
 gives the same classes, on every rank and machine.
@@ -98,7 +97,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return bucket id → nanoseconds per step with the bucket's batch size, for `cost_classes`."""
+        """Return the nanoseconds per step with the bucket's batch size, by bucket id, for `cost_classes`."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -168,11 +167,11 @@ def fit_costs(
 
 
 def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
-    """Return bucket id → class number, from 0 for the cheapest.
+    """Return the class number of each bucket, by bucket id. Class 0 is the cheapest class.
 
-    A class contains the buckets that cost at most `tolerance` more than its cheapest bucket.
+    A class contains the buckets that cost at most `tolerance` more than the cheapest bucket of the class.
     costs: bucket id → cost, an integer of at least 1.
-    tolerance: share of the cheapest cost, from 0 to 10.
+    tolerance: allowed difference as a share of the lowest cost in the class, from 0 to 10.
     Raises ConfigError for other values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
@@ -210,7 +209,9 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 
 
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
-    """Return the non-negative coefficients that minimize the sum of (prediction / value - 1)**2, by trying all subsets.
+    """Return the non-negative coefficients that minimize the sum of (prediction / value - 1)**2.
+
+    The function tries all subsets of nonzero coefficients.
 
     rows: (amounts, value) with value > 0. At most len(rows) coefficients are nonzero. The solution is exact, apart
         from the rounding of amounts / value.
@@ -237,7 +238,7 @@ def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
 
 
 def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
-    """Return the solution of a symmetric system of linear equations, or None if its columns are dependent."""
+    """Return the solution of a symmetric system of linear equations, or None if the system is singular."""
     rows = [[Fraction(value) for value in [*row, end]] for row, end in zip(matrix, right, strict=True)]
     for i, pivot_row in enumerate(rows):
         # The part of a column that is independent of the columns before it, relative to its length.

@@ -66,10 +66,10 @@ class DrawSet:
 def draw_sets(
     sets: Sequence[StoredSet], numbers: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Int64Array]
 ) -> dict[str, list[DrawSet]]:
-    """Return bucket id → the bucket's draw sets.
+    """Return the draw sets of each bucket, by bucket id.
 
-    numbers, counts: bucket id → indices (among all shards of the bucket) and sample counts of the shards that the plan
-        uses, in the plan's order.
+    numbers: bucket id → indices of the shards that the plan uses, among all shards of the bucket, in the plan's order.
+    counts: bucket id → sample counts of the same shards.
     Raises IntegrityError if the sample counts of a set's shards differ between its buckets.
     """
     found: dict[str, list[DrawSet]] = {}
@@ -224,7 +224,10 @@ def _labels_of(
 
 
 def _labels_after(base: int, slots: Int64Array, weights: tuple[int, ...]) -> list[Int64Array]:
-    """Return how often each label occurs in the slots [base, base + slots). Counts above int64 stay Python integers."""
+    """Return how often each label occurs in the slots [base, base + slots).
+
+    Counts that exceed int64 are Python integers.
+    """
     left_before, left, remaining, found = base, slots, UNIT, []
     for weight in weights:
         before, rest = divmod(left_before * weight, remaining)

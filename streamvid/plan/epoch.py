@@ -260,7 +260,7 @@ class EpochPlan:
     # Positions.
 
     def cursor_after(self, num_steps_done: int) -> Cursor:
-        """Return the cursor that follows this plan's cursor by `num_steps_done` steps. It is the same on every rank."""
+        """Return the cursor `num_steps_done` steps after this plan's cursor. The result is the same on every rank."""
         require_integer("num_steps_done", num_steps_done, 0, self.num_steps_left)
         units, _ = self._taken(num_steps_done)
         positions = {span.bucket_id: span.position_after(units[span.bucket_id]) for span in self._spans}
@@ -295,7 +295,10 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return (bucket id → number of units, [(bucket, number of filler units)]) for the first `num_steps` steps."""
+        """Return the number of units of each bucket in the first `num_steps` steps, and the filler units.
+
+        The result is (bucket id → number of units, list of (bucket, number of filler units)).
+        """
         mixed = min(num_steps, self._num_mixed)
         per_lane = self._order.counts(mixed).tolist() if self._lanes else []
         units = dict.fromkeys(self._streams, 0)
@@ -355,7 +358,10 @@ def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
 def _classes(
     counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Return (bucket id → cost class, bucket id → key of its first step in epoch 0), each empty if not needed."""
+    """Return (bucket id → cost class, bucket id → key of the bucket's first step in epoch 0).
+
+    A mapping that the options do not need is empty.
+    """
     if options.sync == "bucket" and options.order == "mixed":
         return {}, {}
     known = check.check_costs(counts, options, costs)

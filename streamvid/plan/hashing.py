@@ -73,7 +73,7 @@ def uniform_array(*parts: int | IntArray) -> npt.NDArray[np.float64]:
 
 
 def hash_below(n: int, *parts: int) -> int:
-    """Return an integer in [0, n) from the hash of integers; its bias is at most n / 2**64."""
+    """Return an integer in [0, n) from the hash of integers. The bias is at most n / 2**64."""
     return (hash64(*parts) * n) >> 64
 
 
@@ -111,7 +111,10 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """Apply the network once over the smallest sufficient power of 2. Fewer than half of the results are too large."""
+    """Apply the network once over the smallest power of two that is at least the size.
+
+    Fewer than half of the results are too large.
+    """
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)

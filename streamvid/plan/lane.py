@@ -58,7 +58,10 @@ class Lane:
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:
-        """Return the lane as a track. first_keys: bucket id → key of the first step, for order="largest-first"."""
+        """Return the lane as a track.
+
+        first_keys: bucket id → key of the first step, for order="largest-first".
+        """
         num_steps = self.num_steps
         if len(self.spans) == 1:
             (span,) = self.spans

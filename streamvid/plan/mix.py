@@ -57,7 +57,10 @@ class PlanSource:
     draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
 
     def stream(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions) -> BucketStream:
-        """Return the dataset's stream of one bucket. shard_sizes: the bucket's counts in `num_samples`."""
+        """Return the dataset's stream of one bucket.
+
+        shard_sizes: the bucket's counts in `num_samples`.
+        """
         if self.draws.get(bucket_id):
             return DrawnStream(bucket_id, shard_sizes, options, self.seed, self.draws[bucket_id])
         return BucketStream(bucket_id, shard_sizes, options, self.seed)
@@ -77,7 +80,10 @@ class MixedStream:
         sources: Sequence[PlanSource],
         options: PlanOptions,
     ) -> None:
-        """Create the stream. shard_sizes: source index → number of samples per shard of this bucket."""
+        """Create the stream.
+
+        shard_sizes: source index → number of samples per shard of this bucket.
+        """
         self._hash = hash_text(bucket_id)
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"
         self._numbers: list[int] = []
@@ -108,7 +114,7 @@ class MixedStream:
         return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:
-        """Return the least common multiple of `other` and the number of epochs after which block lengths repeat."""
+        """Return the least common multiple of two numbers: `other`, and the epochs after which block lengths repeat."""
         rates = zip(self._repeats, self._streams, strict=True)
         return math.lcm(other, *((repeats * stream.num_samples).denominator for repeats, stream in rates))
 
@@ -146,7 +152,7 @@ class MixedStream:
         return np.asarray(self._numbers, np.int64)[members], shards, indices
 
     def split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (dataset as in `member_of`, position in the dataset's stream) for each position."""
+        """Return two arrays parallel to `positions`: datasets as in `member_of`, and positions in their streams."""
         if len(self._streams) == 1 or not positions.size:
             return np.zeros_like(positions), positions
         members, places = self._split(positions.ravel())
@@ -204,7 +210,7 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
     """Return (ordinals, passes, datasets as in `member_of`) for each stream, all shaped like its positions.
 
     Ordinals count all samples of the bucket, dataset by dataset, in manifest order. Many streams are resolved together,
-    because the cost of a call exceeds that of a few samples.
+    because a call costs more than a few samples do.
     """
     split = [stream.split(positions) for stream, positions in asked]
     parts = [list(stream.members(members)) for (stream, _), (members, _) in zip(asked, split, strict=True)]
@@ -262,7 +268,7 @@ def repeats_of_weights(
     samples_per_epoch: int | None,
     by: MixBy,
 ) -> list[Fraction]:
-    """Return each dataset's number of repeats per epoch, so that its share of an epoch is proportional to its weight.
+    """Return the repeats of each dataset per epoch that make its share of an epoch proportional to its weight.
 
     num_samples, num_tokens: counts of each dataset, without repeats.
     samples_per_epoch: total number of samples per epoch; None for the sum of `num_samples`.

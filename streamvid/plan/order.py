@@ -30,7 +30,10 @@ _ROUNDING = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One track of steps (see order.py). first_key: key of step 0, below all other keys; None for the usual key."""
+    """One track of steps (see order.py).
+
+    first_key: key of step 0, below all other keys; None for the usual key.
+    """
 
     hash: int
     num_steps: int
@@ -132,10 +135,11 @@ class EpochOrder:
 def _linear_sums(
     offsets: Int64Array, ends: Int64Array, strides: Int64Array, lengths: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
-    """Return the ascending keys at which a track begins or ends, and the sum of `_linear` over all tracks at each.
+    """Return (ascending keys at which a track begins or ends, sum of `_linear` over all tracks at each key).
 
-    Between these keys, the sum is linear. At each key, its slope changes by that of one track, so memory and time do
-    not grow with the square of the number of tracks. Rounding errors are far below the margin of `_bounds`.
+    Between these keys, the sum is linear. At each key, the slope of the sum changes by the slope of one track, so
+    memory and time do not grow with the square of the number of tracks. Rounding errors are far below the margin of
+    `_bounds`.
     """
     corners = np.concatenate([offsets, ends]) / np.tile(lengths, 2)
     changes = np.concatenate([lengths / strides, -lengths / strides])

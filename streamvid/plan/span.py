@@ -56,13 +56,13 @@ class BucketReport:
 
     @property
     def is_starved(self) -> bool:
-        """True if the bucket has available samples but none of them is delivered."""
+        """True if samples of the bucket are available, but no sample of the bucket is delivered."""
         return bool(self.num_available) and not self.num_delivered
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """The part of a bucket's stream that one epoch covers, and the run's position in it."""
+    """The part of a bucket's stream that one epoch covers, and the run's position in the stream."""
 
     bucket_id: str
     num_samples: int

@@ -54,7 +54,7 @@ class Step:
 
     @property
     def bucket_id(self) -> str:
-        """Bucket of all ranks in this step. Raises ConfigError if their buckets differ, as with sync="cost"."""
+        """Bucket of all ranks in this step. Raises ConfigError if ranks have different buckets, as with sync="cost"."""
         if len(set(self.bucket_ids)) != 1:
             there = ", ".join(sorted(set(self.bucket_ids)))
             raise ConfigError(f"the ranks of this step have different buckets ({there}); call for_rank(rank) first")
@@ -105,7 +105,7 @@ class FinalStep:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Rows of positions in one bucket. Each row is sorted in stretches, and then its part `mine` is selected.
+    """Positions in one bucket, in rows. Each row is sorted in stretches; then the slice `mine` of the row is selected.
 
     positions: (rows, samples) positions in the bucket's stream.
     places: indices of the selected samples among all samples of the draft.
@@ -213,7 +213,10 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """Return the order that sorts each row, with shape (rows, samples). Each dataset keeps its positions."""
+    """Return the indices that sort each row, with shape (rows, samples).
+
+    Samples change places only with samples of the same dataset.
+    """
     # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
     if stream.has_several:  # ordinals count one dataset after the other, and so does `order`

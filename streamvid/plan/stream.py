@@ -40,7 +40,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Places in one pass for some of the requested positions."""
+    """Places, in one pass, of the requested positions that belong to this pass."""
 
     where: Any  # index of that part in the requested positions
     order: Pass | None  # None: manifest order
@@ -138,7 +138,7 @@ class BucketStream:
         return _Piece(where, order, places, (starts, sizes, keys))
 
     def count(self, order: Pass | None, places: IntArray) -> IntArray:
-        """Return the ordinals of the samples at these positions in a pass."""
+        """Return the ordinals of the samples at the given places in a pass."""
         if order is None:
             return places
         turns = np.searchsorted(order.ends, places, side="right") - 1
@@ -162,9 +162,9 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return the result of `ordinals` for each (stream, positions).
+    """Return the result of `ordinals` for each pair (stream, positions).
 
-    This is faster, because it needs only one permutation call.
+    One call of this function is faster than one call of `ordinals` per stream, because it needs only one permutation.
     """
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
@@ -188,7 +188,10 @@ def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]])
 
 
 def prefix_sums(counts: IntArray) -> IntArray:
-    """Return the n + 1 prefix sums, starting with 0. They are int32 if they fit, which halves the memory."""
+    """Return the n + 1 prefix sums, starting with 0.
+
+    The result is int32 if the sums fit, which takes half the memory of int64.
+    """
     total = int(counts.sum(dtype=np.int64))
     sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)
     counts.cumsum(out=sums[1:])

@@ -19,7 +19,8 @@ class TailRule:
     carries: True if the next epoch starts with the remainder.
     pads: True if repeats fill the bucket's last step.
     has_final_step: True if the remainder is delivered in one more step per bucket, with smaller batches.
-    repeats: True if marked repeats make the batches of all ranks equal and complete the last group of `accumulate`.
+    repeats: True if marked repeats make the batches of all ranks equal in size and complete the last group of
+        `accumulate` steps.
     """
 
     carries: bool = False

@@ -22,9 +22,9 @@ _MAX_ANSWER = 1 << 16
 
 
 def waveform_of(data: bytes, duration_seconds: float) -> Waveform | None:
-    """Return the waveform of a clip, or None if it has no audio or the platform has no memfd.
+    """Return the waveform of a clip, or None if the clip has no audio or the platform has no memfd.
 
-    Raises SampleError if the audio cannot be decoded within 20 s and 1 GiB.
+    Raises SampleError if the audio cannot be decoded within 20 s and 1 GiB of memory.
     """
     if sys.platform != "linux" or not data:
         return None

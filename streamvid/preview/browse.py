@@ -36,7 +36,7 @@ Int64s = npt.NDArray[np.int64]
 class RowQuery:
     """Selection and order of samples.
 
-    bucket, split: None for all.
+    bucket, split: bucket and split of the samples; None for all buckets or all splits.
     where: condition on columns, as in VideoLoader.
     sort: column to sort by; None for the stored order.
     """
@@ -65,7 +65,7 @@ class RowPage:
 
 @dataclass(frozen=True, slots=True)
 class _Selected:
-    """Shards with selected samples (rows of the shard table), and the number of those samples in each."""
+    """Shards with selected samples, as rows of the shard table, and the number of selected samples in each shard."""
 
     shards: Int64s
     counts: Int64s
@@ -73,7 +73,7 @@ class _Selected:
 
 
 class Browser:
-    """Reader of the samples of a dataset or of its view, page by page. Thread-safe. Recent sort orders are kept."""
+    """Reader of the samples of a dataset or of its view, page by page. Thread-safe. Recent sort orders are cached."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -110,7 +110,10 @@ class Browser:
         return int(self._select(query).counts.sum())
 
     def members(self, row: int) -> npt.NDArray[np.int32]:
-        """Return the indices of a shard's samples, without those outside the view. row: row of the shard table."""
+        """Return the indices of a shard's samples, without those outside the view.
+
+        row: row of the shard table.
+        """
         return self._matching(row, filter_of_view(self._dataset))
 
     def _select(self, query: RowQuery) -> _Selected:
@@ -199,7 +202,10 @@ class Browser:
 
 
 def next_query(query: RowQuery, sort: str) -> RowQuery:
-    """Return the query after a click on a column: sorted by that column, in reverse order if it already was."""
+    """Return the query after a click on a column.
+
+    The new query sorts by this column, in reverse order if the old query already sorts by it.
+    """
     return replace(query, sort=sort, descending=query.sort == sort and not query.descending)
 
 

@@ -44,7 +44,10 @@ def bars(histogram: Histogram) -> tuple[Box, ...]:
 
 
 def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
-    """Return one box per bucket, in percent. A width is a share of samples, and an area is a share of pixels."""
+    """Return one box per bucket, in percent of the chart.
+
+    The width of a box is the bucket's share of the samples, and the area of a box is the bucket's share of the pixels.
+    """
     of_bucket: dict[str, list[BucketContents]] = {}
     for one in buckets:
         of_bucket.setdefault(one.bucket_id, []).append(one)
@@ -63,16 +66,19 @@ def bucket_areas(buckets: Sequence[BucketContents]) -> tuple[Box, ...]:
 
 
 def crop_box(width: int, height: int, target: tuple[int, int], crop: Crop | None) -> Box:
-    """Return the part of a displayed frame (width x height) that a delivery keeps. target: its (height, width)."""
+    """Return the part of a displayed frame (width x height) that a delivery keeps.
+
+    target: (height, width) of the delivered frames.
+    """
     frame = FrameFormat(width, height, (1, 1), 0, False, "yuv420p", "bt709", "limited", False)
     made = Transform.cover(frame, *target, crop)
     return Box(made.crop_left, made.crop_top, made.crop_width, made.crop_height)
 
 
 def kept_box(width: int, height: int, target: tuple[int, int], smallest: float) -> Box | None:
-    """Return the part of a displayed frame that every random crop keeps, or None if there is none.
+    """Return the part of a displayed frame that every random crop keeps, or None if no such part exists.
 
-    smallest: minimum scale of the crop's sides, as a share of the largest crop.
+    smallest: minimum length of the crop's sides, as a share of the sides of the largest crop.
     """
     scale = max(1, round(smallest * _FULL_SCALE))
     first = crop_box(width, height, target, Crop(0, 0, scale))

@@ -50,7 +50,7 @@ class ViewSettings:
 
     @property
     def key(self) -> str:
-        """Text that is equal for equal settings."""
+        """Key for caches. Equal settings have equal keys."""
         return repr(self)
 
 
@@ -69,7 +69,7 @@ class DeliveredSample:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the pictures in bytes."""
+        """Size of the pictures in bytes."""
         pictures = [self.frames, *(one for items in self.media.values() for one in items)]
         return sum(one.nbytes for one in pictures if one is not None)
 
@@ -94,7 +94,7 @@ class Deliverer:
         return self._kept(("model", place.row, place.index, visit, settings.key), place, settings, bucket, visit)
 
     def uncropped(self, place: SamplePlace, visit: int, settings: ViewSettings, width: int, height: int) -> Frames:
-        """Return the same frames of the stored clip as `deliver`, uncropped and scaled down to at most 640 pixels.
+        """Return the frames that `deliver` selects, uncropped and scaled down to at most 640 pixels per side.
 
         width, height: display size of the clip.
         Raises the same errors as `deliver`.

@@ -23,7 +23,11 @@ _MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class ExtractedSample:
-    """Files of one sample. folder: relative to the output folder; files: relative to `folder`."""
+    """Files of one sample.
+
+    folder: path of the sample's folder, relative to the output folder.
+    files: paths of the files, relative to `folder`.
+    """
 
     key: str
     folder: str
@@ -52,7 +56,8 @@ def extract(
 ) -> ExtractReport:
     """Write each sample to a separate folder in `output`. Existing files with the same names are replaced.
 
-    settings, visit: settings of the loader and the visit, which determine frames and caption.
+    settings: settings of the loader, which determine the frames and the caption.
+    visit: number of the visit, which determines the random choices.
     Raises ConfigError for unknown keys, and SampleError or IntegrityError for bad samples.
     """
     places, deliverer = find_keys(dataset, keys), Deliverer(dataset)

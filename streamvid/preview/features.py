@@ -51,8 +51,8 @@ class VisitFeatures:
     """Features that a loader delivers for a visit.
 
     stored_visit: the stored visit, from 0.
-    num_bytes: size of the file; None if the encoder could not create it.
-    tensors: the tensors of the file; empty if it does not exist or is larger than MAX_SHOWN_BYTES.
+    num_bytes: size of the features file; None if the encoder could not create the file.
+    tensors: the tensors of the file; empty if the file does not exist or is larger than MAX_SHOWN_BYTES.
     """
 
     stored_visit: int
@@ -65,7 +65,7 @@ def open_features(
 ) -> list[Sidecar | None]:
     """Open the features of each dataset.
 
-    Raises ConfigError if their number is wrong, or if they belong to other datasets.
+    Raises ConfigError if the number of features is wrong, or if features belong to other datasets.
     """
     given = (options.features,) if isinstance(options.features, str) else options.features
     if given is None:
@@ -84,7 +84,7 @@ def open_features(
 def features_of(sidecar: Sidecar, place: SamplePlace, visit: int) -> VisitFeatures:
     """Return the features of a visit.
 
-    Raises IntegrityError if they are damaged, or StorageError if they cannot be read.
+    Raises IntegrityError if the features are damaged, or StorageError if the features cannot be read.
     """
     stored = visit % sidecar.manifest.num_visits
     member = sidecar.members(place.shard).place(place.index, stored)

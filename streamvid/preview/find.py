@@ -23,7 +23,7 @@ class SamplePlace:
 
 
 def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> SamplePlace:
-    """Return the location of sample `index` of a bucket's shard `number`. Raises ConfigError if it does not exist."""
+    """Return the location of sample `index` in shard `number` of a bucket. Raises ConfigError for a missing sample."""
     table = dataset.shards
     names = table.bucket_id.names
     code = names.index(bucket_id) if bucket_id in names else -1
@@ -45,8 +45,8 @@ def place_of(dataset: Dataset, bucket_id: str, number: int, index: int) -> Sampl
 def find_keys(dataset: Dataset, keys: Sequence[str]) -> list[SamplePlace]:
     """Return the locations of samples by key, in the order of `keys`.
 
-    This reads the column of keys, one shard at a time, until all keys are found. Raises ConfigError if one does not
-    exist, or is not in the view that was opened.
+    The function reads the column of keys, one shard at a time, until all keys are found. Raises ConfigError if a key
+    does not exist, or is not in the view that was opened.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -11,7 +11,7 @@ from streamvid.config import check_options, option
 
 @dataclass(frozen=True, slots=True)
 class PreviewOptions:
-    """Options of the preview server: its address, and what it shows in addition to datasets."""
+    """Options of the preview server: its address, and the contents that it shows in addition to datasets."""
 
     host: str = option(
         "127.0.0.1", help="Address to listen on. Addresses other than loopback require the token in the link."

@@ -22,12 +22,15 @@ STATIC = {
 
 
 def static_file(name: str) -> bytes:
-    """Return the contents of a static file. name: one of STATIC."""
+    """Return the contents of a static file.
+
+    name: one of STATIC.
+    """
     return (_FOLDER / "static" / name).read_bytes()
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template. Text is escaped; only `Markup` values are inserted unchanged."""
+    """Render a template. All values except `Markup` values are escaped."""
     return str(_environment().get_template(template).render(**values))
 
 
@@ -50,7 +53,7 @@ def _environment() -> Any:
 
 
 def number(value: object, digits: int = 4) -> str:
-    """Format a number with thousands separators, or with `digits` significant digits if it is not whole."""
+    """Format a whole number with thousands separators, or any other number with `digits` significant digits."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "–" if value is None else str(value)
     if not math.isfinite(value):

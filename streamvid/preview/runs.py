@@ -31,7 +31,10 @@ _CURVES = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values of one metric. points: (step, value) in ascending order of steps."""
+    """Values of one metric.
+
+    points: (step, value) in ascending order of steps.
+    """
 
     name: str
     label: str
@@ -50,7 +53,7 @@ class Curve:
 
     @property
     def is_noisy(self) -> bool:
-        """True for a curve of many points that changes direction at more than a third of them."""
+        """True for a curve of many points that changes direction at more than a third of the points."""
         changes = [after - before for (_, before), (_, after) in pairwise(self.points)]
         turns = sum(one * other < 0 for one, other in pairwise(changes))
         return len(self.points) >= _MIN_SMOOTHED and 3 * turns > len(self.points)
@@ -155,7 +158,10 @@ def _samples(folder: Path) -> tuple[RunSample, ...]:
 
 
 def sample_file(folder: Path, name: str) -> Path | None:
-    """Return the path of a generated sample, or None if `name` is not one. No other file of the run is accessible."""
+    """Return the path of a generated sample, or None if no generated sample has this name.
+
+    No other file of the run is accessible.
+    """
     path = folder / "samples" / name
     is_inside = _SAMPLE.fullmatch(name) is not None and path.resolve().parent == (folder / "samples").resolve()
     return path if is_inside and path.is_file() else None

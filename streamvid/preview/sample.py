@@ -1,4 +1,4 @@
-"""Facts of one sample: its index row, its captions, and its stored clip."""
+"""Facts about one sample: its index row, its captions, and its stored clip."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SampleFacts:
         return {name.removeprefix("user."): value for name, value in self.values.items() if name.startswith("user.")}
 
     def number(self, name: str) -> int:
-        """Return an integer of the index row. Raises IntegrityError if the index does not contain one."""
+        """Return the integer in column `name` of the index row. Raises IntegrityError for any other value."""
         value = self.values.get(name)
         if not isinstance(value, int):
             raise IntegrityError(
@@ -68,12 +68,12 @@ class SampleFacts:
 
 
 def sample_facts(dataset: Dataset, place: SamplePlace) -> SampleFacts:
-    """Return the facts of a sample. Raises DatasetError or StorageError if the index cannot be read."""
+    """Return the facts about a sample. Raises DatasetError or StorageError if the index cannot be read."""
     return facts_of_row(place, dataset.samples(place.shard).slice(place.index, 1).to_pylist()[0])
 
 
 def facts_of_row(place: SamplePlace, row: Mapping[str, object]) -> SampleFacts:
-    """Return the facts of a sample from its index row."""
+    """Return the facts about a sample from its index row."""
     return SampleFacts(place, {name: _plain(value) for name, value in row.items()})
 
 
@@ -87,9 +87,9 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class ClipRange:
-    """Bytes of a file of a sample in its tar.
+    """Location of one file of a sample in its tar.
 
-    content: checksum and size of the tar, which identify it in a cache.
+    content: (checksum, size) of the tar, which identify the tar in a cache.
     sha256: expected checksum in hexadecimal.
     """
 
@@ -102,7 +102,7 @@ class ClipRange:
 
 
 def clip_range(facts: SampleFacts) -> ClipRange:
-    """Return the location of the sample's clip. Raises IntegrityError if it is outside the tar (SAFE-1)."""
+    """Return the location of the sample's clip. Raises IntegrityError if this location is outside the tar (SAFE-1)."""
     values = facts.values
     return _range(facts, facts.number("clip_offset"), facts.number("clip_bytes"), values, "clip_")
 
@@ -147,7 +147,7 @@ def read_clip(
 
 
 def read_verified_clip(dataset: Dataset, part: ClipRange) -> bytes:
-    """Return the bytes of a file of a sample. Raises IntegrityError if they do not match the checksum in the index."""
+    """Return the bytes of a file of a sample. Raises IntegrityError if the bytes do not match the index's checksum."""
     wrong = WrongReads()
     while True:
         data = read_clip(dataset, part, is_again=len(wrong) > 0)
@@ -172,8 +172,9 @@ def checksum_of(dataset: Dataset, part: ClipRange) -> Checksum:
 
 @dataclass(frozen=True, slots=True)
 class ClipFrames:
-    """Frames of a clip in presentation order. is_known: True if the dataset has an index of the clip's packets.
+    """Frames of a clip in presentation order.
 
+    is_known: True if the dataset has an index of the clip's packets.
     seconds: time of each frame after the first one, or evenly spaced times if the clip has no index.
     keyframes: numbers of the frames at which decoding can start.
     """

@@ -24,7 +24,7 @@ MAX_SHOWN = 96
 class StepQuery:
     """Step `step` of epoch `epoch` in an uninterrupted run.
 
-    repeats: deliveries per sample and epoch of each dataset, as in DatasetConfig; 1 for those that are missing.
+    repeats: deliveries per sample and epoch for each dataset, as in DatasetConfig. Missing entries count as 1.
     """
 
     epoch: int = 0
@@ -46,9 +46,9 @@ class StepQuery:
 class StepSample:
     """One slot of a batch.
 
-    dataset: index of its dataset.
-    visit: negative for a repeat that the tail policy adds.
-    seed: seed of its random choices; with several datasets, it is derived from the loader's seed.
+    dataset: index of the sample's dataset.
+    visit: number of the visit; negative for a repeat that the tail policy adds.
+    seed: seed of the sample's random choices. With several datasets, it is derived from the loader's seed.
     """
 
     dataset: int
@@ -60,7 +60,10 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class RankBatch:
-    """Batch of one rank. bucket_id: None if the rank has no batch in this step."""
+    """Batch of one rank.
+
+    bucket_id: None if the rank has no batch in this step.
+    """
 
     rank: int
     bucket_id: str | None
@@ -69,7 +72,10 @@ class RankBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """A step: its batches, and the number of steps in the epoch. next_rank: first rank that is not shown, or None."""
+    """A step: its batches, and the number of steps in the epoch.
+
+    next_rank: first rank that is not shown, or None.
+    """
 
     query: StepQuery
     num_steps: int
@@ -78,7 +84,7 @@ class StepView:
 
 
 def step_of(datasets: Sequence[Dataset], query: StepQuery) -> StepView:
-    """Return the batches of a step, for ranks starting at `first_rank`, up to about MAX_SHOWN samples.
+    """Return the batches of a step, for ranks starting at `query.first_rank`, up to about MAX_SHOWN samples.
 
     Raises the same errors as VideoLoader, and ConfigError for a step that the epoch does not contain.
     """

@@ -95,7 +95,7 @@ class Checkpoints:
         progress: TrainProgress,
         loader_state: Mapping[str, object],
     ) -> None:
-        """Save the weights as `name` and the state of this step, then remove the oldest files beyond the limits."""
+        """Save the weights as `name` and the state of this step. Then remove the oldest files beyond the set limits."""
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
         model = self.accelerator.unwrap_model(module).model
@@ -201,7 +201,7 @@ class Checkpoints:
 
 
 def _check_random_states(path: Path) -> None:
-    """Raise an error if accelerate failed to restore the random states, because accelerate only logs this.
+    """Raise an error if accelerate failed to restore the random states, because accelerate only logs such a failure.
 
     If this rank has no file, nothing is checked: the run that saved the checkpoint had fewer ranks.
     """
@@ -210,7 +210,7 @@ def _check_random_states(path: Path) -> None:
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
-    """Make accelerate save and load only tensors that training changes; weight files contain all others.
+    """Make accelerate save and load only tensors that training changes. Weight files contain all other tensors.
 
     FSDP and DeepSpeed write sharded weights themselves.
     """

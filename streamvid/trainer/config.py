@@ -80,9 +80,9 @@ class EvalConfig(Options):
     )
 
     def read_prompts(self) -> list[str]:
-        """Return the texts of generated videos; empty if held-out captions are used.
+        """Return the texts of generated videos. The result is empty if held-out captions are used.
 
-        Raises ConfigError if they cannot be read.
+        Raises ConfigError if the texts cannot be read.
         """
         if not isinstance(self.prompts, Path):
             return list(self.prompts or ())

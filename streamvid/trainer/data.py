@@ -140,7 +140,7 @@ def _kind_of_input(
 
 
 def schedule_of(config: TrainConfig) -> ScheduleOptions:
-    """Return `data.loader.schedule`. Its costs may be a file that `streamvid train --profile` has written."""
+    """Return `data.loader.schedule`. The costs in it may be a file that `streamvid train --profile` has written."""
     given = config.data.loader.get("schedule")
     if isinstance(given, Mapping) and isinstance(given.get("costs"), str | Path):
         given = {**given, "costs": read_costs(given["costs"], "data.loader.schedule.costs")}
@@ -169,7 +169,7 @@ def audio_facts(config: TrainConfig) -> Mapping[str, Any] | None:
 
 
 def without_ledger(options: Mapping[str, Any]) -> OutputOptions:
-    """Return the output options for deliveries that do not train the model, which the ledger does not record.
+    """Return the output options without a ledger, for deliveries that do not train the model.
 
     options: arguments of VideoLoader.
     """
@@ -184,7 +184,7 @@ def _opened(source: DatasetConfig) -> Dataset:
 def check_features(config: TrainConfig, module: nn.Module, is_main: bool = True) -> None:
     """Raise ConfigError if the run trains on features that were made by other encoders.
 
-    is_main: True for the rank that builds encoders if their weights must be compared.
+    is_main: True for the rank that builds the encoders if the weights of the encoders must be compared.
     """
     if config.task != "sft:train":
         return
@@ -199,9 +199,10 @@ def _features(config: TrainConfig, stores: Stores) -> Sidecar:
 
 @contextmanager
 def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
-    """Open the training loader and one for evaluation, which is empty if the run does not evaluate.
+    """Open the training loader and the evaluation loader, which is empty if the run does not evaluate.
 
-    No model is needed, so mistakes in the data are reported before a model is built, which can take minutes.
+    The function needs no model. Mistakes in the data are thus reported before the model is built, which can take
+    minutes.
     """
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)
@@ -234,7 +235,7 @@ def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]
 
 
 def _check_audio(features: Sidecar, config: TrainConfig) -> None:
-    """Raise ConfigError if the features were made with different audio from that of the run."""
+    """Raise ConfigError if the features were made with audio options that differ from those of the run."""
     if problems := differences(features.manifest.made_with.get("audio"), audio_facts(config), "data.audio"):
         raise ConfigError(f"features {features.url} are stale: {'; '.join(problems)}; {REMEDY}")
 

@@ -32,12 +32,12 @@ from streamvid.trainer.launch import accelerating, stop_requests
 def encode(
     config: TrainConfig, world: World | None = None, progress: Callable[[str, int, int], object] | None = None
 ) -> EncodeResult:
-    """Write the features of `config.data` with all ranks of this launch, and return once they are sealed.
+    """Write the features of `config.data` with all ranks of this launch, and return once the features are sealed.
 
-    To resume a stopped encoding, run it again.
-    world: position among independent processes, such as those of a job array, which replaces the rank in this launch;
-        the last process seals the features.
-    progress: called with "encode", the number of samples encoded so far, and the total of this process.
+    To resume an encoding that was stopped, call the function again.
+    world: position among independent processes, such as the processes of a job array. It replaces the rank in this
+        launch, and the last process seals the features.
+    progress: called with "encode", the number of samples that this process has encoded, and its total.
     Raises ConfigError for an invalid configuration, SampleError for too many bad samples, and errors from the loader
     and the writer.
     """
@@ -65,9 +65,10 @@ def encode_on_ray(
 ) -> EncodeResult:
     """Encode with tasks on a Ray cluster, and return once the features are sealed.
 
-    Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. It has `config.data.num_workers`
-    CPUs; None selects a machine's CPUs per GPU, or all CPUs of a machine.
-    progress: called with "encode", the number of samples in finished shards, and their total.
+    Each task has one GPU if the cluster has GPUs and `config.accelerate.cpu` is False. Each task has
+    `config.data.num_workers` CPUs. If this is None, a task has the CPUs of its machine divided by the number of GPUs,
+    or all CPUs of its machine if it uses no GPU.
+    progress: called with "encode", the number of samples in finished shards, and the total number of samples.
     Raises the errors of `encode`, ConfigError for an unsuitable cluster, DatasetError if another process runs tasks
     for the same features, and StreamvidError if tasks are lost repeatedly; finished shards are kept.
     """
@@ -104,7 +105,7 @@ def _encode_share(config: TrainConfig, share: Share, num_cpus: int) -> EncodeRes
 
 
 def source_of(config: TrainConfig) -> ByShard:
-    """Open the dataset to encode. Raises ConfigError if there are several, or if the dataset contains only texts."""
+    """Open the dataset to encode. Raises ConfigError for several datasets or for a dataset that contains only texts."""
     sources = open_configs(config.data.dataset, Stores.of(config.data.storage))
     options = loader_options(config, sources)
     return ByShard.of(sources, options | {"output": without_ledger(options)})

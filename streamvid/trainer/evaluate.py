@@ -72,7 +72,10 @@ def _mean(sums: Sequence[HeldOut]) -> float:
 
 
 def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
-    """Return a batch with one sample per prompt, fixed seeds, and the bucket and conditions of the first sample."""
+    """Return a batch with one sample per prompt and fixed seeds.
+
+    All samples have the bucket and the conditions of the first sample of `batch`.
+    """
     rows = len(prompts)
 
     def repeated(tensor: Tensor) -> Tensor:
@@ -83,7 +86,10 @@ def prompted(batch: Batch, prompts: Sequence[str]) -> Batch:
 
 
 def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, folder: Path, name: str) -> None:
-    """Write a contact sheet and a video of the module's `sample` output. Every rank must call this function."""
+    """Write the output of the module's `sample` as a contact sheet and as a video.
+
+    Every rank must call this function.
+    """
     # Sharded weights are gathered by the prepared module. Otherwise, ranks should not wait for each other.
     renders = module if has_sharded_weights(accelerator) else accelerator.unwrap_model(module)
     with evaluating(module), accelerator.autocast():

@@ -29,7 +29,7 @@ _GLOO_SECONDS = 0.5
 
 @dataclass
 class StopRequest:
-    """The first signal that asked this process to stop, if any."""
+    """First signal that requested a stop of this process, if any."""
 
     signal_number: int | None = None
 
@@ -60,9 +60,9 @@ def stop_requests() -> Iterator[StopRequest]:
 
 @contextmanager
 def accelerating(config: TrainConfig) -> Iterator[Accelerator]:
-    """Create the Accelerator of this process, and reset its settings at the end, so that later runs can change them.
+    """Create the Accelerator of this process. At the end, reset its settings, so that later runs can change them.
 
-    The settings of an Accelerator that the caller created earlier remain, as does the process group of a launch.
+    If the caller created an Accelerator earlier, its settings are not reset. The process group of a launch remains.
     Raises ConfigError if the launcher and the config disagree.
     """
     is_callers = is_initialized()
@@ -134,7 +134,10 @@ def is_launched_alone(environ: Mapping[str, str]) -> bool:
 
 
 def checkpoint_function(accelerator: Accelerator) -> Callable[..., Any] | None:
-    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`, else None for torch's."""
+    """Return DeepSpeed's checkpoint function if DeepSpeed's JSON sets `activation_checkpointing`.
+
+    Otherwise, return None, so that torch's function is used.
+    """
     plugin = accelerator.state.deepspeed_plugin
     options = None if plugin is None else plugin.deepspeed_config.get("activation_checkpointing")
     return None if options is None else deepspeed_checkpoint(options, accelerator.device.type)

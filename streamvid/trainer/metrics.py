@@ -19,7 +19,7 @@ MetricLine: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, order=True)
 class BucketLoss:
-    """Mean loss and size of one batch."""
+    """Mean loss of one batch, and the numbers of samples and tokens in the batch."""
 
     bucket_id: str
     loss: float
@@ -47,8 +47,8 @@ class RankReport:
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
     """Merge the reports of all ranks into one line.
 
-    Losses are averaged, and counts are summed. Times are those of the first rank, except the wait for data, which is
-    that of the rank that waited longest.
+    Losses are averaged, and counts are summed. The wait for data is the longest wait of any rank. All other times are
+    those of the first rank.
     """
     batches = sorted(batch for report in reports for batch in report.batches)
     of_bucket: dict[str, list[BucketLoss]] = {}

@@ -47,7 +47,8 @@ def recipe_options(
     model: folder of a diffusers pipeline, or its id on the Hugging Face Hub.
     is_lora: True to train adapters, False to train all weights of the model.
     expert: value of the recipe's option `expert`, if it is set.
-    has_gpu: True to compute in bfloat16 and to checkpoint activations; None for the accelerators of this machine.
+    has_gpu: True to compute in bfloat16 and to checkpoint activations; None selects this if this machine has an
+        accelerator.
     """
     base = recipe.base_models.get(expert or "high", recipe.base_model)
     found: dict[str, object] = {
@@ -99,7 +100,7 @@ def _decided(folder: Path, fitting: list[str]) -> str:
 
 
 def _pipeline_of(folder: Path) -> str | None:
-    """Return the class of the pipeline in a folder, or None if it is not a local folder."""
+    """Return the class of the pipeline in a local folder, or None if `folder` is not a local folder."""
     index = folder / "model_index.json"
     return str(_read(index).get("_class_name")) if index.is_file() else None
 

@@ -60,7 +60,7 @@ class Run:
     """Training run. Its constructor raises ConfigError and StateError before anything is written.
 
     stack: closes everything that the run opens.
-    module, loader, eval_loader: replacements for those in the configuration.
+    module, loader, eval_loader: objects to use instead of those that the configuration describes.
     """
 
     def __init__(
@@ -189,8 +189,9 @@ class Run:
     def render(self, step: int) -> None:
         """Generate videos if they are due. Every rank must call this method, after saving.
 
-        A failure is logged, because training does not depend on videos. Raises ConfigError if an
-        option must be set, and StreamvidError if weights are sharded, because other ranks then wait for this rank.
+        A failure is logged and does not end the run, because training does not depend on videos. Raises ConfigError if
+        a required option is not set, and StreamvidError if weights are sharded, because other ranks then wait for this
+        rank.
         """
         if not self.held_out or not self.is_due(step, self.config.eval.sample_steps):
             return

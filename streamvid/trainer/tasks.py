@@ -63,7 +63,7 @@ class TaskModule(nn.Module):
         self.task = task
 
     def encoded(self, batch: Batch) -> Batch:
-        """Return the batch with the outputs of the module's `encode` added, unless they are precomputed."""
+        """Return the batch with the outputs of the module's `encode` added, unless these outputs are precomputed."""
         encode = getattr(self.model, "encode", None)
         if encode is None or self.task.features == "read":
             return batch
@@ -77,7 +77,7 @@ class TaskModule(nn.Module):
     def forward(self, batch: Batch, validates: bool = False, renders: bool = False) -> dict[str, Tensor]:
         """Return "loss" and the module's additional figures, each a scalar or a tensor (B,).
 
-        renders: return "video" instead, the output of the module's `sample`.
+        renders: True to return only "video", which is the output of the module's `sample`.
         """
         batch = self.encoded(batch)
         if renders:

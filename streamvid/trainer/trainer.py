@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a run. stopped_by: signal that ended the run early, or None if the run is complete."""
+    """Result of a run.
+
+    stopped_by: signal that ended the run early, or None if the run is complete.
+    """
 
     output: Path
     step: int

@@ -21,9 +21,9 @@ def allow_unused(accelerator: Accelerator, allowed: bool | None, module: nn.Modu
 
 
 def require_gradients(prepared: nn.Module) -> None:
-    """Raise ConfigError if DDP needs a gradient for each trainable parameter and the first backward pass lacks some.
+    """Raise ConfigError if DDP needs a gradient for each trainable parameter, but a parameter got no gradient.
 
-    Otherwise, DDP would fail in the second step, after a first step whose gradients it did not average.
+    Without this check, DDP would not average the gradients of the first step, and would fail only in the second step.
     """
     if not isinstance(prepared, DistributedDataParallel) or prepared.find_unused_parameters:
         return

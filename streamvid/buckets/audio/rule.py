@@ -54,7 +54,7 @@ class SampleRule:
         return f"{self.factor}k+{self.remainder}" if self.remainder else f"{self.factor}k"
 
     def num_samples(self, num_frames: int, fps: Fraction, sample_rate: int) -> int:
-        """Return the number of audio samples for `num_frames` frames at `fps` frames per second; at least one."""
+        """Return the number of audio samples, at least 1, for `num_frames` frames at `fps` frames per second."""
         exact = num_frames / fps * sample_rate
         count = max(0, round_half_up((exact - self.remainder) / self.factor))
         return count * self.factor + self.remainder or self.factor
@@ -67,7 +67,10 @@ def round_half_up(value: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AudioPreset:
-    """Audio format that a published model is trained with. source: origin of its numbers."""
+    """Audio format that a published model is trained with.
+
+    source: origin of the numbers.
+    """
 
     sample_rate: int
     num_channels: int

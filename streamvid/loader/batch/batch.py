@@ -52,10 +52,11 @@ class Batch(Mapping[str, Any]):
     - `media_present`, with `media`: bool (B,) by name, or (B, N) for a list; True for inputs that the sample has.
     - `audio`, with output.audio: float32 (B, channels, num_samples), on the device of the video. It begins with the
       sample nearest to the presentation time of the first frame, and lasts as long as the frames, rounded by the rule
-      of AudioOptions. Where a clip has no audio, it is silent (0.0).
-    - `audio_present`, with output.audio: bool (B,), True for samples with audio at some time of their frames.
-    - `audio_offset_seconds`, with output.audio: float64 (B,), time from the first frame to the first audio sample: at
-      most half a sample, positive if the sample is later. 0.0 for clips without audio.
+      of AudioOptions. Clips without audio are silent (0.0).
+    - `audio_present`, with output.audio: bool (B,), True for samples that have audio during some of their frames.
+    - `audio_offset_seconds`, with output.audio: float64 (B,), seconds from the first frame to the first audio sample.
+      The magnitude is at most half a sample; a positive value means that the audio sample is later than the frame. 0.0
+      for clips without audio.
     - `text`: B captions, "" for a sample without a caption.
     - `sample_keys`: B keys.
     - `bucket`: the Bucket of all samples.
@@ -71,7 +72,10 @@ class Batch(Mapping[str, Any]):
     """
 
     def __init__(self, fields: Mapping[str, Any], on_copy: Callable[[torch.device], None] | None = None) -> None:
-        """Create a batch. on_copy: function that `to` calls with the target device after it has queued the copies."""
+        """Create a batch.
+
+        on_copy: function that `to` calls with the target device after queuing the copies.
+        """
         object.__setattr__(self, "_fields", dict(fields))
         if "video" in self._fields:
             self._fields.setdefault("layout", "BCTHW")
@@ -210,7 +214,7 @@ class Batch(Mapping[str, Any]):
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """Return the batch with its tensors on `device`. Pinned memory is copied asynchronously, on the current stream.
 
-        The loader does not reuse the memory until the copy is complete, whichever stream it runs on (BATCH-1).
+        The loader does not reuse the memory until the copy is complete, whichever stream the copy runs on (BATCH-1).
         """
         import torch
 
@@ -225,11 +229,11 @@ class Batch(Mapping[str, Any]):
         return moved
 
     def with_fields(self, fields: Mapping[str, Any]) -> Batch:
-        """Return a batch over the same memory, with these fields added or replaced."""
+        """Return a batch that shares the memory of this batch, with the given fields added or replaced."""
         return Batch({**self._fields, **fields}, self._on_copy)
 
     def clone(self) -> Batch:
-        """Return a copy of the batch in its own memory, which can be kept without occupying the ring."""
+        """Return a copy of the batch in separate memory. Keeping the copy does not occupy the ring."""
         return self.map_tensors(lambda tensor: tensor.clone())
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -242,7 +246,7 @@ class Batch(Mapping[str, Any]):
 
 
 def _some_bytes(tensor: torch.Tensor) -> bytes:
-    """Return a tensor's dtype and shape, and about 4096 of its bytes."""
+    """Return bytes that contain the dtype and the shape of a tensor, and about 4096 bytes of its data."""
     import torch
 
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -255,7 +259,10 @@ def _signed_hash(data: bytes) -> int:
 
 
 def _chunks(video: torch.Tensor, out: torch.Tensor, axes: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield corresponding parts of `video` and `out`, split along `axes` if they are large and on the CPU."""
+    """Yield pairs of corresponding parts of `video` and `out`.
+
+    A large video on the CPU is split along `axes`. Any other video is yielded whole.
+    """
     # torch's CPU kernels convert a whole operand before they use it; converted chunks stay in the cache.
     if video.device.type != "cpu" or video.numel() <= _CHUNK_ELEMENTS or not axes:
         yield video, out
@@ -269,7 +276,10 @@ def _chunks(video: torch.Tensor, out: torch.Tensor, axes: Sequence[int]) -> Iter
 
 
 def column_values(values: list[Any], is_numeric: bool) -> Any:
-    """Return a user column of a batch: numbers as float64 (B,) with NaN for missing values, other values unchanged."""
+    """Return the values of a user column for a batch.
+
+    Numbers become float64 (B,), with NaN for missing values. Other values are returned unchanged.
+    """
     import torch
 
     if not is_numeric:

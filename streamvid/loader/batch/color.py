@@ -48,10 +48,12 @@ _CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
 
 
 def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequence[str]) -> torch.Tensor:
-    """Return the parameters of `yuv420p_to_rgb` for B samples: int32 (B, 8), on the host, to be sent with the batch.
+    """Return the color table of B samples for `yuv420p_to_rgb`: int32 (B, 8), in host memory.
 
-    matrices, ranges, sitings: one name per sample from LUMA_SHARES, RANGES and SITINGS. Sitings are named as in
-        FFmpeg's AVChromaLocation; the default is "left" in H.264, HEVC and MPEG-2, and "center" in JPEG.
+    matrices: one name from LUMA_SHARES per sample.
+    ranges: one name from RANGES per sample.
+    sitings: one name from SITINGS per sample, as in FFmpeg's AVChromaLocation. The default is "left" in H.264, HEVC and
+        MPEG-2, and "center" in JPEG.
     Raises ConfigError for an unknown name.
     """
     import torch
@@ -88,9 +90,9 @@ def yuv420p_to_rgb(
 ) -> torch.Tensor:
     """Convert yuv420p frames to uint8 RGB, contiguous in `layout`, with the same result on every device.
 
-    planes: uint8 (B, T, height * width * 3 // 2): for each frame Y (H, W), then U and V (H/2, W/2).
-    table: result of `color_table` for these B samples, on the same device. Its values cause no recompilation, because
-        no branch depends on them.
+    planes: uint8 (B, T, height * width * 3 // 2). Each frame consists of Y (H, W), then U and V (H/2, W/2 each).
+    table: result of `color_table` for these B samples, on the same device. Different values cause no recompilation,
+        because no branch depends on them.
 
     Chroma is upsampled linearly from its siting, with the edges repeated. Values are clamped last.
     """
@@ -110,7 +112,7 @@ def yuv420p_to_rgb(
 
 
 def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices (samples, frames) that together cover `planes`."""
+    """Yield pairs of slices (samples, frames) that together cover `planes`."""
     num_samples, num_frames, _ = planes.shape
     frames_at_once = max(1, (_CPU_PIXELS if planes.device.type == "cpu" else _DEVICE_PIXELS) // frame_pixels)
     samples_at_once = max(1, frames_at_once // max(1, num_frames))
@@ -120,7 +122,7 @@ def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, sl
 
 
 def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int) -> list[torch.Tensor]:
-    """Return R, G and B of frames (b, t, …), each as int32 (b, t, H, W) in 0..255."""
+    """Return the R, G and B channels of frames (b, t, …), each as int32 (b, t, H, W) with values 0..255."""
     import torch
 
     num_samples, num_frames, _ = planes.shape

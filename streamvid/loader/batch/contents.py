@@ -19,7 +19,7 @@ RING_LAYOUT: Layout = "BTHWC"  # layout of decoded frames; every other layout is
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """Return a profiler span if torch's profiler is active, else a null context, which avoids the cost of a span."""
+    """Return a profiler span if torch's profiler is active, else a null context, which costs less than a span."""
     from torch.autograd import profiler
 
     # A torch version without this flag always gets the span.
@@ -67,7 +67,7 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, picture size and colors of the packets; None for a whole clip, which has a container."""
+        """Codec, headers, picture size and colors of the packets, or None for a whole clip, which has a container."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:
@@ -80,7 +80,7 @@ class StoredClip:
 class MediaPictures:
     """Pictures of a conditioning input, with one row per item.
 
-    value: tensor (B x N, T, H, W, C) viewed in `layout`, or yuv420p planes.
+    value: pictures as a tensor (B x N, T, H, W, C) viewed in `layout`, or as yuv420p planes.
     """
 
     medium: Medium

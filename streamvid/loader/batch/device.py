@@ -29,7 +29,7 @@ class DeviceStage:
 
     device: torch device or its name; "cuda" is the current CUDA device. None leaves batches in the ring.
     Batches on a device do not use the memory of the ring. On CUDA, the stage needs device memory for two
-    batches in addition to those that the caller keeps. Raises ConfigError for a device that is not available.
+    batches in addition to the batches that the caller keeps. Raises ConfigError for a device that is not available.
     """
 
     def __init__(self, device: torch.device | str | None) -> None:
@@ -122,7 +122,7 @@ def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_device(device: torch.device | str | None) -> torch.device | None:
-    """Return `device` as a torch device, or None for None. Raises ConfigError if the device is not available."""
+    """Return `device` as a torch device, or None if `device` is None. Raises ConfigError for an unavailable device."""
     if device is None:
         return None
     import torch  # importing torch takes seconds, and planning alone does not need it

@@ -100,7 +100,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
 
 
 def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Return tensors stacked as (B, *shape). Zeros are appended to the first dimension of shorter tensors."""
+    """Return tensors stacked as (B, *shape). Shorter tensors are padded with zeros along the first dimension."""
     import numpy as np
     import torch
 
@@ -118,7 +118,7 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
 
 
 def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.Tensor]:
-    """Return the tensors of a complete batch, copied from its `memory`.
+    """Return the tensors of a complete batch, copied from `memory`.
 
     Samples with an empty text receive the tensors that the features store for an empty text.
     Raises SampleError, which names the sample, if a features file is invalid.
@@ -172,10 +172,11 @@ def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
 def with_features(
     mix: Mix, features: object, stores: Stores, facts: Sequence[Mapping[str, Any]], columns: Collection[str]
 ) -> Mix:
-    """Return the mix with features instead of clips. facts: result of `view_facts` for each part.
+    """Return the mix with features instead of clips.
 
+    facts: result of `view_facts` for each part.
     Raises ConfigError, which names all differences, if features were created from another dataset or with other
-    options, and DatasetError or StorageError if they cannot be read.
+    options. Raises DatasetError or StorageError if features cannot be read.
     """
     if features is None:
         return mix

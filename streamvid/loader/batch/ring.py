@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 def pin(ring: Arena, device: torch.device | None = None) -> bool:
     """Page-lock the ring for copies to CUDA devices. Return True if this succeeded.
 
-    Copies to every CUDA device are then direct and asynchronous. device: CUDA device through which the memory is
-    registered; None for the current device.
+    Copies to every CUDA device are then direct and asynchronous.
+
+    device: CUDA device through which the memory is registered; None for the current device.
     """
     import numpy as np
 
@@ -61,11 +62,11 @@ def _unpin(device: int, address: int) -> None:
 
 
 class RingSlot:
-    """Memory of one batch in the ring, and the CUDA streams that may still copy from it (BATCH-1).
+    """Ring memory of one batch, and the CUDA streams that may still copy from this memory (BATCH-1).
 
     The memory is reused only after all copies that `Batch.to` queued, on any stream, are complete. If CUDA was
-    initialized when the batch was created, the ring also waits for all work on the streams that were current then and
-    when the batch was freed. The slot keeps no reference to the batch's tensors.
+    initialized when the batch was created, the ring also waits for all work on the streams that were current when the
+    batch was created and when the batch was freed. The slot keeps no reference to the batch's tensors.
     """
 
     def __init__(self, block: Block) -> None:
@@ -75,7 +76,7 @@ class RingSlot:
         self._stream = cuda.current_stream() if cuda.is_initialized() else None
 
     def copied(self, device: torch.device) -> None:
-        """Record that copies to `device` were just queued on its current stream."""
+        """Record that copies to `device` were just queued on the device's current stream."""
         if device.type == "cuda":
             self._mark(torch_cuda().current_stream(device))
 
@@ -108,7 +109,9 @@ def make_batch(
     layout: Layout = "BCTHW",
     tokenizer: Tokenizer | None = None,
 ) -> Batch:
-    """Return the Batch for a complete PendingBatch. Its memory in the ring is released when its last tensor is freed.
+    """Return the Batch for a complete PendingBatch.
+
+    The ring memory of the batch is released when the last tensor of the batch is freed.
 
     Raises LoaderError if the tokenizer fails.
     """
@@ -179,7 +182,7 @@ def _audio(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor) -> Ma
 
 
 def _audio_section(room: PictureRoom, memory: torch.Tensor, place: int) -> torch.Tensor:
-    """Return the audio of all samples, which begins at the byte offset `place`."""
+    """Return the audio of all samples from `memory`, starting at the byte offset `place`."""
     import torch
 
     shape = room.audio

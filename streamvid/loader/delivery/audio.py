@@ -22,8 +22,9 @@ _NEAR = Fraction(1, 2002)  # half the difference of 24 and 24000/1001
 
 
 def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *, is_decoded: bool) -> Mix:
-    """Return the mix with the audio of its clips. is_decoded: see OutputOptions.decode.
+    """Return the mix with a plan for the audio of its clips.
 
+    is_decoded: see OutputOptions.decode.
     Raises ConfigError if the audio cannot be combined with the other options, or does not fit the datasets.
     """
     if options is None:
@@ -49,9 +50,9 @@ def with_audio_plan(mix: Mix, options: AudioOptions | None, view: ViewOptions, *
 
 
 def _default(mix: Mix) -> AudioOptions | None:
-    """Return the default audio options if all datasets contain only audio, or None if none does.
+    """Return the default audio options if all datasets contain only audio, or None if no dataset does.
 
-    Raises ConfigError if only some datasets contain only audio, because the caller must then choose its form.
+    Raises ConfigError if only some datasets contain only audio, because the caller must then choose the audio options.
     """
     heard = [part for part in mix.parts if part.dataset.manifest.clips == "audio" and part.sidecar is None]
     if len(heard) == len(mix.parts):
@@ -91,7 +92,7 @@ def _check(mix: Mix, view: ViewOptions, options: AudioOptions, *, is_decoded: bo
 
 
 def _check_view(parts: list[MixPart], view: ViewOptions) -> None:
-    """Raise ConfigError if a view changes the speed of the pictures, which would no longer match their audio."""
+    """Raise ConfigError if a view changes the speed of the pictures, so that they would no longer match the audio."""
     named = f"view.temporal={view.temporal!r}"
     is_capped = view.temporal == "opensora" and any(part.rate.rule == "cap" for part in parts)
     if view.max_interval > 1:
@@ -115,8 +116,9 @@ def _check_columns(dataset: Dataset) -> None:
 
 
 def _rate(mix: Mix, bucket: Bucket, given: Fraction | None) -> Fraction | None:
-    """Return the rate at which frames of a bucket are delivered; None if it has only images. given: AudioOptions.fps.
+    """Return the rate at which the frames of a bucket are delivered, or None if the bucket contains only images.
 
+    given: AudioOptions.fps.
     Raises ConfigError if datasets are read at different rates.
     """
     found = {fps: part for part, fps in _exact_rates(mix, bucket)}
@@ -144,7 +146,10 @@ def _exact_rates(mix: Mix, bucket: Bucket) -> Iterator[tuple[MixPart, Fraction]]
 
 
 def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
-    """Return the rate of the first video of a bucket, in plan order. Each delivery is compared with it later."""
+    """Return the frame rate of the first video of a bucket in plan order, or None if the rate is unknown.
+
+    The rate of each delivery is later compared with this rate.
+    """
     for part in mix.parts:
         if bucket.id in part.subset.shards:
             fps = _fps_of_first(part, bucket)
@@ -154,9 +159,10 @@ def _first_rate(mix: Mix, bucket: Bucket) -> Fraction | None:
 
 
 def _usual(fps: float) -> Fraction:
-    """Return the usual frame rate that an average rate was meant to be.
+    """Return the standard frame rate near a measured average rate, or the average rate if no standard rate is near.
 
-    Milliseconds of Matroska turn 24 into 24.0027, and the number of samples would depend on the length of a clip.
+    Matroska rounds timestamps to milliseconds, so the average rate of a 24 fps clip can be 24.0027. With this rate,
+    the number of audio samples would depend on the length of the clip.
     """
     whole, ntsc = Fraction(round(fps)), Fraction(round(fps * 1.001) * 1000, 1001)
     nearest = min(whole, ntsc, key=lambda rate: abs(rate - Fraction(fps)))

@@ -23,7 +23,10 @@ _STOPPED_SECONDS = 5.0  # if a waiting caller's checks are further apart, its pr
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Exceeded time limit: error to raise, and id of the stuck task (None for a read, -1 if no worker accepted it)."""
+    """Exceeded time limit: the error to raise, and the id of the stuck task.
+
+    The id is None for a read, and -1 for a task that no worker accepted.
+    """
 
     error: StreamvidError
     task_id: int | None
@@ -45,7 +48,7 @@ class Wait:
 
 
 def where_threads_are() -> str:
-    """Return the stack traces of the calling thread and the loader's threads, to show where they hang."""
+    """Return the stack traces of the calling thread and of the loader's threads, to show where threads hang."""
     frames = sys._current_frames()
     ours = [one for one in threading.enumerate() if one.name.startswith("streamvid-")]
     shown = [one for one in (threading.current_thread(), *ours) if one.ident in frames]
@@ -61,7 +64,10 @@ class Clock:
         self.heard_at = 0.0  # time of the last message from a decoder
 
     def overdue(self, wait: Wait, slots: Iterable[Slot]) -> Overdue | None:
-        """Return the first read or decode that exceeded the limit, else a task that no worker accepted, else None."""
+        """Return the first read or decode that exceeded the limit, or else a task that no worker accepted in time.
+
+        Return None if neither exists.
+        """
         if self._limit_seconds is None:
             return None
         oldest = wait.look() - self._limit_seconds

@@ -43,8 +43,8 @@ _format = cache(PictureFormat)  # a loader has few formats, and validating one t
 class DecodedDelivery:
     """Delivery that decodes samples into pictures in the ring.
 
-    accuracy: accuracy of the RGB conversion. None selects exact conversion if pictures are scaled anyway, because it
-        then adds little time, and fast conversion otherwise.
+    accuracy: accuracy of the RGB conversion. None selects exact conversion if pictures are scaled anyway, because
+        exactness then adds little time. Otherwise, None selects fast conversion.
     """
 
     reads_ahead = True
@@ -79,7 +79,7 @@ class DecodedDelivery:
         return self._timed(with_audio(part, row.clip, both, shape, _MAX_PIECES), packets)
 
     def _timed(self, part: ClipPart, packets: ClipIndex | None) -> ClipPart:
-        """Return a part with the time from the clip's first frame to its own, if needed and if the packets tell it."""
+        """Return the part with `start_seconds` set, if an audio input needs this time and the packets contain it."""
         is_needed = any(medium.is_audio for medium in self._media)
         if not is_needed or packets is None or packets.time_base is None or part.numbers is None:
             return part
@@ -122,7 +122,7 @@ class DecodedDelivery:
         self._read([slot])
 
     def _read(self, slots: Sequence[Slot]) -> None:
-        """Read neighboring clips of one shard together; if the tar is truncated, read each clip separately."""
+        """Read neighboring clips of one shard together. If the tar is truncated, read each clip separately."""
         flight = self._flight
         alive = [slot for slot in slots if slot.run == flight.signals.run]
         for slot in slots:
@@ -163,7 +163,7 @@ class DecodedDelivery:
         submit(self._task(slot))
 
     def _task(self, slot: Slot) -> DecodeTask:
-        """Return the task for the clip or for the first conditioning input that is not decoded yet."""
+        """Return the next task of a slot: to decode the clip or, after that, the next conditioning input."""
         delivery, room, medium = slot.delivery, slot.batch.room, _medium(slot)
         assert room is not None
         if medium is not None and medium.medium.is_audio:
@@ -268,12 +268,15 @@ class DecodedDelivery:
 
 
 def _medium(slot: Slot) -> MediaPart | None:
-    """Return the conditioning input that is being decoded or is next; None for the clip, which comes first."""
+    """Return the conditioning input to decode, or None if the clip itself is to be decoded."""
     return slot.delivery.media[len(slot.colors) - 1] if slot.colors else None
 
 
 def _audio_task(slot: Slot, room: PictureRoom, part: AudioPart | None) -> AudioTask | None:
-    """Return the task for a clip's audio; None if no audio is delivered. part: its packets, if the clip has audio."""
+    """Return the task for a clip's audio, or None if no audio is delivered.
+
+    part: packets of the audio; None if the clip has no audio.
+    """
     shape = room.audio
     if shape is None:
         return None

@@ -26,7 +26,7 @@ _NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Content to deliver for one sample, decided before any of it is read (SAMPLE-1).
+    """Content to deliver for one sample, chosen before any bytes of the sample are read (SAMPLE-1).
 
     - sample: the requested clip and visit.
     - row: the sample's index row.
@@ -59,7 +59,7 @@ class Delivery:
 
     @property
     def block_bytes(self) -> int:
-        """Size in bytes of the memory for the clip's part, followed by the conditioning inputs."""
+        """Size in bytes of the memory for the clip's part and the conditioning inputs, which follow it."""
         return self.part.block_bytes + sum(one.file.num_bytes for one in self.media)
 
     @property
@@ -94,8 +94,9 @@ class Delivery:
 def deliver(
     sample: SampleRequest, row: IndexRow, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Return the delivery of a sample for this bucket. part_of: function that returns the bytes to read for a pick.
+    """Return the delivery of a sample of this bucket.
 
+    part_of: function that returns the bytes to read for a pick.
     Raises IntegrityError if the index row is damaged, or ConfigError if the options do not fit the sample.
     """
     part = sample.part
@@ -112,7 +113,7 @@ def deliver(
 
 
 def caption_variant(delivery: Delivery) -> str:
-    """Return the variant of the caption with which a sample was delivered; see `TextRule.variant`."""
+    """Return the variant of the caption that was delivered with a sample; see `TextRule.variant`."""
     sample = delivery.sample
     only = sample.part.text.only_variant(delivery.row)
     if only is not None:
@@ -124,7 +125,10 @@ def caption_variant(delivery: Delivery) -> str:
 def prepare(
     rows: IndexRows, sample: SampleRequest, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Return the delivery of a sample of this bucket. Raises SampleError, which names the sample, if that fails."""
+    """Return the delivery of a sample of this bucket.
+
+    Raises SampleError, which names the sample, if the delivery cannot be prepared.
+    """
     key = None
     try:
         row = rows.row(sample, bucket)

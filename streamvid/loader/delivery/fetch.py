@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClipRead:
-    """Result of one read: its duration, number of bytes, and problem with the stored file (None if there is none)."""
+    """Result of one read: the duration, the number of bytes read, and the problem with the stored file, if any."""
 
     seconds: float
     num_bytes: int
@@ -68,7 +68,10 @@ def _bytes_of(packets: npt.NDArray[np.int64]) -> memoryview:
 
 
 def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
-    """Yield indices of deliveries in groups that one request can read. For local stores, a group is one delivery."""
+    """Yield the indices of deliveries in groups, each of which one request can read.
+
+    For local stores, each group contains one delivery.
+    """
     shards: dict[tuple[int, str], list[int]] = {}
     for place, delivery in enumerate(deliveries):
         part = delivery.sample.part

@@ -68,7 +68,7 @@ class Kind(Protocol):
         ...
 
     def read(self, slot: Slot) -> None:
-        """Read a slot's sample again, or read its substitute. Called in a fetch thread."""
+        """Read the sample of a slot again, or read the substitute of the sample. Called in a fetch thread."""
         ...
 
     def hear(self, answer: Answer) -> None:
@@ -81,9 +81,9 @@ class Kind(Protocol):
 
 
 class Flight:
-    """Slots in flight, their threads and memory, and their substitutes.
+    """Slots in flight, with the threads, the memory and the substitutes that they need.
 
-    The pipeline sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block` (an offset in `clips`) when it opens.
+    When the pipeline opens, it sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block` (an offset in `clips`).
     """
 
     clips: Arena
@@ -100,7 +100,10 @@ class Flight:
         self._next_number = 0
 
     def prepare(self, sample: SampleRequest, bucket: Bucket, *, is_whole: bool = False) -> Delivery:
-        """Return the delivery of a sample, with its whole clip if `is_whole`. Raises SampleError if that fails."""
+        """Return the delivery of a sample, with the whole clip if `is_whole`.
+
+        Raises SampleError if the delivery cannot be prepared.
+        """
         return prepare(self._rows, sample, bucket, partial(self._kind.part, sample, is_whole=is_whole))
 
     def is_removed(self, sample: SampleRequest) -> bool:
@@ -109,11 +112,10 @@ class Flight:
         return self._later.removes(number) and self._later.is_removed(number, self._rows.key(sample))
 
     def prepare_other(self, sample: SampleRequest, bucket: Bucket) -> Delivery:
-        """Return the delivery of the sample that takes the place of a removed one.
+        """Return the delivery of the sample that replaces a removed sample.
 
-        Raises SampleError if no sample is left.
-
-        The same sample would replace a bad sample (BAD-1).
+        The replacement is the sample that would be chosen if the removed sample were bad (BAD-1). Raises SampleError if
+        no sample is left.
         """
         key = self._rows.key(sample)
         visit = substitute_visit(key, sample.visit)
@@ -133,11 +135,14 @@ class Flight:
         return run == self.signals.run and not self.signals.is_closing
 
     def while_alive(self, run: int) -> contextlib.AbstractContextManager[None]:
-        """Return a context that cancels the reads inside it once the run is over."""
+        """Return a context manager that cancels the reads in its block once the run is over."""
         return while_wanted(partial(self.is_alive, run))
 
     def begin(self, run: int, batch: PendingBatch, index: int, clip: int | None = None) -> Slot:
-        """Start a slot of a batch. clip: offset of the slot's own block in the clip arena; None if it has no block."""
+        """Start a slot of a batch.
+
+        clip: offset of the slot's own block in the clip arena; None if the slot has no block.
+        """
         delivery = batch.deliveries[index]
         with self._lock:
             slot = Slot(self._next_number, run, batch, index, delivery.sample, delivery, clip)
@@ -146,7 +151,10 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """If a sample is known to be bad, replace it and return True. is_whole: see Repairs.reason."""
+        """If a sample is known to be bad, replace it and return True.
+
+        is_whole: see Repairs.reason.
+        """
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False
@@ -158,7 +166,7 @@ class Flight:
         return self.repair_block if slot.clip is None else slot.clip
 
     def wrong(self, slot: Slot, problem: str) -> None:
-        """Handle bytes that do not match the index by reading them again until the cause is known (FETCH-1)."""
+        """Handle bytes that do not match the index: read them again until the cause is known (FETCH-1)."""
         verdict = slot.wrong.judge(problem)
         if verdict == "stored":
             self.reject(
@@ -172,7 +180,7 @@ class Flight:
             self.fetchers.submit(partial(self._kind.read, slot))
 
     def reject(self, slot: Slot, reason: str, *, is_corrupt: bool, is_gone: bool = False) -> None:
-        """Replace a slot's sample, which was verified to be bad (BAD-1), or whose tar a later version deleted."""
+        """Replace the sample of a slot. The sample was verified to be bad (BAD-1), or its tar was deleted later."""
         if slot.clip is not None:
             self.clips.release(slot.clip)
             slot.clip = None
@@ -192,10 +200,10 @@ class Flight:
             self.finish(slot)
 
     def fail(self, slot: Slot, error: object) -> None:
-        """Finish a slot with an error that says why its sample cannot be delivered. The sample itself may be good.
+        """Finish a slot with an error that states why the sample cannot be delivered. The sample itself may be good.
 
-        If a later version has deleted the sample's tar, continue with the tar that replaces it, or with another
-        sample.
+        If a later version has deleted the tar of the sample, the slot continues with the tar that replaces the deleted
+        one, or with another sample.
         """
         if slot.sample.part.sidecar is None and slot.num_moves < _MAX_MOVES:
             self.fetchers.submit(partial(self._look_again, slot, error))

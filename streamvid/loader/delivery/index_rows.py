@@ -54,7 +54,10 @@ class _ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class _MovedRows:
-    """Rows of a shard of a later version, to which samples of an earlier one were moved. places: key → row."""
+    """Index rows of a later version's shard that contains samples moved from an earlier version's shard.
+
+    places: sample key → row number.
+    """
 
     part: MixPart
     tar: ShardInfo
@@ -66,7 +69,10 @@ class _MovedRows:
         return self.rows.num_bytes
 
     def row(self, row: IndexRow) -> IndexRow | None:
-        """Return an earlier version's row with the new location of its files, or None if it is not among these rows."""
+        """Return an earlier version's row with the new location of the sample's files.
+
+        Return None if this shard does not contain the sample.
+        """
         number = self.places.get(row.key)
         if number is None or self.rows.columns["clip_sha256"][number].as_py() != row.clip.sha256:
             return None
@@ -92,7 +98,7 @@ class IndexRows:
     later: later versions of the datasets, which may have moved samples to other tars.
 
     Packet tables and feature locations have caches of the same size. Thread-safe: one thread reads missing rows, and
-    other threads that need them wait.
+    other threads that need these rows wait.
     """
 
     def __init__(self, cached_bytes: int = _CACHED_BYTES, later: LaterVersions | None = None) -> None:
@@ -125,7 +131,7 @@ class IndexRows:
         return self._key(sample)[2]
 
     def _key(self, sample: SampleRequest) -> tuple[_ShardRows, int, str]:
-        """Return (rows of the sample's shard, number of its row, its key)."""
+        """Return (rows of the sample's shard, row number of the sample, key of the sample)."""
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
         key = rows.columns["key"][number].as_py()
@@ -138,7 +144,7 @@ class IndexRows:
         return rows, number, key
 
     def _relocated(self, sample: SampleRequest, row: IndexRow) -> IndexRow:
-        """Return the row with the location of the sample's files in the newest version, if its shard was replaced."""
+        """Return the row. If the shard was replaced, change the location of the sample's files to a later version's."""
         part = sample.part
         shards = None if part.sidecar else self._later.shards_of(part.number, sample.shard_info)
         if shards is None:
@@ -190,12 +196,18 @@ class IndexRows:
         )
 
     def packets(self, sample: SampleRequest, row: IndexRow) -> ClipIndex | None:
-        """Return the packet index of a row's clip, or None if the clip has none. Raises the same errors as `row`."""
+        """Return the packet index of a row's clip, or None if the clip has no packet index.
+
+        Raises the same errors as `row`.
+        """
         tables = self._tables_of(sample, row)
         return None if tables is None else tables.clip(row.number)
 
     def audio_packets(self, sample: SampleRequest, row: IndexRow) -> AudioIndex | None:
-        """Return the index of a clip's audio packets, or None if it has none. Raises the same errors as `row`."""
+        """Return the index of a clip's audio packets, or None if there is no such index.
+
+        Raises the same errors as `row`.
+        """
         tables = self._tables_of(sample, row)
         return None if tables is None else tables.audio(row.number)
 

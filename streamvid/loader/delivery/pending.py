@@ -30,7 +30,7 @@ TEXT_ROW_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ClipPlace:
-    """Location of an undecoded clip: its packet table at `offset` in the batch, followed by its data.
+    """Location of an undecoded clip. The packet table is at `offset` in the batch, and the data follows it.
 
     numbers: indices of the wanted frames; None if not known yet.
     stream: StreamInfo as JSON.
@@ -49,7 +49,7 @@ class ClipPlace:
 class PendingBatch:
     """Batch in flight: its deliveries, its memory in the ring, and the number of samples still missing.
 
-    A substitute replaces its bad sample in `deliveries`, but not in `request` (BAD-1).
+    A substitute replaces the bad sample in `deliveries`, but not in `request` (BAD-1).
 
     room: layout of the pictures; None if samples are not decoded.
     colors: picture colors by (slot index, name, item).
@@ -94,14 +94,20 @@ class BadSample:
     is_gone: bool = False
 
     def substitution(self, substitute_key: str | None) -> Substitution:
-        """Return the record of the substitution. substitute_key: key of the substitute; None if there is none."""
+        """Return the record of the substitution.
+
+        substitute_key: key of the substitute; None if the bad sample has no substitute.
+        """
         return substitution(self.delivery.sample, self.delivery.key, self.reason, substitute_key, self.is_gone)
 
 
 def substitution(
     sample: SampleRequest, key: str, reason: str, substitute_key: str | None, is_removed: bool
 ) -> Substitution:
-    """Return the record of a substitution. key: key of the planned sample."""
+    """Return the record of a substitution.
+
+    key: key of the planned sample.
+    """
     return Substitution(
         dataset=sample.part.dataset.url,
         shard=sample.shard_info.path,
@@ -146,7 +152,7 @@ class Slot:
 
     @property
     def key(self) -> str | None:
-        """Key of the sample that is currently being tried; None if the key is not known yet."""
+        """Key of the sample that is currently being tried, or None if the key is not known yet."""
         return self.delivery.key if self.delivery.sample is self.sample else None
 
     @property

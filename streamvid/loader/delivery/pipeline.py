@@ -67,7 +67,8 @@ class PipelineOptions:
 
     clip_bytes: bytes of memory for clips read ahead; the pipeline allocates `repair_bytes(parts)` in addition.
     frame_bytes: size of the ring in bytes.
-    pixels, accuracy: format of the pictures in the ring; see PictureFormat and DecodedDelivery.
+    pixels: pixel format of the pictures in the ring; see PictureFormat.
+    accuracy: accuracy of the conversion to RGB; see DecodedDelivery.
     decode: True to deliver pictures, False to deliver stored clips unchanged.
     """
 
@@ -92,7 +93,10 @@ class Pipeline:
     def __init__(
         self, parts: Sequence[MixPart], options: PipelineOptions, quarantine: Quarantine | None = None
     ) -> None:
-        """Create a pipeline. quarantine: records of an earlier pipeline of the same loader, which are continued."""
+        """Create a pipeline.
+
+        quarantine: records of an earlier pipeline of the same loader, to which this pipeline adds.
+        """
         self._options, self._pid = options, os.getpid()
         self.quarantine = quarantine or Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
@@ -136,7 +140,7 @@ class Pipeline:
 
     @property
     def num_in_ring(self) -> int:
-        """Number of batches with memory in the ring, including those that the caller holds."""
+        """Number of batches with memory in the ring, including batches that the caller holds."""
         return self.ring.num_allocated if self.is_open else 0
 
     @property
@@ -157,8 +161,9 @@ class Pipeline:
             self._signals.wait(_POLL_SECONDS)
 
     def start(self, run: int, requests: Iterator[BatchRequest]) -> None:
-        """Begin a run over `requests`. run: number that the preceding call of `stop` returned.
+        """Begin a run over `requests`.
 
+        run: number that the preceding call of `stop` returned.
         If another thread has called `stop` since then, `next_batch` raises LoaderError.
         """
         self._check(run)
@@ -202,7 +207,7 @@ class Pipeline:
         )
 
     def count(self, batch: PendingBatch) -> None:
-        """Count, log and write a batch's substitutions once, when it is handed over or its error is raised.
+        """Count, log and write a batch's substitutions once, when the batch is handed over or its error is raised.
 
         Raises SampleError if max_bad_fraction is exceeded, and StorageError if the quarantine file cannot be written.
         Both errors end the run.
@@ -228,7 +233,7 @@ class Pipeline:
         return batch is None or batch.num_missing == 0
 
     def cancel(self, run: int) -> None:
-        """Request the end of `run` without waiting, if it is the current run. Safe in destructors and in any thread."""
+        """If `run` is the current run, request its end without waiting. Safe in destructors and in any thread."""
         if run == self._signals.run and self.is_open and not self._is_copy:
             self._next_run()
 
@@ -403,9 +408,9 @@ class Pipeline:
     def _deliveries(
         self, request: BatchRequest
     ) -> tuple[list[Delivery], dict[int, Substitution], StreamvidError | None]:
-        """Return (deliveries of a batch, records of samples that replace removed ones, None).
+        """Return (deliveries of a batch, substitutions of removed samples by slot index, error).
 
-        If a sample fails, its error takes the place of None, and only the deliveries before it are returned.
+        The error is None unless a sample fails. In that case, only the deliveries before the sample are returned.
         """
         found: list[Delivery] = []
         others: dict[int, Substitution] = {}
@@ -427,7 +432,7 @@ class Pipeline:
     # Between the caller and the threads.
 
     def _wake_feeder(self) -> None:
-        """Wake a feeder that waits for memory, so that it can end if its run is over."""
+        """Wake a feeder that waits for memory, so that the feeder can end if its run is over."""
         self.ring.wake()
         self._flight.clips.wake()
 

@@ -49,7 +49,7 @@ class Substitution:
 
 
 class Quarantine:
-    """Counter of substitutions. It counts them as batches are handed over, independently of prefetching.
+    """Counter of the substitutions in batches that were handed over. Prefetched batches do not count.
 
     If a quarantine folder is given, each substitution is appended as a line to a file in this folder, such as
     `quarantine-rank00000.jsonl` for rank 0. The file is created on first use.
@@ -126,7 +126,10 @@ class Quarantine:
 
 
 def refuse_inside(name: str, folder: Path, datasets: Sequence[Dataset]) -> None:
-    """Raise ConfigError if the folder of an option is inside a dataset. name: name of the option."""
+    """Raise ConfigError if the folder of an option is inside a dataset.
+
+    name: name of the option.
+    """
     for dataset in datasets:
         if isinstance(dataset.store, LocalStore) and folder.resolve().is_relative_to(dataset.store.root.resolve()):
             raise ConfigError(

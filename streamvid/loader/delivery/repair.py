@@ -65,7 +65,7 @@ class Repairs:
     def add(self, slot: Slot, reason: str, *, is_corrupt: bool, is_gone: bool = False) -> bool:
         """Record that the slot's sample is corrupt or undecodable. Return True if the caller must call `find` now.
 
-        is_gone: True if the sample is neither, but a later version deleted its tar.
+        is_gone: True if the sample is intact, but a later version deleted its tar.
         """
         with self._lock:
             sample, by_packets = slot.sample, not slot.delivery.part.is_whole

@@ -33,9 +33,9 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class EarlierVersion:
-    """Selection from the previous version of the datasets, whose carried samples an epoch delivers first.
+    """Selection from the previous version of the datasets. An epoch first delivers the samples carried over from it.
 
-    is_kept: function that returns which of its samples the current version still contains.
+    is_kept: function that returns which samples of the previous version the current version still contains.
     """
 
     selection: Selection
@@ -109,8 +109,8 @@ class Selection:
 
         end_epoch: epoch before which to stop; None for an endless run.
 
-        A request's position is (plan of its epoch, number of steps done after it). Steps in which the rank has no
-        batch yield no request.
+        A request's position is (plan of the request's epoch, number of steps of that plan done after the request).
+        Steps in which the rank has no batch yield no request.
         """
         while True:
             number = 0

@@ -12,7 +12,7 @@ class Signals:
     """Shared state of a pipeline: the current run, the failure that ended the loader, and a wake-up signal.
 
     run: number of the current run; work for other runs is skipped.
-    failure: error that ended the loader; None until it fails.
+    failure: error that ended the loader; None until the loader fails.
     is_closing: True if no further run will start.
     is_stuck: True if one of the loader's threads hangs in a read or a decoder and must not be waited for.
     """

@@ -176,14 +176,17 @@ class FeatureDelivery(StoredDelivery):
 
 
 def _room(delivery: Delivery) -> int:
-    """Return the number of ring bytes for a clip, including about two packets per frame if it has a packet index."""
+    """Return the number of ring bytes for a clip.
+
+    If the clip has a packet index, this includes a table of about two packets per frame.
+    """
     clip, has_packets = delivery.row.clip, delivery.row.packets is not None
     table = min(TABLE_BYTES, _PACKET_BYTES * (2 * clip.num_frames + 64)) if has_packets else 0
     return -(-(clip.num_bytes + table) // _ALIGN) * _ALIGN
 
 
 def _clips_at_once(slots: Iterable[Slot]) -> int:
-    """Return the maximum number of clips per message, so that their paths fit into it.
+    """Return the maximum number of clips whose paths fit into one message.
 
     A path character takes at most twelve bytes in JSON.
     """

@@ -24,7 +24,8 @@ def held_up_by(
 
     slots: samples in flight.
     reads_ahead: False if the worker processes read clips instead of decoding them.
-    reads_index, lacks_memory: True if the feeder is reading the index, or is waiting for memory.
+    reads_index: True if the feeder is reading the index.
+    lacks_memory: True if the feeder is waiting for memory.
     """
     stages = [slot.at[0] for slot in slots]
     num_reading = stages.count(READING)
@@ -44,7 +45,7 @@ def held_up_by(
 
 
 def add_wait(stats: BatchStats, held_up: HeldUpBy, seconds: float) -> None:
-    """Add a part of the wait for a batch to its statistics."""
+    """Add part of the wait for a batch to the statistics of the batch."""
     match held_up:
         case "store":
             stats.store_wait_seconds += seconds

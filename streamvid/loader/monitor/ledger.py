@@ -19,7 +19,7 @@ from streamvid.plan import PLAN_VERSION
 
 
 def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter | None:
-    """Return the writer of a loader's ledger, or None if it has no ledger. Nothing is written before the first loop.
+    """Return the writer of a loader's ledger, or None without a ledger. Nothing is written before the first loop.
 
     Raises ConfigError if the folder is inside a dataset.
     """
@@ -31,7 +31,7 @@ def open_ledger(folder: str | Path | None, selection: Selection) -> LedgerWriter
 
 
 def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
-    """Return, as JSON, all values that determine the plan; `forecast/ledger.py` rebuilds the plan from them."""
+    """Return, as JSON, all values that determine the plan. `forecast/ledger.py` rebuilds the plan from these values."""
     earlier = selection.earlier
     return {
         "plan_version": PLAN_VERSION,
@@ -46,7 +46,10 @@ def plan_facts(selection: Selection, split: str) -> Mapping[str, Any]:
 
 
 def logged_batch(pending: PendingBatch, planned_keys: Mapping[int, str]) -> LoggedBatch:
-    """Return the ledger's entry for a batch. planned_keys: slot → key of the bad sample that was replaced."""
+    """Return the ledger's entry for a batch.
+
+    planned_keys: slot → key of the bad sample that was replaced.
+    """
     plan, num_done = pending.request.position
     position = Position(plan.cursor.epoch, plan.cursor.step + num_done - 1)
     pairs = enumerate(zip(pending.request.samples, pending.deliveries, strict=True))

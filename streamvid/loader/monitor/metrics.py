@@ -61,7 +61,10 @@ Stats = Callable[[], LoaderStats]
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """Address of an endpoint. is_required: False if it comes from the environment, which several programs may share."""
+    """Address of an endpoint.
+
+    is_required: False if the address comes from an environment variable, which several programs may share.
+    """
 
     host: str
     port: int
@@ -69,7 +72,9 @@ class MetricsAddress:
 
 
 def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = None) -> MetricsAddress | None:
-    """Return the address of this rank's endpoint, or None if it has no endpoint. The local rank is added to the port.
+    """Return the address of this rank's endpoint, or None if this rank has no endpoint.
+
+    The local rank is added to the port.
 
     Raises ConfigError for an invalid port, or if prometheus-client is not installed.
     """
@@ -91,14 +96,14 @@ def metrics_address(output: OutputOptions, environ: Mapping[str, str] | None = N
 
 
 class LoaderMetrics:
-    """Collector for one loader: its statistics as metrics with the labels rank, split and loader (its number)."""
+    """Collector of one loader's statistics as metrics with the labels rank, split and loader (the loader's number)."""
 
     def __init__(self, stats: Stats, rank: int, split: str) -> None:
         self._stats = weakref.WeakMethod(stats)  # a bound method
         self._labels = {"rank": str(rank), "split": split, "loader": str(next(_NUMBERS))}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics, or none if the loader no longer exists."""
+        """Yield the metrics, or nothing if the loader no longer exists."""
         method = self._stats()
         if method is not None:
             yield from families(method(), self._labels)
@@ -199,7 +204,9 @@ _lock = threading.RLock()  # reentrant, because a destructor may close an endpoi
 
 
 def open_metrics(address: MetricsAddress, loader: LoaderMetrics) -> Callable[[], None] | None:
-    """Serve a loader's metrics at an address. Return a function that stops this, or None if the port is not available.
+    """Serve a loader's metrics at an address.
+
+    Return a function that stops serving the metrics, or None if the port is not available.
 
     Raises ConfigError if the port is not available although an option requires it.
     """

@@ -16,8 +16,8 @@ _EVERY_SECONDS = 10.0
 class MetricsLog:
     """Metrics file of one rank, such as `metrics-rank00000.jsonl`.
 
-    A line is written every 10 seconds and at the end. Each line is `LoaderStats.to_json()` with the Unix time, the
-    rank and the split.
+    A line is written every 10 seconds and at the end. Each line contains the fields of `LoaderStats.to_json()`, the
+    Unix time, the rank and the split.
     """
 
     def __init__(self, folder: Path, rank: int, split: str) -> None:
@@ -26,7 +26,9 @@ class MetricsLog:
         self._due, self._num_steps = 0.0, 0
 
     def write(self, stats: Callable[[], LoaderStats], *, is_last: bool = False) -> None:
-        """Append a line if one is due, or a last line if there were batches since the previous one.
+        """Append a line if one is due.
+
+        If `is_last`, also append a line if batches were handed out since the previous line.
 
         Raises StorageError if the file cannot be written.
         """

@@ -51,26 +51,35 @@ class Monitor:
             self._ledger.begin(plan_facts(setup.selection, self._split), cursor.to_json(), is_again)
 
     def hand_over(self, pending: PendingBatch, planned_keys: Mapping[int, str]) -> None:
-        """Record a batch that is being handed over. planned_keys: slot → key of the bad sample that was replaced."""
+        """Record a batch that is being handed over.
+
+        planned_keys: slot → key of the bad sample that was replaced.
+        """
         if self._ledger is not None:
             self._ledger.add(logged_batch(pending, planned_keys))
 
     def watch(self, meter: StatsMeter, stats: Stats) -> None:
-        """Write statistics if they are due, and log a warning if the caller waits too long. stats: see `begin`."""
+        """Write statistics if they are due, and log a warning if the caller waits too long.
+
+        stats: see `begin`.
+        """
         if self._log is not None:
             self._log.write(stats)
         if self._stalls.is_due(meter.num_steps, meter.seconds):
             self._stalls.look(stats())
 
     def finish(self, stats: Stats) -> None:
-        """Write the last statistics. stats: see `begin`."""
+        """Write the last statistics.
+
+        stats: see `begin`.
+        """
         if self._log is not None:
             self._log.write(stats, is_last=True)
 
     def close(self) -> None:
         """Write the remaining statistics, close files and free the port.
 
-        Idempotent. Has no effect in a forked process.
+        The method is idempotent, and has no effect in a forked process.
         """
         if os.getpid() != self._pid:
             return

@@ -27,13 +27,13 @@ class StallWatch:
         self._quiet_until = 0.0
 
     def is_due(self, num_steps: int, seconds: float) -> bool:
-        """Return whether `look` would compare statistics now, given the loader's statistics so far."""
+        """Return whether `look` would compare statistics after this number of steps and this number of seconds."""
         if self._before is None:
             return num_steps >= FEW_STEPS
         return seconds - self._before.seconds >= _LOOK_SECONDS
 
     def look(self, stats: LoaderStats) -> None:
-        """Compare the statistics of a loader with those of the last call, and log a warning if its caller waited."""
+        """Compare the loader's statistics with those of the last call. Log a warning if the caller waited too long."""
         before, self._before = self._before, stats
         if before is None:
             return

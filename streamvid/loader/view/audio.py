@@ -121,8 +121,9 @@ class AudioShape:
         return self.num_channels * self.num_samples * _FLOAT_BYTES
 
     def check_speed(self, part: ClipPart, video: ClipIndex | None) -> None:
-        """Raise ConfigError if a part's frames do not end within half a frame of their audio's end, or with `stretch`,
-        if their speed is not allowed.
+        """Raise ConfigError if the frames of a part and their audio end more than half a frame apart.
+
+        With `stretch`, raise ConfigError instead if the frames are delivered too fast or too slowly.
 
         video: packets of the clip, whose timestamps give the duration of the frames even if the frame rate varies. If
             None, the clip's average rate is used. If frames are chosen by time, the rate of the grid is used.
@@ -147,9 +148,9 @@ class AudioShape:
 
 
 def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
-    """Return the rate of a part's frames, the number of intervals over which it is averaged, and the allowed error.
+    """Return (frame rate of a part, number of frame intervals over which it is averaged, allowed error in frames).
 
-    The error is in frames. The rate is 0.0 for images.
+    The frame rate is 0.0 for images.
     """
     pick, numbers = part.pick, part.numbers
     fps, count = pick.delivered_fps, pick.count
@@ -163,7 +164,7 @@ def _speed(part: ClipPart, video: ClipIndex | None) -> tuple[float, int, float]:
 
 
 def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
-    """Return the time from one frame of a clip to another, or 0.0 if the packets do not contain it."""
+    """Return the seconds from one frame of a clip to another, or 0.0 if the packets do not contain their times."""
     if video is None or video.time_base is None or not last < video.num_frames:
         return 0.0
     times = video.frame_times
@@ -172,7 +173,10 @@ def _seconds_between(first: int, last: int, video: ClipIndex | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AudioPlan:
-    """Audio of all deliveries of a loader. shapes: bucket id → shape, for all buckets with pictures."""
+    """Audio of all deliveries of a loader.
+
+    shapes: bucket id → shape, for all buckets with pictures.
+    """
 
     form: AudioForm
     shapes: Mapping[str, AudioShape]
@@ -185,9 +189,9 @@ class AudioPlan:
 def with_audio(
     part: ClipPart, clip: SampleFile, index: tuple[ClipIndex, AudioIndex] | None, shape: AudioShape, max_pieces: int
 ) -> ClipPart:
-    """Return a part of a clip that also covers the audio of its frames, or the whole clip if no smaller part does.
+    """Return `part` extended to the audio of its frames, or the whole clip if no smaller part contains the audio.
 
-    index: packets of the clip's video and audio; None if its audio is decoded through the container.
+    index: packets of the clip's video and audio; None if the audio is decoded through the container.
     max_pieces: see `clip_part`.
     Raises IntegrityError if the index is invalid.
     """
@@ -206,7 +210,8 @@ def with_audio(
 def audio_only(clip: SampleFile, index: AudioIndex | None, pick: Pick, shape: AudioShape, max_pieces: int) -> ClipPart:
     """Return the part of an audio file to read for the ticks of `pick`, or the whole file if no smaller part does.
 
-    index: packets of the file; None if it is decoded through its container. max_pieces: see `clip_part`.
+    index: packets of the file; None if the file is decoded through its container.
+    max_pieces: see `clip_part`.
     Raises IntegrityError if the index is invalid.
     """
     numbers = pick.numbers(clip.num_frames)
@@ -261,10 +266,13 @@ def _with_packets(part: ClipPart, video: ClipIndex, audio: AudioIndex, shape: Au
 
 
 def num_decoded(first: Fraction, last: Fraction, num_frames: int, num_samples: int, sample_rate: int) -> int:
-    """Return the number of samples during frames, which are to be stretched to `num_samples`, or 0 not to stretch.
+    """Return the number of samples to decode and stretch to `num_samples`, or 0 if no stretching is needed.
 
-    first, last: times of the first and the last of the frames. num_frames: their number; 0 not to stretch.
-    Audio whose end is at most half a frame from that of the frames is not stretched.
+    The decoded samples last as long as the frames. Audio that ends within half a frame of the end of the frames is not
+    stretched.
+
+    first, last: times of the first and the last frame, in seconds.
+    num_frames: number of frames; 0 disables stretching.
     """
     if num_frames < 2:
         return 0

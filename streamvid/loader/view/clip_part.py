@@ -103,7 +103,7 @@ class ClipPart:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(first byte, size) of each byte range to read, in their order in memory."""
+        """Byte ranges to read, each as (first byte, size), in the order in which they follow each other in memory."""
         own = None if self.audio is None else self.audio.own_range
         if own is None:
             return ((self.first_byte, self.num_bytes),)
@@ -147,7 +147,10 @@ def fits(part: ClipPart, clip: SampleFile, room: int | None, max_pieces: int | N
 
 
 def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> ClipPart:
-    """Return the part that covers the whole clip. numbers: indices of the frames to deliver, or None."""
+    """Return the part that covers the whole clip.
+
+    numbers: indices of the frames to deliver, or None.
+    """
     return ClipPart(pick, numbers, 0, clip.num_bytes, ((0, clip.num_bytes, clip.sha256),))
 
 
@@ -172,7 +175,7 @@ def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Range
 
 
 def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> str | None:
-    """Return the problem with the bytes of a part; None if every piece matches its checksum."""
+    """Return the problem with the bytes of a part, or None if every piece matches its checksum."""
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
             # The checksum makes two reads comparable: equal messages mean equal bytes.

@@ -30,7 +30,7 @@ class PacketsPlace(NamedTuple):
     def read(self, store: Store, tar_path: str) -> PacketTables:
         """Return the packet tables of a tar.
 
-        Raises IntegrityError if they are damaged, and StorageError if they cannot be read.
+        Raises IntegrityError if the tables are damaged, and StorageError if the tables cannot be read.
         """
         from streamvid.dataset.integrity import read_range  # decode workers start faster without these
         from streamvid.dataset.packets import PacketTables
@@ -56,7 +56,7 @@ class IndexRow:
     """Index row of one sample.
 
     - number: position of the sample in its tar.
-    - packets: the shard's packet table; None if it has none.
+    - packets: the shard's packet table; None if the shard has none.
     - fps, duration_seconds: frame rate and duration of the clip; 0.0 if unknown.
     - texts: index column → value, for columns used in captions.
     - columns: column name used by the caller → value, for requested columns.

@@ -31,7 +31,10 @@ ABSENT_COLORS = ("bt709", "full", "left")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """Conditioning input of a loader. num_items: maximum number of items per sample; 1 if it is not a list."""
+    """Conditioning input of a loader.
+
+    num_items: maximum number of items per sample; 1 for an input that is not a list.
+    """
 
     name: str
     is_list: bool = False
@@ -47,12 +50,15 @@ class Medium:
         return MEDIA_PREFIX + self.name
 
     def num_pictures(self, bucket: Bucket) -> int:
-        """Return the number of pictures per item; 0 for audio."""
+        """Return the number of pictures per item, or 0 for audio."""
         return 0 if self.is_audio else 1 if self.is_still else bucket.num_frames
 
 
 def find_media(names: object, datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
-    """Return the named conditioning inputs. Raises ConfigError if a dataset lacks one or defines it differently."""
+    """Return the named conditioning inputs.
+
+    Raises ConfigError if a dataset lacks an input or defines it differently from the other datasets.
+    """
     if isinstance(names, str) or not isinstance(names, Collection):
         shown = names if isinstance(names, str) else "control"
         raise ConfigError(f"media={names!r}: must be a list of names, such as [{shown!r}]")
@@ -113,7 +119,7 @@ class MediaPart:
 def media_files(
     items: Sequence[Mapping[str, object]], medium: Medium, num_clip_frames: int, shard: ShardInfo
 ) -> tuple[SampleFile, ...]:
-    """Return a sample's files of a conditioning input, from the index. Raises IntegrityError if they are invalid."""
+    """Return a sample's files of a conditioning input from index values. Raises IntegrityError for invalid values."""
     if len(items) > medium.num_items or not (items or medium.is_optional):
         raise IntegrityError(
             f"the index lists {len(items)} items of {medium.name} for the sample, but the manifest allows "
@@ -134,7 +140,7 @@ def media_files(
 def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: ClipPart) -> tuple[MediaPart, ...]:
     """Return the parts to read for a sample's conditioning inputs, with the same frames as `clip`.
 
-    Raises IntegrityError if their sizes contradict the manifest (SAFE-1).
+    Raises IntegrityError if the sizes of the files contradict the manifest (SAFE-1).
     """
     found: list[MediaPart] = []
     for medium in media:
@@ -176,8 +182,9 @@ class PictureRoom:
         return tuple(medium for medium in self.media if medium.is_audio)
 
     def audio_place(self, index: int, number: int = 0) -> int:
-        """Return the byte offset of a sample's audio; for `num_samples`, the end of the last one.
+        """Return the byte offset of a sample's audio.
 
+        index: index of the sample, or `num_samples` for the end of the last sample's audio.
         number: 0 for the audio of the clip, 1 for the first audio input.
         """
         assert self.audio is not None
@@ -185,7 +192,7 @@ class PictureRoom:
         return first + (number * self.num_samples + index) * self.audio.num_bytes
 
     def start(self, number: int) -> int:
-        """Return the byte offset of conditioning input `number`; for `len(media)`, the end of the last one."""
+        """Return the byte offset of conditioning input `number` or, for `len(media)`, the end of the last input."""
         before = sum(self._sample_bytes(medium) for medium in self.media[:number])
         return self.num_samples * (self._video_bytes + before)
 
@@ -198,7 +205,7 @@ class PictureRoom:
         return 0 if self.picture is None else self.bucket.num_frames * self.picture.num_bytes
 
     def picture_of(self, medium: Medium) -> PictureFormat:
-        """Return the format of an input's pictures: that of the video, except for masks."""
+        """Return the format of an input's pictures. For inputs other than masks, it is the format of the video."""
         assert self.picture is not None
         return replace(self.picture, pixels="mask") if medium.is_mask else self.picture
 
@@ -210,7 +217,7 @@ class PictureRoom:
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Fill the missing items of samples with black, or with silence.
+        """Fill the missing items of samples: pictures with black, and audio with silence.
 
         first: byte offset of the batch in `memory`.
         present: (input name, item) of each item that the sample has.

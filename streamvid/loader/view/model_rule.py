@@ -15,7 +15,7 @@ from streamvid.loader.view.view import ViewOptions
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
-    """Return the given rule, or the rule of a preset or bucket configuration file; None if no preset is given.
+    """Return the rule that `preset` is or names: a rule, a preset or a bucket configuration file. Return None for None.
 
     Raises ConfigError if the preset is invalid or has no rule.
     """
@@ -61,9 +61,9 @@ def check_view(rule: ModelRule, view: ViewOptions) -> None:
 
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
-    """Return the rule that the datasets were sealed for; None if there is none.
+    """Return the model rule for which the datasets were sealed, or None if no dataset was sealed for a model.
 
-    Raises ConfigError if their rules give different token counts.
+    Raises ConfigError if the rules of the datasets give different token counts.
     """
     rules = [manifest.model for manifest in manifests if manifest.model is not None]
     names = {rule.factors: rule.name for rule in rules}

@@ -47,13 +47,16 @@ Node: TypeAlias = "str | TemplateField | TemplatePart"
 
 @dataclass(frozen=True, slots=True)
 class TemplateField:
-    """Placeholder for a column's value. format: format of numbers; "" for Python's default."""
+    """Placeholder for a column's value.
+
+    format: format of numbers; "" for Python's default.
+    """
 
     name: str
     format: str = ""
 
     def written(self, value: object) -> str | None:
-        """Return the formatted value; None if it is missing."""
+        """Return the formatted value, or None if the value is missing."""
         if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
             return None
         if not self.format or not isinstance(value, int | float):
@@ -69,14 +72,14 @@ class TemplateField:
 class TemplatePart:
     """Part of a template: a sequence of texts, fields and nested parts.
 
-    number: index among the parts of a template, in the order in which they begin; the template itself is 0.
+    number: index among the parts of a template, in the order in which the parts begin; 0 for the template itself.
     """
 
     number: int
     nodes: tuple[Node, ...]
 
     def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
-        """Return the formatted part; None if a value is missing.
+        """Return the formatted part, or None if a value is missing.
 
         is_kept: function that returns True if the nested part with the given number is kept.
         """
@@ -147,7 +150,7 @@ class TextOptions:
 class TextRule:
     """Rule for the texts of one dataset's deliveries.
 
-    columns: (index column, weight) of each caption column; for `text`, samples may have several captions.
+    columns: (index column, weight) of each caption column. In the column `text`, samples may have several captions.
     template: parsed template, or None.
     template_columns: (name, index column) of each column in the template; {text} and {fps} are not columns.
     """
@@ -182,11 +185,11 @@ class TextRule:
         return options.prefix + caption
 
     def variant(self, row: IndexRow, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
-        """Return the name of the caption that `text` draws: a column, "text/2" for the third of several, or ""."""
+        """Return the name of the caption that `text` draws: a column name, "text/2" for the third caption, or ""."""
         return "" if self._is_dropped(dropout or choices) else self._caption(row.texts, choices)[1]
 
     def only_variant(self, row: IndexRow) -> str | None:
-        """Return the variant if nothing is drawn for this sample, else None."""
+        """Return the variant of the caption if no random choice affects it, else None."""
         if self.options.dropout > 0.0 or len(self.columns) > 1 or row.texts.get(_CAPTIONS) is not None:
             return None
         ((column, _),) = self.columns
@@ -280,7 +283,10 @@ def _is_weight(weight: object) -> bool:
 
 
 def _drawn(weights: Sequence[float], share: float) -> int:
-    """Draw an index with probability proportional to its weight. share: uniform random number in [0, 1)."""
+    """Draw an index with probability proportional to its weight.
+
+    share: uniform random number in [0, 1).
+    """
     there = [place for place, weight in enumerate(weights) if weight > 0]
     ends = list(accumulate(weights[place] for place in there))
     place = bisect_right(ends, share * sum(weights[place] for place in there))

@@ -40,7 +40,7 @@ _WHOLE = ("resize_crop", "center")
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """Frames and crop of a clip that a delivery shows."""
+    """Choice of the frames and the crop that a delivery shows of a clip."""
 
     temporal: Temporal = option(
         "random",
@@ -139,7 +139,7 @@ class RandomChoices:
         return self.below(num_frames - wanted + 1, _TEMPORAL_CROP)
 
     def interval(self, most: int) -> int:
-        """Draw the distance between consecutive frames, from 1 to `most`."""
+        """Draw the distance between consecutive delivered frames, from 1 to `most` frames of the clip."""
         return 1 + self.below(most, _INTERVAL)
 
     def chunk(self, num_chunks: int) -> int:
@@ -149,7 +149,10 @@ class RandomChoices:
         return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
 
     def crop(self, least: int, most: int) -> Crop:
-        """Draw the position and scale of a crop. least, most: scale limits, in 1/65536 of the largest crop's scale."""
+        """Draw the position and scale of a crop.
+
+        least, most: scale limits, in 1/65536 of the largest crop's scale.
+        """
         left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
 

@@ -25,7 +25,7 @@ def align(num_bytes: int) -> int:
 
 
 class Block:
-    """Block of an arena that is released once, on request or when the object is freed."""
+    """Block of an arena. It is released once, on request or when this object is freed."""
 
     def __init__(self, arena: Arena, offset: int) -> None:
         self.offset = offset  # no view of the memory: an interrupted destructor would keep it forever
@@ -79,7 +79,7 @@ class Arena:
         return len(self._held)
 
     def allocate(self, num_bytes: int, timeout_seconds: float) -> int | None:
-        """Return the offset of a block, waiting until one fits; None on timeout or after `wake`."""
+        """Allocate a block, waiting until one fits. Return its offset, or None on timeout or after `wake`."""
         while (offset := self._try_allocate(num_bytes)) is None:
             try:
                 item = self._released.get(timeout=timeout_seconds)
@@ -102,7 +102,7 @@ class Arena:
     def close(self) -> None:
         """Release the memory. It stays mapped until the last array that uses it is freed.
 
-        Another thread may still write the run number to the first page of `view`. Such a write then has no effect.
+        Another thread may still write the run number to the first page of `view`. After `close`, this has no effect.
         """
         if self.fd >= 0:
             os.close(self.fd)

@@ -20,9 +20,10 @@ from streamvid.video.limits import STORED_LIMITS
 def decode_audio(
     task: AudioTask, table: memoryview, data: memoryview, shown: TimeRange | None, ring: Any
 ) -> DecodedAudio:
-    """Decode the audio of a task into `ring`. Return whether the clip has audio, and the time of its first sample.
+    """Decode the audio of a task into `ring`. Return whether the clip has audio, and the time of the first sample.
 
-    table, data: packet table of the audio, and the bytes of the clip.
+    table: packet table of the audio.
+    data: bytes of the clip.
     shown: presentation times of the first and the last delivered frame; None if the task contains the first sample, or
         if `data` is a separate file.
     ring: any writable buffer.
@@ -56,5 +57,5 @@ def decode_audio(
 
 
 def _room(out: Float32s, num_decoded: int) -> Float32s:
-    """Return an array for the samples to decode; it is `out` unless they are to be stretched."""
+    """Return an array for the samples to decode. It is `out` unless the samples are to be stretched."""
     return np.empty((len(out), num_decoded), np.float32) if num_decoded else out

@@ -42,10 +42,10 @@ class SharedCache(Generic[_Value]):
         return name in self._values or name in self._making
 
     def get(self, name: Name, make: Callable[[], _Value]) -> _Value:
-        """Return the value with this name; the first thread that needs it computes it with `make`.
+        """Return the value with this name. The first thread that needs the value computes it with `make`.
 
-        Threads that request it in the meantime wait and get the same value or error. If the first thread's read was
-        cancelled, another thread tries.
+        Threads that request the value in the meantime wait and get the same value or error. If the first thread's read
+        was cancelled, another thread tries.
         """
         while True:
             with self._lock:

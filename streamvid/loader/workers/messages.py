@@ -56,10 +56,10 @@ class ClipBlock(NamedTuple):
 class AudioTask(NamedTuple):
     """Audio of a clip to decode into the frame ring, as float32 (num_channels, num_samples) at `out_offset`.
 
-    - stream: AudioStreamInfo as JSON; "" to decode it through the clip's container; None for silence.
-    - table: shape of the audio's packet table, which follows that of the video.
-    - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from the zero of
-      a separate file (see `own_zero`).
+    - stream: AudioStreamInfo as JSON; "" to decode the audio through the clip's container; None for silence.
+    - table: shape of the audio's packet table, which follows the packet table of the video.
+    - first_sample, offset_seconds, num_decoded: as in AudioPart. Without a stream, first_sample counts from time zero
+      of a separate file (see `own_zero`).
     - num_frames: number of pictures whose duration the audio is stretched to, for a whole clip; 0 for no stretching.
     """
 
@@ -128,7 +128,10 @@ class DecodeTask(NamedTuple):
 
 
 class TarFile(NamedTuple):
-    """Tar in a store. sha256, num_bytes: checksum and size that identify it in a cache; "" and 0 for local stores."""
+    """Tar in a store.
+
+    sha256, num_bytes: checksum and size, which identify the tar in a cache; "" and 0 for local stores.
+    """
 
     url: str
     path: str
@@ -141,7 +144,8 @@ class ReadSlot(NamedTuple):
 
     table: index of the shard's packet table in the task; -1 for none.
     row: the clip's row in the packet table.
-    out_offset, room: offset and size in bytes of the destination in the ring.
+    out_offset: offset of the destination in the ring, in bytes.
+    room: size of the destination in bytes.
     """
 
     tar: TarFile
@@ -194,7 +198,8 @@ def parse_task(kind: str, value: list[Any]) -> Task:
 class ReadResult(NamedTuple):
     """Result of a ReadTask for one clip.
 
-    table_bytes, num_bytes: sizes of the clip's packet table and data in the ring.
+    table_bytes: size of the clip's packet table in the ring.
+    num_bytes: size of the clip's data in the ring.
     stream: StreamInfo as JSON; "" for a whole clip.
     numbers: indices of the wanted frames, if they are chosen by timestamp; else None.
     """
@@ -213,7 +218,8 @@ class Answer(NamedTuple):
 
     color: colors of yuv420p pictures.
     results: one result per clip of a ReadTask; empty if the run is over.
-    begun: id of the DecodeTask that the worker starts next, if it has already received one. This saves a message.
+    begun: id of the DecodeTask that the worker starts next, if it has already received one. Reporting the id here saves
+        a message.
     audio: result of the AudioTask of a DecodeTask.
     start: time from the first frame of a clip to the first delivered one, as a fraction (numerator, denominator), if
         the clip was decoded through its container.

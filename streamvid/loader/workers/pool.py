@@ -103,7 +103,10 @@ class DecodePool:
                 self._left.popleft()
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
-        """Pass answers to `heard`. Wait up to `timeout_seconds` for the first. Raises WorkerError if a worker died."""
+        """Pass answers to `heard`, waiting up to `timeout_seconds` for the first answer.
+
+        Raises WorkerError if a worker died.
+        """
         ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
         if self._answers.fileno() in ready:
             self._receive(heard)
@@ -134,9 +137,10 @@ class DecodePool:
                 heard(one)
 
     def kill(self, task_id: int) -> None:
-        """Kill the worker that runs a stuck task, or all workers if none runs it. Acquires no lock and never raises.
+        """Kill the worker that runs a stuck task, or all workers if no worker runs it.
 
-        First, workers that run a task print their stack traces to standard error.
+        Before that, workers that run a task print their stack traces to standard error. This method acquires no lock
+        and never raises.
         """
         stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
         # A worker that has not started yet does not handle this signal, and would leave a core file.
@@ -162,7 +166,7 @@ class DecodePool:
         return error
 
     def close(self) -> None:
-        """End all workers and wait for them. This also ends a waiting `serve`. Idempotent."""
+        """End all workers and wait for them. A call of `serve` that is waiting ends too. Idempotent."""
         self._closed = True
         for end in self._sockets:
             with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ _TABLES_BYTES = 64 * 2**20  # size of cached packet tables
 
 @dataclass(slots=True)
 class _Reading:
-    """Clip in progress: the part to read, the destination of its data, and the reads that returned wrong bytes."""
+    """Clip in progress: the part to read, the destination of the data, and the reads that returned wrong bytes."""
 
     number: int
     slot: ReadSlot
@@ -83,7 +83,7 @@ class ClipReader:
         return _Reading(number, slot, part, room[part.table_bytes : part.block_bytes])
 
     def _read(self, several: Sequence[_Reading]) -> list[ReadResult]:
-        """Read clips of one shard together; if the tar is truncated, read each clip separately."""
+        """Read clips of one shard together. If the tar is truncated, read each clip separately."""
         try:
             problem = self._fill(several)
         except Exception as error:  # noqa: BLE001 - as above

@@ -103,9 +103,9 @@ class TaskRunner:
         return answer("done", color=colors)._replace(audio=audio, start=start)
 
     def _decode(self, task: DecodeTask, picture: PictureFormat, data: memoryview) -> tuple[PictureColor, _Times | None]:
-        """Decode the pictures. Return their color and, for a whole clip, the presentation times of three frames.
+        """Decode the pictures. Return the color of the pictures and, for a whole clip, three presentation times.
 
-        These are the first and the last delivered frame, and the first frame of the clip.
+        They are the times of the first delivered frame, of the last delivered frame and of the clip's first frame.
         """
         import numpy as np
 

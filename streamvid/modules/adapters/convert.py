@@ -28,7 +28,10 @@ _RENAMED: tuple[LoraFormat, ...] = ("diffsynth", "kohya", "comfyui")
 
 @dataclass(frozen=True)
 class ConvertedAdapters:
-    """Adapters in another format. num_layers: number of layers with adapters in the source file."""
+    """Adapters in another format.
+
+    num_layers: number of layers with adapters in the source file.
+    """
 
     encoded: EncodedAdapters
     num_layers: int
@@ -49,7 +52,7 @@ def convert_adapters(path: Path, format: LoraFormat, family: str | None = None) 
 
 
 def family_of(model: Path) -> str | None:
-    """Return the family of a diffusers folder, or None if it is not supported."""
+    """Return the model family of a diffusers folder, or None if the family is not supported."""
     index = model / "model_index.json"
     try:
         name = str(json.loads(index.read_text(encoding="utf-8")).get("_class_name", "")) if index.is_file() else ""

@@ -51,8 +51,8 @@ def encode_adapters(
 ) -> EncodedAdapters:
     """Return the file for adapters of one model, in `format`.
 
-    adapters: layer → adapter, under the names that the layers have in diffusers or in the original code. The names are
-        converted to those of the format if they belong to a known family; other names stay unchanged.
+    adapters: layer → adapter, under the names that the layers have in diffusers or in the original code. Names of known
+        families are converted to the names that the format uses; other names stay unchanged.
     base: dotted name of the model in the training module.
     dropout: dropout probability in training, for the metadata.
     family: see `original_names`.
@@ -103,7 +103,7 @@ def _kohya(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 def _config(adapters: Mapping[str, Adapter], dropout: float) -> dict[str, Any]:
     """Return peft's configuration.
 
-    Layers whose rank or alpha differs from that of most layers are listed in its patterns.
+    The patterns of the configuration list the layers whose rank or alpha differs from that of most layers.
     """
     rank, alpha = _most(adapters)
     return {

@@ -13,7 +13,7 @@ from streamvid.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Adapter of one layer, which adds alpha / rank · up @ down to its weight.
+    """Adapter of one layer. It adds alpha / rank · up @ down to the weight of the layer.
 
     down: tensor (rank, inputs, …), also called A.
     up: tensor (outputs, rank, …), also called B.
@@ -95,7 +95,7 @@ def fuse(parts: Sequence[Adapter | None], shares: Sequence[int]) -> Adapter:
 
 
 def split(adapter: Adapter, shares: Sequence[int], where: str) -> list[Adapter]:
-    """Return an adapter for each layer whose outputs a fused layer computes, all with its down projection."""
+    """Return an adapter for each layer whose outputs a fused layer computes. All share the down projection."""
     rows = adapter.up.shape[0]
     if rows % sum(shares):
         raise ConfigError(f"{where}: the adapter has {rows} outputs; allowed: a multiple of {sum(shares)}")

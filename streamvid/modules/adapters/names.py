@@ -203,7 +203,7 @@ _COMFY_PARTS = (
 
 
 def plain_layer(layer: str) -> str:
-    """Convert a layer's name in ComfyUI to its original name; return any other name unchanged."""
+    """Convert the name of a layer in ComfyUI to the layer's original name. Return any other name unchanged."""
     if not layer.startswith(("double_blocks.", "single_blocks.")):
         return layer
     block, number, part = layer.split(".", 2)
@@ -215,10 +215,10 @@ def plain_layer(layer: str) -> str:
 
 
 def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Return adapters under the original names; unchanged if the family is unknown or they already have these names.
+    """Return adapters under the original names. Names of unknown families and original names stay unchanged.
 
     family: name in FAMILIES; None detects it from the layers.
-    Raises ConfigError if several families match with different names.
+    Raises ConfigError if the layers match several families with different original names.
     """
     candidates = [one for one in _candidates(family) if _all_match(one.ours, adapters)]
     renamed = {one.name: one.to_original(adapters) for one in candidates}
@@ -231,7 +231,7 @@ def original_names(adapters: Mapping[str, Adapter], family: str | None = None) -
 
 
 def diffusers_names(adapters: Mapping[str, Adapter], family: str | None = None) -> dict[str, Adapter]:
-    """Return adapters under diffusers' names; unchanged if the family is unknown or they already have these names."""
+    """Return adapters under diffusers' names. Names of unknown families and diffusers' names stay unchanged."""
     if any(_all_match(one.ours, adapters) for one in _candidates(family)):
         return dict(adapters)
     found = next((one for one in _candidates(family) if _all_match(one.theirs, adapters)), None)
@@ -239,7 +239,7 @@ def diffusers_names(adapters: Mapping[str, Adapter], family: str | None = None) 
 
 
 def require_known(layers: Collection[str], family: str | None, where: str) -> None:
-    """Raise ConfigError if a layer is in no table, so that its name in another format is unknown."""
+    """Raise ConfigError if a layer is in no table. The name of such a layer in another format is unknown."""
     for one in _candidates(family):
         if _all_match(one.ours, layers) or _all_match(one.theirs, layers):
             return
@@ -252,9 +252,9 @@ def require_known(layers: Collection[str], family: str | None, where: str) -> No
 
 
 def dotted(names: Iterable[str], layers: Iterable[str] = ()) -> dict[str, str]:
-    """Return the layer for each name that is written with underscores instead of dots; unknown names stay unchanged.
+    """Return the layer for each name that is written with underscores instead of dots. Unknown names stay unchanged.
 
-    layers: layers of the model, if it is available; otherwise, the layers of all families are recognized.
+    layers: layers of the model. If empty, the layers of all families are recognized.
     """
     known = {layer.replace(".", "_"): layer for layer in layers}
     patterns = [] if known else [name for one in FAMILIES.values() for name in (*one.theirs, *one.ours)]

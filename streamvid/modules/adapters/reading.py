@@ -34,7 +34,7 @@ class AdapterFile:
     """Adapters read from a file.
 
     tensors: adapter tensors by their names in the model.
-    scales: layer name → factor of its B @ A, which is alpha / rank, or 1 if the file does not state alpha.
+    scales: layer name → factor of the layer's B @ A, which is alpha / rank, or 1 if the file does not state alpha.
     """
 
     tensors: dict[str, Tensor]
@@ -103,7 +103,7 @@ def _scales(
     facts: result of `_facts`.
     ranks: layer name → rank.
     alphas: layer name → alpha, for layers with a separate alpha in the file.
-    removed: prefix of all of these names in the file.
+    removed: prefix that all of these layer names have in the file.
     """
     components = {layer: f"{removed}{layer}".partition(".")[0] for layer in ranks}
     # Files whose keys lack the component, such as those of peft, have one description for all layers.
@@ -152,7 +152,7 @@ def _layer(key: str) -> str:
 
 
 def _facts(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the facts about the adapters in the file's header, or in peft's adapter_config.json next to it.
+    """Return the facts about adapters from the header of the file or from peft's adapter_config.json next to the file.
 
     The keys are pipeline components, or only "" if the facts apply to the whole file.
     """

@@ -16,11 +16,11 @@ from streamvid.plan.versions.leftovers import Leftovers
 class ContinuedPlan:
     """Plan of an epoch that begins with leftovers of another version.
 
-    For loaders, it has the interface of `EpochPlan`.
+    The class has the methods of `EpochPlan` that loaders use.
 
     plan: plan of the new version's epoch, at a cursor without carried positions.
-    first_source: offset that is added to the source numbers of leftovers, so that they differ from the sources of
-        `plan`.
+    first_source: offset that is added to the source numbers of leftovers, so that these numbers differ from the source
+        numbers of `plan`.
     """
 
     def __init__(self, cursor: Cursor, leftovers: Leftovers, plan: EpochPlan, first_source: int) -> None:
@@ -79,7 +79,7 @@ class ContinuedPlan:
         return found + (self._plan.steps(max(0, start - first), stop - first, rank) if stop > first else [])
 
     def cursor_after(self, num_steps_done: int) -> Cursor:
-        """Return the cursor that follows this plan's cursor by `num_steps_done` steps. It is the same on every rank."""
+        """Return the cursor `num_steps_done` steps after this plan's cursor. The result is the same on every rank."""
         require_integer("num_steps_done", num_steps_done, 0, self.num_steps_left)
         if num_steps_done >= len(self._leftovers):
             return self._plan.cursor_after(num_steps_done - len(self._leftovers))

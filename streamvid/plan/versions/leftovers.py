@@ -52,7 +52,7 @@ class _Rest:
 class _LeftoverStep:
     """One step: samples [first, first + count) of a bucket.
 
-    Numbers past the bucket's last sample wrap around as repeats.
+    Sample numbers past the bucket's last sample wrap around to the first samples, which are repeats.
 
     visits_from: start of the range of visits for repeats; TAIL, or more in a step that contains only repeats.
     """
@@ -81,7 +81,7 @@ class _LeftoverStep:
 
 
 class Leftovers:
-    """Steps with the samples carried over from the previous epoch, for all ranks. There are few such samples.
+    """Steps with the samples carried over from the previous epoch, for all ranks. Few samples are carried over.
 
     plan: plan of the previous epoch, in the previous version.
     carried: bucket id → position of the first carried sample in that version.
@@ -148,13 +148,19 @@ class Leftovers:
         return len(self._steps)
 
     def step(self, number: int, rank: int | None, first_source: int) -> Step:
-        """Return a step for one rank, or for all if `rank` is None. first_source: number to add to its sources."""
+        """Return a step for one rank, or for all ranks if `rank` is None.
+
+        first_source: number that is added to the source numbers of the step.
+        """
         num_ranks = self._plan.num_ranks
         ranks = range(num_ranks) if rank is None else range(rank, rank + 1)
         return self._steps[number].step(ranks, num_ranks, self.epoch, first_source)
 
     def carried_after(self, num_steps: int) -> Mapping[str, int]:
-        """Return the positions of the samples that are still carried over after some steps; empty after the last."""
+        """Return the positions of the samples that are still carried over after `num_steps` steps, by bucket id.
+
+        The result is empty after the last step.
+        """
         if num_steps >= len(self):
             return {}
         taken = defaultdict[str, int](int, self._places[:num_steps])

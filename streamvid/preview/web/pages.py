@@ -34,7 +34,10 @@ _TYPES = {"mp4": "video/mp4", "webm": "video/webm", "mkv": "video/x-matroska"}
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One sample of a grid. visit: visit that a link shows; None for the default."""
+    """One sample of a grid.
+
+    visit: visit that the link of the card shows; None for the default visit.
+    """
 
     facts: SampleFacts
     link: str
@@ -46,7 +49,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """Visit that is shown on a sample's page, or the reason why it cannot be shown."""
+    """Visit that is shown on a sample's page, or the reason why the visit cannot be shown."""
 
     asked: ViewQuery
     problem: str | None
@@ -159,7 +162,10 @@ class Pages:
         return {"page": page, "cards": [self.card(one) for one in page.rows], "bucket": bucket, "more": more}
 
     def card(self, facts: SampleFacts, visit: int | None = None, asked: ViewQuery | None = None) -> Card:
-        """Return the card of a sample. visit: visit whose first frame is shown, in place of a frame of the clip."""
+        """Return the card of a sample.
+
+        visit: visit whose first frame is shown, in place of a frame of the clip.
+        """
         place, extension = facts.place, str(facts.values.get("clip_extension"))
         at = (place.shard.bucket_id, place.shard.number, place.index)
         shown = {} if asked is None else asked.to_query()
@@ -236,14 +242,14 @@ class Pages:
         return replace(view_query(settings_of(self.features.manifest.made_with)), visit=visit)
 
     def deliver(self, place: SamplePlace, asked: ViewQuery) -> DeliveredSample:
-        """Return a visit of a sample, or the clip's frames from which its features were made.
+        """Return a visit of a sample or, with features, the frames of the clip from which the features were made.
 
         Raises SampleError if the sample is bad, and ConfigError for an invalid view.
         """
         return self.deliverer.deliver(place, self.shown_visit(asked.visit), asked.settings)
 
     def shown_visit(self, visit: int) -> int:
-        """Return the visit whose frames are delivered; with features, it is one of the stored visits."""
+        """Return the visit whose frames are delivered. With features, this is one of the stored visits."""
         return visit if self.features is None else visit % self.features.manifest.num_visits
 
     def _features(self, place: SamplePlace, visit: int) -> VisitFeatures | None:
@@ -251,7 +257,7 @@ class Pages:
         return None if self.features is None or is_text else features_of(self.features, place, visit)
 
     def _geometry(self, facts: SampleFacts, shown: DeliveredSample, asked: ViewQuery) -> dict[str, Any]:
-        """Return the size of the source's frames, the crop, and the part that every visit keeps."""
+        """Return the size of the source's frames, the crop, and the part of a frame that every visit keeps."""
         width, height = facts.number("clip_width"), facts.number("clip_height")
         assert shown.frames is not None
         target, view = (shown.frames.shape[1], shown.frames.shape[2]), asked.settings.view
@@ -280,7 +286,7 @@ class Pages:
         )
 
     def audio(self, place: SamplePlace) -> str:
-        """Return the waveform of a sample's clip, as part of its page."""
+        """Return the waveform of a sample's clip, as part of the sample's page."""
         facts = sample_facts(self.dataset, place)
         part, duration, found, problem = clip_range(facts), facts.values.get("duration_seconds"), None, None
         if part.num_bytes <= _MAX_CHECKED and isinstance(duration, float):
@@ -311,7 +317,7 @@ class Pages:
         return self.page("error.html", "Error", "", message=message)
 
     def place(self, bucket_id: str, number: int, index: int) -> SamplePlace:
-        """Return the location of a sample. Raises ConfigError if it does not exist, or is outside the view."""
+        """Return the location of a sample. Raises ConfigError if the sample does not exist or is not in the view."""
         dataset = self.dataset
         place = place_of(dataset, bucket_id, number, index)
         if dataset.where is not None and index not in self.browser.members(place.row):
@@ -326,7 +332,10 @@ class Pages:
         return self.root + path(*parts)
 
     def page(self, template: str, title: str, active: str, **values: Any) -> str:
-        """Render a whole page. active: page to highlight in the navigation."""
+        """Render a whole page.
+
+        active: page to highlight in the navigation.
+        """
         return render(template, title=title, active=active, **values, **self._common())
 
     def _common(self) -> dict[str, Any]:

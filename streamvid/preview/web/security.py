@@ -32,7 +32,7 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that refuses requests and adds headers, as described in this module.
+    """ASGI middleware that refuses requests and adds headers, as described at the top of this module.
 
     host: address that the server listens on.
     token: token that requests must present; None to check the Host header instead.
@@ -59,7 +59,7 @@ class Guard:
         await (answer or self._app)(scope, receive, send_guarded)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the response to a request that must be refused, or None if it is allowed."""
+        """Return the response to a request that must be refused, or None if the request is allowed."""
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("only GET and HEAD are allowed", 405)
         headers = Headers(scope=scope)

@@ -111,7 +111,7 @@ class Preview:
         return Response(data, media_type="image/jpeg", headers=_KEPT)
 
     def frame(self, request: Request) -> Response:
-        """Respond with one frame of a visit: exactly what the model gets, as PNG, or a smaller JPEG of it.
+        """Respond with one frame of a visit: as PNG, exactly as the model gets it, or as a smaller JPEG.
 
         Values: `of` is "model" (the default), "source" (the uncropped frame), or the name of a conditioning input;
         `item` is the number of its item; `width` requests a JPEG of that width.
@@ -170,7 +170,10 @@ class Preview:
 def app_of(
     datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions, token: str | None
 ) -> Guard:
-    """Return the ASGI application. token: token that requests must present; None to require no token."""
+    """Return the ASGI application.
+
+    token: token that requests must present; None to require no token.
+    """
     several = _pages_of(datasets, features, options)
 
     @asynccontextmanager
@@ -189,7 +192,7 @@ def app_of(
 
 
 def _pages_of(datasets: Sequence[Dataset], features: Sequence[Sidecar | None], options: PreviewOptions) -> list[Pages]:
-    """Return the pages of each dataset. Those of the first dataset have no prefix."""
+    """Return the pages of each dataset. The paths of the first dataset's pages have no prefix."""
     run = None if options.run is None else Path(options.run)
     links = [Link(f"/dataset/{number}" if number else "", _name(one.url)) for number, one in enumerate(datasets)]
     return [
@@ -199,7 +202,10 @@ def _pages_of(datasets: Sequence[Dataset], features: Sequence[Sidecar | None], o
 
 
 def _prepare(pages: Pages) -> None:
-    """Load what the first page needs, so that it is ready when the address is printed. This makes no HTTP request."""
+    """Load the data of the first page, so that the page is ready when the address is printed.
+
+    No HTTP request is made.
+    """
     pages.failure("")
     if pages.dataset.store.is_local and pages.dataset.where is None:
         with suppress(StreamvidError):  # the page will say it
@@ -207,7 +213,7 @@ def _prepare(pages: Pages) -> None:
 
 
 def _routes(several: Sequence[Pages]) -> list[BaseRoute]:
-    """Return the routes of all datasets. The pages of the first one have no prefix."""
+    """Return the routes of all datasets. The paths of the first dataset's pages have no prefix."""
     first, *others = several
     return [
         Route("/step", _html(lambda request: step_page(several, _values(request)))),

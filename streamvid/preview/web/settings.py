@@ -25,7 +25,7 @@ Values = Mapping[str, str]
 
 
 def whole(values: Values, name: str, default: int, least: int, most: int) -> int:
-    """Parse an integer URL parameter. Raises ConfigError for other values."""
+    """Parse an integer URL parameter. Raises ConfigError for anything but an integer from `least` to `most`."""
     text = values.get(name, "").strip()
     if not text:
         return default
@@ -70,7 +70,7 @@ def row_query(values: Values) -> RowQuery:
 
 @dataclass(frozen=True)
 class ViewQuery:
-    """Visit of a sample and the loader's settings for it."""
+    """Visit of a sample, and the settings of the loader for this visit."""
 
     visit: int
     settings: ViewSettings

@@ -30,7 +30,10 @@ _NAMES = (
 
 
 def step_page(several: Sequence[Pages], values: Values) -> str:
-    """Return the page of one step. several: the pages of each dataset."""
+    """Return the page of one step.
+
+    several: the pages of each dataset.
+    """
     asked, problem, view, batches = step_query({}), None, None, []
     try:
         asked = step_query(values)

@@ -16,7 +16,7 @@ _LEAST = 1e-5
 
 
 def encode_audio(vae: Any, audio: Tensor) -> Tensor:
-    """Encode audio (B, channels, samples) as normalized latents, float32 (B, L, C); C combines channels and bins."""
+    """Encode audio (B, channels, samples) as normalized latents, float32 (B, L, C). C combines channels and bins."""
     config, rows = vae.config, []
     for clip in audio:  # one at a time, because the last bits depend on the batch size
         mel = log_mel(clip[None], rate=config.sample_rate, hop=config.mel_hop_length, num_bins=config.mel_bins)
@@ -26,7 +26,7 @@ def encode_audio(vae: Any, audio: Tensor) -> Tensor:
 
 
 def check_audio(batch: Batch, num_channels: int, rate: int, preset: str) -> None:
-    """Raise ConfigError if the channels or the rate of a batch's audio differ from those of the model.
+    """Raise ConfigError if a batch's audio has another number of channels or another sample rate than the model.
 
     preset: audio preset of the model.
     """
@@ -42,10 +42,11 @@ def check_audio(batch: Batch, num_channels: int, rate: int, preset: str) -> None
 
 
 def log_mel(waveform: Tensor, *, rate: int, hop: int, num_bins: int, num_fft: int = 1024) -> Tensor:
-    """Return log-mel spectrograms (…, samples // hop + 1, num_bins) of waveforms (…, samples), from -1 to 1.
+    """Return log-mel spectrograms (…, samples // hop + 1, num_bins) of waveforms (…, samples) with values in -1..1.
 
-    They are magnitudes of a centered Fourier transform with a Hann window, in triangles of area 1 on Slaney's mel
-    scale: `AudioProcessor` of Lightricks/LTX-2, packages/ltx-core/src/ltx_core/model/audio_vae/ops.py at 2362161.
+    The magnitudes of a centered Fourier transform with a Hann window are weighted by triangles of area 1 on Slaney's
+    mel scale, as in `AudioProcessor` of Lightricks/LTX-2 (packages/ltx-core/src/ltx_core/model/audio_vae/ops.py at
+    2362161).
     """
     from transformers.audio_utils import mel_filter_bank
 

@@ -47,7 +47,7 @@ class ModelFolder:
         return found if isinstance(found, str) else None
 
     def setting(self, name: str, default: Any) -> Any:
-        """Return a setting of the pipeline, such as `boundary_ratio`, or the default if it has none."""
+        """Return a setting of the pipeline, such as `boundary_ratio`, or `default` if the pipeline does not set it."""
         found = self.index.get(name)
         return default if found is None else found
 
@@ -55,7 +55,7 @@ class ModelFolder:
         """Load a component on the CPU, in eval mode. No random numbers are drawn.
 
         allowed: names of the classes that the recipe supports.
-        file: single file with the weights of the component, in place of those in the folder.
+        file: single file with the weights of the component, which is read instead of the weights in the folder.
         Raises ConfigError if the component is missing, has another class, or cannot be loaded.
         """
         found = self.class_of(name)

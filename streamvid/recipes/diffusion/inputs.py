@@ -21,8 +21,9 @@ def channels_first(batch: Batch, video: Tensor) -> Tensor:
 
 
 def video_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
-    """Return a control video in -1..1, (B, 3, T, H, W) like `like`, or None without this input. Missing samples are 0.
+    """Return a control video with values in -1..1, (B, 3, T, H, W) like `like`, or None without this input.
 
+    The video is 0 for samples that lack this input.
     Raises ConfigError for an input of another kind.
     """
     if not _has(batch, name):
@@ -37,9 +38,10 @@ def video_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 
 
 def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
-    """Return a mask of 0 and 1, (B, 1, T, H, W), or None without this input. It is 1 for samples that lack a mask.
+    """Return a mask with values 0 and 1, (B, 1, T, H, W), or None without this input.
 
-    Values of 128 and more become 1. Raises ConfigError if all values are smaller, as in masks of class ids.
+    Stored values of 128 and more become 1, and smaller values become 0. For samples that lack a mask, all values are 1.
+    Raises ConfigError if the largest stored value is from 1 to 127, as in masks of class ids.
     """
     if not _has(batch, name):
         return None
@@ -56,7 +58,7 @@ def mask_input(batch: Batch, name: str, like: Tensor) -> Tensor | None:
 
 
 def image_inputs(batch: Batch, name: str, like: Tensor) -> Tensor | None:
-    """Return reference images in -1..1, (B, 3, N, H, W), or None without this input.
+    """Return reference images with values in -1..1, (B, 3, N, H, W), or None without this input.
 
     Raises ConfigError if a sample has fewer images than others.
     """
@@ -79,11 +81,11 @@ def _has(batch: Batch, name: str) -> bool:
 
 
 def _first_channel(batch: Batch, name: str) -> Tensor:
-    """Return the values of a mask, or the first channel if it is stored as pictures, (B, 1, T, H, W)."""
+    """Return the values of a mask, (B, 1, T, H, W). For a mask that is stored as pictures, return the first channel."""
     return channels_first(batch, batch.media[name])[:, :1]
 
 
 def _present(batch: Batch, name: str, is_all: bool = False) -> Tensor:
-    """Return which samples have any image of an input or, with `is_all`, all of its images: bool (B,)."""
+    """Return which samples have at least one image of an input or, with `is_all`, all images of it: bool (B,)."""
     found: Tensor = batch.media_present[name].to(batch.media[name].device)
     return found if found.ndim == 1 else found.all(dim=1) if is_all else found.any(dim=1)

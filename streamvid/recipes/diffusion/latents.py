@@ -30,7 +30,7 @@ def normalize(vae: nn.Module, latents: Tensor) -> Tensor:
 def encode_clips(vae: Any, video: Tensor, posterior: str, seeds: list[int]) -> Tensor:
     """Encode floats (B, 3, T, H, W) in -1..1 as normalized latents, float32 (B, C, t, h, w).
 
-    posterior: "mean", or "sample" with each sample's seed.
+    posterior: "mean" to use the mean of the posterior; "sample" to draw from the posterior with each sample's seed.
     """
     rows = []
     # One clip at a time, because the last bits depend on the batch size.
@@ -45,7 +45,7 @@ def encode_clips(vae: Any, video: Tensor, posterior: str, seeds: list[int]) -> T
 
 
 def _per_channel(vae: nn.Module, name: str, latents: Tensor) -> Tensor | None:
-    """Return statistics (1, C, 1, 1, 1) from the config or a buffer of the VAE, or None if it has none."""
+    """Return the statistic `name`, (1, C, 1, 1, 1), from the VAE's config or buffers, or None if the VAE lacks it."""
     found = getattr(vae.config, name, None)
     if found is None:
         found = vae._buffers.get(name)

@@ -58,7 +58,7 @@ def single_file_remedy(file: str) -> str:
 
 
 def _plain(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Remove the prefix that names have in the files of runs."""
+    """Remove `prefix` from the tensor names if all names begin with it, as in files that a run saved."""
     if not all(name.startswith(prefix) for name in state):
         return state
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}

@@ -27,7 +27,7 @@ class NoiseDraw:
 
     noise: float32 (B, C, t, h, w).
     times: float32 (B,) in 0..1.
-    numbers: uniform numbers (B,), for choices of the family.
+    numbers: uniform numbers (B,) for other random choices of the model family.
     given: bool (B,), True for samples whose first frame is an input of the model.
     """
 
@@ -40,7 +40,7 @@ class NoiseDraw:
 def uniform_numbers(shape: Sequence[int], seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Draw normal noise (B, *shape) and uniform numbers (B, 2). Row i depends only on seeds[i].
 
-    They are drawn on the CPU, so that they are the same on every device.
+    The numbers are drawn on the CPU, so that they are the same on every device.
     """
     noise, numbers = torch.empty(len(seeds), *shape), torch.empty(len(seeds), 2)
     for row, seed in enumerate(seeds):
@@ -62,7 +62,7 @@ def times_of(
 
 
 def shifted(times: Tensor, shift: float) -> Tensor:
-    """Return times moved toward the noise if shift > 1. Large latents stay recognizable under more noise."""
+    """Return shifted times. A shift above 1 moves times toward the noise, because large latents need more noise."""
     return shift * times / (1 + (shift - 1) * times)
 
 
@@ -78,7 +78,7 @@ def _number_of(time: float, config: DiffusionConfig, shift: float) -> float:
 
 
 def scheduler_shift(config: Mapping[str, Any], num_tokens: int) -> float:
-    """Return the time shift that a scheduler's config specifies: a constant, or one that depends on the token count.
+    """Return the time shift that a scheduler's config specifies: a constant, or a function of the token count.
 
     With `use_dynamic_shifting`, mu is linear in the number of tokens and the shift is exp(mu): `calculate_shift` and
     `time_shift` of diffusers 0.42.1 (pipelines/ltx/pipeline_ltx.py, scheduling_flow_match_euler_discrete.py).

@@ -35,12 +35,13 @@ class DiffusionTraining(nn.Module):
     """Training module. Attributes in capitals are set by the family.
 
     PIPELINES: names of the diffusers pipelines that the family trains.
-    DENOISERS, ENCODERS: components that train, and frozen ones that only `encode` uses, with their allowed classes.
-    SAMPLERS: frozen components that only sampling needs.
+    DENOISERS: components that train, with their allowed classes.
+    ENCODERS: frozen components that only `encode` uses, with their allowed classes.
+    SAMPLERS: frozen components that only sampling needs, with their allowed classes.
     TOKENIZERS: names of tokenizers and image processors.
     TEXT_PIPELINE: name of the pipeline whose `encode_prompt` encodes texts; None for the one that renders samples.
-    TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None: ignored. They are the fields
-        of a batch and the arguments of the pipeline's call.
+    TEXT_OUTPUTS: names of the outputs of the pipeline's `encode_prompt`, in order; None for an output that is ignored.
+        The names are those of the fields of a batch and of the arguments of the pipeline's call.
     MAX_TEXT: name of the argument of `encode_prompt` for the text length, or None.
     NUM_STEPS: timestep of the transformer at time 1.
     """
@@ -181,9 +182,9 @@ class DiffusionTraining(nn.Module):
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` (B,), the mean over `validation_times`, and the loss at each of these times.
+        """Return the loss of each sample at each of `validation_times`, and the mean over these times as `loss`.
 
-        All times use the same noise.
+        All losses have shape (B,). The noise is the same at all times.
         """
         drawn = self.draw(batch)
         found = {}
@@ -231,7 +232,7 @@ class DiffusionTraining(nn.Module):
         return errors * losses.weights_of(drawn.times, self.config.weighting, self.time_shift(latents))
 
     def noisy_latents(self, latents: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return latents with noise, except for first frames that are inputs of the model."""
+        """Return latents with added noise. First frames that are inputs of the model remain without noise."""
         noisy = losses.mix(latents, drawn.noise, drawn.times)
         if not bool(drawn.given.any()):
             return noisy
@@ -244,13 +245,16 @@ class DiffusionTraining(nn.Module):
         return latents[:, :, :1]
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
-        """Return the transformer's prediction for noisy latents, in their shape."""
+        """Return the transformer's prediction for noisy latents, in the shape of the latents."""
         raise NotImplementedError
 
     # Samples
 
     def pipeline(self, name: str | None = None) -> Any:
-        """Build a diffusers pipeline, by default the one that renders samples, from the children of this module."""
+        """Build a diffusers pipeline from the children of this module.
+
+        name: class name of the pipeline; None for the pipeline that renders samples.
+        """
         import diffusers
 
         kind = getattr(diffusers, name or self.pipeline_name())
@@ -328,9 +332,9 @@ class DiffusionTraining(nn.Module):
         return pixels.round().clamp(0, 255).to(torch.uint8)
 
     def prepare(self, pipe: Any, batch: Batch, row: int) -> None:
-        """Pass outputs of `encode` to the pipeline in place of those that it would compute from pixels.
+        """Pass outputs of `encode` to the pipeline in place of the values that it would compute from pixels.
 
-        This is needed because stored samples do not contain the pixels of their conditions.
+        This is necessary because stored samples do not contain the pixels of their conditions.
         """
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
@@ -354,7 +358,7 @@ class DiffusionTraining(nn.Module):
     # Sizes and first frames
 
     def first_frames(self, batch: Batch, video: Tensor) -> Tensor:
-        """Return the first frames, floats (B, 3, 1, H, W) in -1..1, of the clips or of the configured input."""
+        """Return the first frames of the clips or of the configured input: floats (B, 3, 1, H, W) in -1..1."""
         if self.config.image is None:
             return video[:, :, :1]
         if self.config.image not in getattr(batch, "media", {}):
@@ -379,7 +383,10 @@ class DiffusionTraining(nn.Module):
 
 
 def cast_inputs(module: Any) -> RemovableHandle:
-    """Cast floating-point inputs of a pipeline's model, except for times, to its dtype until the hook is removed."""
+    """Cast the floating-point inputs of a model to the dtype of the model, except for times.
+
+    Inputs are cast until the returned hook is removed.
+    """
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()

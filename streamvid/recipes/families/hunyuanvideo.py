@@ -112,7 +112,7 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return bool(self.transformer.config.image_condition_type == "token_replace")
 
     def prompt_settings(self, text: str, image: Tensor | None) -> dict[str, Any]:
-        """Return the image that belongs to a text, and the interval between those of its states that are used."""
+        """Return the image that is encoded with a text, and the interval between the image states that are used."""
         pixels = torch.zeros(3, 64, 64, dtype=torch.uint8) if image is None or not text else image
         return {"image": as_image(pixels), "image_embed_interleave": 4 if self.replaces() else 2}
 
@@ -122,7 +122,10 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         return {"first_frame": as_pixels(first), "condition": encode_clips(self.vae, first, "mean", batch.sample_seeds)}
 
     def check_size(self, size: tuple[int, int, int], bucket: str) -> None:
-        """Raise ConfigError also for images, which leave nothing to predict."""
+        """Raise ConfigError as in the base class, and also for images if the first frame is given to the model.
+
+        An image has no frames other than the first, so there would be nothing to predict.
+        """
         if self.replaces() and size[0] == 1:
             raise ConfigError(
                 f"bucket {bucket} contains images, but this model gets the first frame and predicts the others; "
@@ -131,17 +134,17 @@ class HunyuanVideoImageTraining(HunyuanVideoTraining):
         super().check_size(size, bucket)
 
     def draw(self, batch: Batch) -> NoiseDraw:
-        """Draw noise and times; with `token_replace`, the first frame of every sample is an input of the model."""
+        """Draw noise and times. With `token_replace`, the first frame of every sample is an input of the model."""
         drawn = super().draw(batch)
         return replace(drawn, given=torch.full_like(drawn.given, self.replaces()))
 
     def given_frames(self, latents: Tensor, batch: Batch) -> Tensor:
-        """Return the latents of the images, which need not be those of the videos' first frames."""
+        """Return the latents of the given images, which may differ from the latents of the videos' first frames."""
         found: Tensor = batch.condition
         return found.to(latents)
 
     def model_input(self, noisy: Tensor, batch: Batch) -> Tensor:
-        """Return noisy latents and, with `latent_concat`, those of the first frame and a mask."""
+        """Return noisy latents and, with `latent_concat`, the latents of the first frame and a mask."""
         if self.replaces():
             return noisy
         image, mask = torch.zeros_like(noisy), torch.zeros_like(noisy[:, :1])

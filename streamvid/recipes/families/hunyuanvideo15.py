@@ -85,7 +85,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return {"first_frame": pixels, "condition": latents, "image_embeds": torch.cat(rows)}
 
     def is_unused(self, name: str) -> bool:
-        """Return True for parameters of the last block that only update the text states, which nothing uses."""
+        """Return True for parameters of the last block that only update the text states, which no later layer uses."""
         last = f"transformer.transformer_blocks.{self.transformer.config.num_layers - 1}."
         return name.startswith((f"{last}attn.to_add_out.", f"{last}ff_context."))
 
@@ -113,7 +113,7 @@ class HunyuanVideo15Training(DiffusionTraining):
         return found
 
     def pipeline(self, name: str | None = None) -> Any:
-        """Build the pipeline. It keeps the size of an image instead of rounding it to one of its own sizes."""
+        """Build the pipeline, changed so that it keeps the size of an image instead of choosing a standard size."""
         pipe = super().pipeline(name)
         if self.uses_image():
             pipe.video_processor.calculate_default_height_width = lambda height, width, target_size: (height, width)

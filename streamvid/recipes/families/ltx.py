@@ -7,8 +7,8 @@ Numbers and their sources:
   one position in time, so its rate does not matter.
 - time shift: by the number of tokens, from the scheduler's config (`calculate_shift`, same file).
 - a first frame given to the model has timestep 0 (pipeline_ltx_image2video.py) and is excluded from the loss
-(Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd); probability 0.1
-(finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667).
+  (Lightricks/LTX-2, packages/ltx-trainer/src/ltx_trainer/training_strategies/flexible.py at 4e277dd); probability 0.1
+  (finetrainers, finetrainers/models/ltx_video/base_specification.py at 1b23667).
 - latents: `latents_mean`, `latents_std` (buffers) and `scaling_factor` of the VAE.
 """
 
@@ -72,7 +72,7 @@ class LtxTraining(DiffusionTraining):
         return self.vae.temporal_compression_ratio, self.vae.spatial_compression_ratio
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """Return the pixels of the first frame if samples are rendered from it."""
+        """Return the pixels of the first frame if samples are rendered from this frame; otherwise, return nothing."""
         return {"first_frame": as_pixels(self.first_frames(batch, video))} if self.config.first_frame == 1 else {}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:
@@ -94,7 +94,7 @@ class LtxTraining(DiffusionTraining):
         return found.transpose(1, 2).reshape(len(noisy), -1, t, h, w)
 
     def compression(self) -> tuple[int, int]:
-        """Return the number of frames and pixels per latent; without a VAE, those of LTX-Video."""
+        """Return (frames per latent frame, pixels per latent side) of the VAE or, without a VAE, of LTX-Video's VAE."""
         return self.size_factors() if hasattr(self, "vae") else (8, 32)
 
     def pipeline_name(self) -> str:

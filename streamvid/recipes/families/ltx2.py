@@ -72,7 +72,10 @@ class Ltx2Training(LtxTraining):
     TEXT_PIPELINE = "LTX2Pipeline"
 
     def is_unused(self, name: str) -> bool:
-        """Return True for parameters of the audio stream and its attention to the video, used only with audio."""
+        """Return True for parameters of the audio stream and of the attention between audio and video.
+
+        These parameters are used only in batches with audio.
+        """
         return re.search("audio|a2v|v2a|av_cross", name) is not None
 
     def _encode_one(self, text: str, image: Tensor | None) -> dict[str, Tensor]:
@@ -86,7 +89,7 @@ class Ltx2Training(LtxTraining):
         return super()._encode_one(text, None)
 
     def conditions(self, batch: Batch, video: Tensor) -> dict[str, Tensor]:
-        """If the batch has audio, also return its normalized latents (B, L, C), and which samples have audio."""
+        """If the batch has audio, also return the normalized audio latents (B, L, C), and which samples have audio."""
         found = super().conditions(batch, video)
         if "audio" not in batch:
             return found
@@ -126,7 +129,10 @@ class Ltx2Training(LtxTraining):
     def _velocities(
         self, rows: Any, noisy: Tensor, audio: Tensor | None, drawn: NoiseDraw, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """Return the velocities of latents (b, C, t, h, w) and audio (b, L, C) of some rows of a batch."""
+        """Return the velocities of video latents (b, C, t, h, w) and of audio latents (b, L, C).
+
+        The latents belong to `rows` of the batch.
+        """
         model, (t, h, w) = self.transformer, noisy.shape[2:]
         times, given = drawn.times[rows], drawn.given[rows]
         some = replace(drawn, times=times, given=given)
@@ -157,9 +163,9 @@ class Ltx2Training(LtxTraining):
         return "LTX2ImageToVideoPipeline" if self.config.first_frame == 1 else "LTX2Pipeline"
 
     def text_arguments(self, batch: Batch, row: int) -> dict[str, Tensor]:
-        """Return the pipeline's input before the connectors, which is not stored."""
+        """Return the text input of the pipeline's connectors. It is computed here, because it is not stored."""
         return self._text_states(batch.text[row])
 
     def negative_arguments(self) -> dict[str, Tensor]:
-        """Return the pipeline's input before the connectors for an empty text."""
+        """Return the input of the pipeline's connectors for an empty text."""
         return {f"negative_{name}": states for name, states in self._text_states("").items()}

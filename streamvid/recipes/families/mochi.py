@@ -5,7 +5,7 @@ Numbers and their sources:
 - 256 text tokens, with a mask; an empty text is all padding if model_index.json sets `force_zeros_for_empty_prompt`
   (diffusers 0.42.1, pipelines/mochi/pipeline_mochi.py).
 - the model counts time from the noise: its timestep is 1000 · (1 - time), and it predicts the opposite velocity
-(finetrainers, finetrainers/models/mochi/lora.py at 452546c).
+  (finetrainers, finetrainers/models/mochi/lora.py at 452546c).
 - latents: `latents_mean`, `latents_std` and `scaling_factor` of the VAE's config.
 - 6·k + 1 frames, and sides that are multiples of 16: factors 6 and 8 of the VAE, times patch 2 (pipeline_mochi.py).
 """
@@ -64,5 +64,5 @@ class MochiTraining(DiffusionTraining):
         return -found
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return the settings of model_index.json."""
+        """Return the settings in model_index.json."""
         return {"force_zeros_for_empty_prompt": self.folder.setting("force_zeros_for_empty_prompt", False)}

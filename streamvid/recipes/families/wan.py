@@ -74,7 +74,7 @@ class WanTraining(DiffusionTraining):
         return bool(self.folder.setting("expand_timesteps", False))
 
     def interval(self) -> tuple[float, float]:
-        """Return the times of the expert that trains."""
+        """Return the interval of times for which the trained expert is used."""
         low = self.folder.setting("boundary_ratio", 0.0) if self.denoiser_names() == ("transformer",) else 0.0
         return low, self.folder.setting("boundary_ratio", 1.0) if self.denoiser_names() == ("transformer_2",) else 1.0
 
@@ -113,7 +113,7 @@ class WanTraining(DiffusionTraining):
         return IMAGE_TO_VIDEO if self.uses_image() else "WanPipeline"
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return the settings of model_index.json."""
+        """Return the settings in model_index.json."""
         return {name: self.folder.setting(name, None) for name in ("boundary_ratio", "expand_timesteps")}
 
     def predict(self, noisy: Tensor, drawn: NoiseDraw, batch: Batch) -> Tensor:

@@ -101,7 +101,10 @@ class WanVaceTraining(WanTraining):
 
     @staticmethod
     def _references(batch: Batch, shape: torch.Size) -> Tensor:
-        """Return the latents of a batch's reference images. shape: shape of the clips' latents."""
+        """Return the latents of a batch's reference images.
+
+        shape: shape of the clips' latents.
+        """
         found: Tensor = batch.control[:, : shape[1], : batch.control.shape[2] - shape[2]]
         return found.float()
 
@@ -110,7 +113,7 @@ class WanVaceTraining(WanTraining):
         return {"control_hidden_states": batch.control}
 
     def uses_image(self) -> bool:
-        """Return False, because images are reference images."""
+        """Return False, because images are used only as reference images."""
         return False
 
     def pipeline_name(self) -> str:
@@ -118,7 +121,7 @@ class WanVaceTraining(WanTraining):
         return self.folder.pipeline
 
     def pipeline_settings(self) -> dict[str, Any]:
-        """Return the settings of model_index.json."""
+        """Return the settings in model_index.json."""
         return {"boundary_ratio": self.folder.setting("boundary_ratio", None)}
 
     def sample_arguments(self, batch: Batch, row: int) -> dict[str, Any]:

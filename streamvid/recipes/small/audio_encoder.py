@@ -18,7 +18,10 @@ class BandEncoder(nn.Module):
     bands: Tensor
 
     def __init__(self, window: int) -> None:
-        """Build the encoder. window: even number of samples per state."""
+        """Build the encoder.
+
+        window: even number of samples per state.
+        """
         super().__init__()
         self.register_buffer("taper", torch.hann_window(window), persistent=False)
         self.register_buffer("bands", _bands(window // 2 + 1), persistent=False)

@@ -62,6 +62,6 @@ def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: fl
 def guided(with_text: Tensor, without: Tensor, guidance: float) -> Tensor:
     """Combine the velocities with and without text by classifier-free guidance.
 
-    A scale of 0 returns `without`, a scale of 1 returns `with_text`, and a larger scale extrapolates.
+    A guidance of 0 returns `without`, a guidance of 1 returns `with_text`, and a larger guidance extrapolates.
     """
     return without + guidance * (with_text - without)

@@ -116,8 +116,8 @@ def no_text(width: int, device: torch.device | str = "cpu") -> Tensor:
 class BytesEncoder(nn.Module):
     """Text encoder that returns fixed random features of each byte and its neighbors.
 
-    It has no weights and no tokenizer, and is the same on every machine. The model that uses the features learns their
-    meaning.
+    It has no weights and no tokenizer, and is the same on every machine. The model that uses the features must learn
+    their meaning.
     """
 
     table: Tensor
@@ -187,7 +187,7 @@ class TransformersEncoder(nn.Module):
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the progress bars of transformers, because a small encoder loads quickly."""
+    """Hide the progress bars of transformers. A small encoder loads so quickly that they are not needed."""
     from transformers.utils import logging as bars
 
     were_shown = bars.is_progress_bar_enabled()
@@ -207,7 +207,7 @@ def build_text_encoder(config: TextConfig) -> BytesEncoder | TransformersEncoder
 
 
 def pad_states(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Pad B tensors (L_i, D) with zeros to (B, L_max, D); return them and a bool mask (B, L_max), False for padding."""
+    """Pad B tensors (L_i, D) with zeros. Return (B, L_max, D), and a bool mask (B, L_max) that is False for padding."""
     padded = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
     lengths = torch.tensor([len(rows) for rows in states], device=padded.device)
     return padded, torch.arange(padded.shape[1], device=padded.device)[None] < lengths[:, None]

@@ -82,7 +82,7 @@ class SmallConfig(Options):
 
     @property
     def token_size(self) -> Size:
-        """Value of `patch`, or the default for this codec."""
+        """Value of `patch`, or the default value for the configured codec."""
         return self.patch or _DEFAULT_PATCH[self.codec]
 
     def build_codec(self) -> PatchCodec | Autoencoder:
@@ -193,7 +193,10 @@ class SmallTraining(nn.Module):
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
-        """Generate uint8 videos (B, 3, T, H, W) for a batch's texts and bucket, from noise drawn with its seeds."""
+        """Generate uint8 videos (B, 3, T, H, W) for the texts and the bucket of a batch.
+
+        The noise is drawn with the batch's seeds.
+        """
         device, size = self.transformer.always.device, batch.bucket.shape
         codec = self.autoencoder if hasattr(self, "autoencoder") else self.config.build_codec().to(device)
         noise, _ = draw_noise_and_times(codec.latent_shape(size), batch.sample_seeds, device)

@@ -17,9 +17,10 @@ _ENCODE_ONCE = (
 
 
 def advice(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) -> tuple[str, ...]:
-    """Return the changes that make the step fit, each alone.
+    """Return all changes that make the step fit without any other change.
 
-    If none is enough, return all that help, as far as they are needed together, and at last a distributed run.
+    If no single change is enough, return the changes to make together. If all changes together are not enough, the last
+    item recommends a distributed run.
     """
     changes = _changes(config, bucket_id, step, limit)
     if alone := [text for text, change in changes if change(step).needed <= limit]:
@@ -36,7 +37,7 @@ def advice(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) ->
 
 
 def _changes(config: TrainConfig, bucket_id: str, step: StepMemory, limit: int) -> list[tuple[str, _Change]]:
-    """Return the changes that this configuration allows, those that cost least first."""
+    """Return (text, change) for each change that this configuration allows, the least costly change first."""
     changes: list[tuple[str, _Change]] = []
     if not step.is_checkpointed and step.activations.num_blocks:
         changes.append(("--set model.activation_checkpointing.blocks=[auto]", _checkpointed))

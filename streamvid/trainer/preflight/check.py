@@ -38,9 +38,10 @@ class BucketCheck:
     """Estimates for one bucket.
 
     tokens: tokens per sample of the model.
-    encode_bytes: what encoding a batch needs beyond the weights.
-    activation_bytes, checkpointed_bytes: what the backward pass needs without and with activation checkpointing.
-    needed_bytes: memory of a step as it is configured, at its peak.
+    encode_bytes: memory that encoding a batch needs in addition to the weights.
+    activation_bytes: memory for activations in the backward pass without activation checkpointing.
+    checkpointed_bytes: memory for activations in the backward pass with activation checkpointing.
+    needed_bytes: peak memory of a step with the configured options.
     seconds: predicted duration of a step.
     """
 
@@ -59,11 +60,12 @@ class BucketCheck:
 class CheckReport:
     """Result of `check`.
 
-    device_bytes: memory of the device that tensors can use, or of this machine without an accelerator.
-    largest: bucket whose step ran, or None if it did not fit.
-    peak_bytes: measured peak of that step; None on the CPU, where it cannot be measured.
+    device_bytes: device memory that tensors can use; without an accelerator, the memory of this machine.
+    largest: bucket whose step was run, or None if the step did not fit in memory.
+    peak_bytes: measured peak memory of this step; None on the CPU, where the peak cannot be measured.
     epoch_seconds: predicted time of an epoch without waits for data.
-    problems: reasons why the run cannot start. advice: changes that would make it fit.
+    problems: reasons why the run cannot start.
+    advice: changes that would make the step fit in memory.
     """
 
     device: str
@@ -86,8 +88,7 @@ def check(config: TrainConfig, device_bytes: int | None = None) -> CheckReport:
     """Check a configuration without saving anything.
 
     device_bytes: memory of the device that will train; None for the device of this machine.
-    Raises errors that would keep a run from reaching its first batch, such as for a dataset that the model's rule
-    rejects.
+    Raises the errors that would stop a run before its first batch, for example if the model's rule rejects the dataset.
     """
     has_blocks = bool(config.model.activation_checkpointing.blocks)
     with open_trial(config, checkpoints_activations=False) as trial:
@@ -136,7 +137,7 @@ class _Ran:
 
 
 def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
-    """Run two steps, the first of which warms up. Return None if they run out of memory."""
+    """Run two steps, the first of which is a warm-up. Return None if a step runs out of memory."""
     has_cuda = trial.accelerator.device.type == "cuda"
     try:
         trial.step(batch)
@@ -149,7 +150,7 @@ def _run_largest(trial: TrialRun, batch: Batch) -> _Ran | None:
 
 
 def _activations(trial: TrialRun, batches: Sequence[Batch]) -> Activations:
-    """Count activations without and with checkpointing. The blocks stay checkpointed."""
+    """Count activations without and with checkpointing. Afterwards, the blocks remain checkpointed."""
     tokens = [_tokens(trial, batch.bucket) for batch in batches]
     stored = count_activations(trial, batches, tokens)
     num_blocks = checkpoint_blocks(trial)
@@ -207,7 +208,7 @@ def _rows(
 
 
 def _check_sizes(trial: TrialRun, buckets: Sequence[Bucket]) -> None:
-    """Let the module reject unsupported sizes, if it has a method `check_size` and its VAE is available."""
+    """Let the module reject unsupported sizes if the module has a method `check_size` and a VAE."""
     model: Any = trial.module.model
     if not hasattr(model, "check_size") or not hasattr(model, "vae"):
         return

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def measure_encoding(trial: TrialRun, batch: Batch) -> EncodedBatch:
-    """Encode a batch as a step does, and return the memory that it takes beyond the weights.
+    """Encode a batch as a step does, and return the memory that encoding takes in addition to the weights.
 
-    On a CPU, tensors are counted, but not what kernels use inside: with the VAEs of Wan, LTX-Video and CogVideoX on an
-    H200, the count is 18 to 29 % below the measurement. A batch that does not fit needs all memory of its device.
+    On a CUDA device, the memory is measured. On a CPU, the bytes of tensors are counted, without the memory that
+    kernels use internally; for the VAEs of Wan, LTX-Video and CogVideoX, the count is 18 to 29 % below the measurement
+    on an H200. The result for a batch that does not fit is the whole memory of the device.
     """
     device = trial.accelerator.device
     if device.type != "cuda":
@@ -47,7 +48,10 @@ def _bytes_of(batch: Batch) -> int:
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of all tensors that operations return, while they live. known: storages that do not count."""
+    """Counter of the bytes of all live tensors that operations have returned.
+
+    known: data pointers of storages that do not count.
+    """
 
     def __init__(self, known: Collection[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

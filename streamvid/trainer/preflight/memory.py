@@ -42,10 +42,10 @@ _WORK = 0.7
 
 @dataclass(frozen=True)
 class FixedMemory:
-    """Bytes that do not depend on the batch.
+    """Memory that does not depend on the batch, in bytes.
 
     encoders: part of `weights` that only `encode` uses.
-    update: what the optimizer uses while it updates the weights.
+    update: memory that the optimizer uses while it updates the weights.
     """
 
     weights: int
@@ -57,7 +57,7 @@ class FixedMemory:
 
 @dataclass(frozen=True)
 class ActivationPlane:
-    """Bytes of activations of a batch: fixed + size · (per_sample + per_token · tokens)."""
+    """Coefficients for the bytes of a batch's activations: fixed + size · (per_sample + per_token · tokens)."""
 
     fixed: float
     per_sample: float
@@ -70,18 +70,23 @@ class ActivationPlane:
 
 @dataclass(frozen=True)
 class Activations:
-    """Activations with and without checkpointing. num_blocks: number of blocks that can be checkpointed, or 0."""
+    """Activations with and without checkpointing.
+
+    stored: activations without checkpointing.
+    inputs: activations with checkpointing, which stores only the inputs of blocks.
+    num_blocks: number of blocks that can be checkpointed.
+    """
 
     stored: ActivationPlane
     inputs: ActivationPlane
     num_blocks: int
 
     def block(self, size: int, tokens: int) -> int:
-        """Return the bytes of one block's activations, or 0 without blocks."""
+        """Return the bytes of one block's activations, or 0 if no blocks can be checkpointed."""
         return round(self.stored.of(size, tokens) / self.num_blocks) if self.num_blocks else 0
 
     def backward(self, size: int, tokens: int, is_checkpointed: bool) -> int:
-        """Return the bytes at the beginning of the backward pass, when most activations exist."""
+        """Return the bytes of activations at the beginning of the backward pass, when most activations exist."""
         if not is_checkpointed or not self.num_blocks:
             return round(self.stored.of(size, tokens) + _WORK * self.block(size, tokens))
         return round(self.inputs.of(size, tokens) + (1 + _WORK) * self.block(size, tokens))
@@ -89,7 +94,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Bytes of a batch with the outputs of `encode`, and the most that existed while it was encoded."""
+    """Bytes of a batch with the outputs of `encode`, and the peak number of bytes while the batch was encoded."""
 
     bytes: int
     peak_bytes: int
@@ -97,10 +102,12 @@ class EncodedBatch:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of a step of one bucket, and what they depend on.
+    """Memory of a step of one bucket, and the values that it depends on.
 
-    size: samples per batch. tokens: tokens per sample.
-    measured, measured_size: a batch of this bucket and its number of samples.
+    size: samples per batch.
+    tokens: tokens per sample.
+    measured: memory of a batch of this bucket that was encoded for a measurement.
+    measured_size: number of samples in the measured batch.
     encodes: True if the step encodes its batch, False if it reads features.
     accumulates: True if gradients of earlier batches exist during the step.
     """
@@ -122,7 +129,7 @@ class StepMemory:
 
     @property
     def needed(self) -> int:
-        """Bytes at the peak of the step."""
+        """Peak memory of the step in bytes."""
         fixed = self.fixed
         batch = round(self.measured.bytes * self.size / self.measured_size)
         # Encoders take one clip at a time, so only the batch itself depends on its size.
@@ -155,7 +162,8 @@ def fixed_memory(module: nn.Module, has_average: bool) -> FixedMemory:
 def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequence[int]) -> ActivationPlane:
     """Count the activations of the smallest batches.
 
-    batches: one batch per bucket; tokens: tokens per sample of each.
+    batches: one batch per bucket.
+    tokens: tokens per sample of each batch.
     """
     order = sorted(range(len(batches)), key=lambda number: tokens[number])
     first = order[0]
@@ -170,7 +178,7 @@ def count_activations(trial: TrialRun, batches: Sequence[Batch], tokens: Sequenc
 
 
 def checkpoint_blocks(trial: TrialRun) -> int:
-    """Permanently checkpoint the activations of all blocks of the parts that train; return the number of blocks."""
+    """Permanently checkpoint the activations of all blocks of the parts that train. Return the number of blocks."""
     model = trial.module.model
     encoders = tuple(f"{name}." for name in getattr(model, "encoders", ()))
     lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) > 1]
@@ -179,14 +187,14 @@ def checkpoint_blocks(trial: TrialRun) -> int:
 
 
 def _repeated(batch: Batch, size: int) -> Batch:
-    """Return a batch whose samples are `size` times the first one."""
+    """Return a batch of `size` copies of the first sample of `batch`."""
     return prompted(batch, [batch.text[0]] * size)
 
 
 def _saved_bytes(trial: TrialRun, batch: Batch) -> float:
     """Return the bytes that a forward pass stores for the backward pass, except for parameters.
 
-    The tensors are only counted, not kept, so this needs no more memory than generating a sample.
+    The tensors are only counted, not kept, so the pass needs no more memory than generating a sample.
     """
     parameters = {one.untyped_storage().data_ptr() for one in trial.module.parameters()}
     seen: dict[int, StorageWeakRef] = {}

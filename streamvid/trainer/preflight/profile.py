@@ -40,7 +40,7 @@ def profile(
     """Measure `num_steps` steps of each bucket, after one step to warm up. Nothing is saved.
 
     Data loading is not part of the measurement, because ranks wait for each other's steps, not for prefetched batches.
-    progress: called with ("profile", measured buckets, buckets).
+    progress: called with ("profile", number of measured buckets, number of buckets).
     """
     measured: list[tuple[str, int, float]] = []
     with open_trial(config) as trial:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class TrialRun:
     """The parts of a run on one process.
 
-    loader: loader of the run, whose first steps are one step of each bucket, the costliest first.
+    loader: loader of the run. The epoch begins with one step of each bucket, the costliest bucket first.
     module: task module on the accelerator's device.
     """
 
@@ -42,7 +42,7 @@ class TrialRun:
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """Buckets that have a step, the costliest first."""
+        """Buckets that have a step, the costliest bucket first."""
         return [batch.bucket for batch in self.batches()]
 
     def batches(self) -> list[Batch]:
