@@ -53,7 +53,10 @@ def display_times(
 
 
 def _unpacked(packets: Iterable[Packet[VideoStream]], stream: VideoStream) -> Iterator[Packet[VideoStream]]:
-    """Move pictures that DivX and Xvid store in the packet of another picture to the empty packets that follow."""
+    """Yield the packets with one picture each.
+
+    DivX and Xvid may store two pictures in one packet, followed by an empty packet. The second picture is moved to the
+    empty packet."""
     from av.bitstream import BitStreamFilterContext
 
     unpack = BitStreamFilterContext("mpeg4_unpack_bframes", stream)

@@ -29,7 +29,7 @@ _INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
 class StreamInfo:
     """Description of a video stream. Streams with equal descriptions can share a decoder.
 
-    - codec: FFmpeg's name of the codec.
+    - codec: FFmpeg's name for the codec.
     - extradata: the codec header as stored in the container.
     - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format, margins: as in VideoInfo.
     - color: matrix, range, primaries and transfer as declared by the container, as FFmpeg numbers.
@@ -130,7 +130,7 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def declare_x264(decoder: VideoCodecContext, core: int) -> None:
-    """Pass the version of x264 that wrote a stream to its H.264 decoder. core: the version; 0 changes nothing."""
+    """Declare to an H.264 decoder which version of x264 (`core`) wrote its stream; 0 changes nothing."""
     from av.packet import Packet
 
     if not core:

@@ -29,7 +29,7 @@ class Field:
     is_idr: bool
 
     def is_second_of(self, first: Field) -> bool:
-        """Return whether this field and the previous field `first` form one frame (3.30 and 3.31)."""
+        """Return whether this field and the previous field, `first`, form one frame (ITU-T H.264, 3.30 and 3.31)."""
         return (
             self.frame_num == first.frame_num
             and self.is_bottom != first.is_bottom
@@ -224,7 +224,7 @@ def _units_of_avcc(header: bytes) -> Iterator[memoryview]:
 
 
 def _message(messages: memoryview, wanted: int) -> bytes | None:
-    """Return the first message of kind `wanted` in the payload of an SEI unit (7.3.2.3.1), or None."""
+    """Return the first message of type `wanted` in the payload of an SEI unit (7.3.2.3.1), or None if there is none."""
     at = 0
     while at + 2 < len(messages):
         kind = size = 0

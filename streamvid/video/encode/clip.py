@@ -42,7 +42,7 @@ _RATE = 25
 
 
 class _Size(NamedTuple):
-    """Size of the pictures of a clip, and the pixels to cut off a displayed frame of its source."""
+    """Size of a clip's pictures, and the margins to crop from each displayed frame of the source."""
 
     height: int
     width: int
@@ -314,7 +314,7 @@ def _encode_image(
 
 
 def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None:
-    """Raise DecodeError unless `data` is a single image with this codec and this checksum of its picture."""
+    """Raise DecodeError unless `data` is a single image with the given codec and picture checksum."""
     try:
         with open_video(data, limits) as video:
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1

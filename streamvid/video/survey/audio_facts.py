@@ -25,11 +25,11 @@ _BLOCKS_PER_SECOND = 10
 class AudioFacts:
     """Facts about the default audio stream of a file.
 
-    - codec: FFmpeg's name.
-    - sample_rate, num_channels: of the first decoded samples.
+    - codec: FFmpeg's name for the codec.
+    - sample_rate, num_channels: sample rate in Hz and number of channels of the first decoded samples.
     - start_seconds: start of the audio minus start of the video; 0.0 for a file with only audio.
     - end_seconds: end of the audio minus end of the video; 0.0 for a file with only audio.
-    - duration_seconds: from the first to the end of the last sample, including gaps.
+    - duration_seconds: time from the start of the first sample to the end of the last, including gaps.
     - gap_seconds: sum of the gaps between samples.
     - silence_share: share of the 0.1 s intervals of the duration in which no sample exceeds -60 dBFS.
     - clipping_share: share of the samples that are at full scale, in runs of at least 3.
@@ -86,7 +86,7 @@ def _pictures(video: VideoFile) -> PacketTable | None:
 
 
 class FactsMeasure:
-    """Measurement of the facts of one stream from its pieces. codec: FFmpeg's name of the codec."""
+    """Meter that computes the AudioFacts of one stream from its pieces. codec: FFmpeg's name for the codec."""
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
@@ -118,7 +118,7 @@ class FactsMeasure:
         self._loud.update(np.unique(places * _BLOCKS_PER_SECOND // rate).tolist())
 
     def finish(self, table: PacketTable | None) -> AudioFacts | None:
-        """Return the facts, or None if there were no samples. table: packets of the video; None if there is none."""
+        """Return the facts, or None if there were no samples. table: packet table of the video, if any."""
         if self._format is None or self._meter is None:
             return None
         rate, _, channels = self._format

@@ -13,9 +13,10 @@ from streamvid.video.limits import LIMITS, Limits
 
 @dataclass(frozen=True, slots=True)
 class AudioSpan:
-    """Default audio stream of a file, and the time that it covers.
+    """Time that the default audio stream of a file covers, and the stream's format.
 
-    - codec: FFmpeg's name for the codec. sample_rate, num_channels: as the container declares them.
+    - codec: FFmpeg's name for the codec.
+    - sample_rate, num_channels: sample rate in Hz and number of channels, as the container declares them.
     - begin_seconds, end_seconds: presentation times of the first sample and of the end of the last, on the timeline of
       the video's frames. Priming and padding count unless the container's packets mark them.
     """

@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class FrameView:
-    """Decoded frame as an observer sees it. The view is valid only until `see` returns. number: frame number."""
+    """Decoded frame that is passed to an observer, with its frame number. It is valid only until `see` returns."""
 
     def __init__(self, number: int, frame: VideoFrame, pictures: _Pictures) -> None:
         self.number = number
@@ -47,7 +47,7 @@ class FrameView:
     def picture(self, longer_side: int) -> Picture:
         """Return the frame scaled down so that its longer side has `longer_side` pixels.
 
-        It is enlarged only if a side would have fewer than MIN_SIDE pixels.
+        The frame is enlarged only if a side would otherwise have fewer than MIN_SIDE pixels.
         """
         return self._pictures.picture(self._frame, longer_side)
 
