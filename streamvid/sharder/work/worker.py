@@ -41,7 +41,7 @@ def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
 
 @contextlib.contextmanager
 def clock_paused() -> Iterator[None]:
-    """Pause the unit's time limit during waits that have their own deadline and are not caused by the file."""
+    """Pause the unit's time limit inside the `with` block, which waits for something other than the file."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
