@@ -53,7 +53,7 @@ def chunk_of(table: pa.Table, name: str) -> pa.Array:
 
 
 def array_of(values: npt.NDArray[Any]) -> pa.Array:
-    """Return an Arrow array that shares the memory of `values`, or of a copy if they are not contiguous."""
+    """Return an Arrow array that shares the memory of `values`, or of a copy if `values` is not contiguous."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)

@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 class FinishedFiles:
-    """Journal of finished files and the states of all files involved. Safe to use from several threads.
+    """Journal of finished files, with the states of the files on which each depends. Safe to use from several threads.
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
@@ -66,13 +66,16 @@ class FinishedFiles:
                 self._journal.clear()
 
     def is_done(self, path: str, *files: FileState) -> bool:
-        """Return True if `path` was finished with `files` in their current state. Unknown versions count as changed."""
+        """Return True if `path` was finished and `files` have not changed since.
+
+        A file of unknown version counts as changed.
+        """
         if self._journal is None or not all(file.version for file in files):
             return False
         return bool(self._journal.findings.get((path,)) == _facts(files))
 
     def add(self, path: str, *files: FileState) -> None:
-        """Mark `path` as finished with `files` in their current state."""
+        """Mark `path` as finished, and record the current states of `files`, on which it depends."""
         if self._journal is None or not all(file.version for file in files):
             return
         try:
