@@ -51,7 +51,7 @@ class Transport:
     """
 
     def start(self) -> None:
-        """Import and initialize the client in advance. If this method is not called, the first request does so."""
+        """Import and initialize the client in advance. Otherwise, the first request does this."""
 
     def disconnect(self) -> None:
         """Close all connections. Requests in progress finish first, and later requests open new connections."""
@@ -63,8 +63,8 @@ class Transport:
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
         """Return the bytes of a range. Raises RequestError if `version` is not "" and the object has another version.
 
-        `is_wanted` is called only after the response has begun. Once it returns False, the read may end early, with any
-        error or result.
+        `is_wanted` is called only after the response has begun. After it has returned False, the read may end early,
+        with any error or result.
         """
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class Transport:
         raise NotImplementedError
 
     def copies_from(self, source: Transport) -> bool:
-        """Return True if this store can itself copy objects of `source`."""
+        """Return True if the store can copy objects of `source` by itself."""
         return False
 
     def copy(self, source: Transport, source_key: str, version: str, key: str) -> None:
@@ -81,7 +81,7 @@ class Transport:
         raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
-        """Return a page of the objects whose keys begin with `prefix`, in key order, with whole keys as paths.
+        """Return a page of the objects whose keys begin with `prefix`, ordered by key. The paths are whole keys.
 
         The second value is the `following` argument for the next page, or "" after the last page.
         """
@@ -92,7 +92,7 @@ class Transport:
         raise NotImplementedError
 
     def renew(self) -> None:
-        """Discard the access keys, so that the next request looks them up again."""
+        """Discard the access keys, so that they are looked up again for the next request."""
         raise NotImplementedError
 
     # Multipart uploads of large objects, for stores that support them.
@@ -105,13 +105,16 @@ class Transport:
         raise NotImplementedError
 
     def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
-        """Upload a part, numbered from 1, and return its tag."""
+        """Upload a part, and return its tag. number: number of the part, starting at 1."""
         raise NotImplementedError
 
     def copy_part(
         self, source: Transport, source_key: str, version: str, key: str, upload: str, number: int, start: int, end: int
     ) -> str:
-        """Create a part from bytes [start, end) of an object of `source`, as `copy` does. Return its tag."""
+        """Create a part from bytes [start, end) of an object of `source`, as `copy` does.
+
+        Return the tag of the part.
+        """
         raise NotImplementedError
 
     def end_parts(self, key: str, upload: str, tags: list[str]) -> None:

@@ -221,7 +221,7 @@ class _Copy:
         return there, sealed
 
     def _other_files(self, sealed: bytes | None) -> set[str] | None:
-        """Return the paths of files that the manifest at `dest` describes differently, or None if any file may differ."""
+        """Return the paths of files that the manifest at `dest` describes differently; None if any file may differ."""
         if sealed is None:
             return None
         if sealed == self.manifest:
