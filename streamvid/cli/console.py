@@ -194,7 +194,7 @@ def size(num_bytes: int) -> str:
 def run_and_print(
     work: Callable[[ProgressBar], AnyReport], as_json: bool, print_text: Callable[[AnyReport], None]
 ) -> AnyReport:
-    """Call `work` with a progress bar, print its report as JSON or with `print_text`, and return the report."""
+    """Call `work` with a progress bar. Print its report as JSON or with `print_text`, and return the report."""
     with ProgressBar() as progress:
         report = work(progress)
     if as_json:

@@ -36,7 +36,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return (path, its columns to read) for each file that contains some of `columns`, samples file first."""
+        """Return (path, columns to read from it) for each file that contains any of `columns`, samples file first."""
         wanted: dict[str, list[str]] = {samples_path: []}
         place = self.places[samples_path]
         for name in columns:
@@ -86,6 +86,6 @@ def typed(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a hint such as "; did you mean 'motion'?" if one of `names` is similar to `name`, else ""."""
+    """Return a hint such as "; did you mean 'motion'?" if one of `names` is similar to `name`; otherwise ""."""
     near = get_close_matches(name, sorted(set(names)), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

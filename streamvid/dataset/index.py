@@ -233,7 +233,7 @@ _MEDIA_TYPES = {
 
 
 def schema(types: Mapping[str, str]) -> pa.Schema:
-    """Return a pyarrow schema. types: column name → type name, where `sha256` means 32 raw bytes."""
+    """Return a pyarrow schema. types: type name by column name; the type `sha256` is 32 raw bytes."""
     import pyarrow as pa
 
     return pa.schema(
@@ -291,7 +291,7 @@ def encode_rejections(rejections: Sequence[tuple[int, str, str, str]]) -> bytes:
 
 
 def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str]) -> bytes:
-    """Return the Parquet bytes of a small table. types: column name → type name, as in `schema`."""
+    """Return the Parquet bytes of a small table. types: type name by column name, as in `schema`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -301,6 +301,9 @@ def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str])
 
 
 def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
-    """Return the description of an index file. The file's name contains its checksum and is never reused (SHARD-2)."""
+    """Return the description of an index file.
+
+    The name of the file contains the checksum, so it is never reused (SHARD-2).
+    """
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

@@ -356,7 +356,7 @@ Verb: TypeAlias = Literal["shard", "append", "remove", "merge", "compact", "anno
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change that produced a version from the previous one.
+    """Change that produced a version from the previous version.
 
     num_added, num_removed: numbers of samples that the version adds and removes.
     note: the reason that the user gave, or a short description.
@@ -468,7 +468,7 @@ _FIELDS = {"format", "format_version", CHECKSUM, *(one.name for one in fields(Ma
 
 
 def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
-    """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
+    """Parse manifest.json. Raises DatasetError if the file is invalid, and IntegrityError if its checksum is wrong."""
     with naming(where):
         value = unsealed_json(data, FORMAT, FORMAT_VERSION)
         if unknown := sorted(set(value) - _FIELDS):
@@ -507,6 +507,6 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 
 
 def read_manifest(store: Store) -> Manifest:
-    """Return the manifest of the newest version of the dataset in `store`. Raises DatasetError if it is missing."""
+    """Return the manifest of the newest version of the dataset in `store`. Raises DatasetError if there is none."""
     remedy = "pass the DEST of a completed `streamvid shard SOURCE DEST`; if the command was interrupted, run it again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)

@@ -66,8 +66,8 @@ def _described(columns: pa.Schema) -> str:
 def encode_packets(clips: Sequence[ClipIndex | None], audios: Sequence[AudioIndex | None] = ()) -> bytes:
     """Return the encoded packet table of a shard. Each clip is one row; None becomes a row of nulls.
 
-    audios: index of each clip's audio, or None; empty if no clip has one. The audio of a clip without a packet index is
-        omitted.
+    audios: audio index of each clip, or None; empty if no clip has an audio index. The audio of a clip without a packet
+        index is omitted.
     Times are stored as differences from the previous packet, and offsets as gaps after the end of the previous packet.
     """
     import pyarrow as pa
@@ -123,7 +123,7 @@ def _gaps(offsets: Int64s, sizes: Int64s) -> Int64s:
 
 
 def pack_stream(stream: bytes) -> bytes:
-    """Compress the Arrow stream of a table, and prepend its uncompressed length."""
+    """Compress the Arrow stream of a table, and prepend the uncompressed length."""
     import pyarrow as pa
 
     packed: bytes = pa.compress(stream, codec="zstd", asbytes=True)

@@ -22,8 +22,9 @@ class Findings(Mapping[Key, Any]):
     """Mapping of keys to JSON values that uses about 40 bytes of memory per key. Thread-safe.
 
     Small data stays in memory. Other data is in an unlinked file in the system's temporary directory (TMPDIR), which
-    disappears when the process ends. Keys are looked up by hash. With n keys, two of them have the same hash with a
-    probability of n**2 / 2**65; one of the two is then lost. Hashes differ between runs, so the next run finds both.
+    disappears when the process ends. Keys are looked up by hash. With n keys, the probability that two keys have the
+    same hash is n**2 / 2**65; one of these two keys is then lost. Hashes differ between runs, so the next run finds
+    both.
 
     Methods raise OSError if the file cannot be written or read.
     """

@@ -219,7 +219,7 @@ def _check_space(todo: Sequence[PlannedShard], staging: Staging, options: ShardO
 
 
 def _drop_clips(shard: PlannedShard, clips: ClipFolder, uses: Counter[str]) -> None:
-    """Remove the clips that were made for a finished shard, except those that another shard still needs."""
+    """Remove the clips that were made for a finished shard, except clips that another shard still needs."""
     uses.subtract(_made_clips(shard))
     for name in set(_made_clips(shard)):
         if not uses[name]:
@@ -238,7 +238,9 @@ def _paths(shards: Iterable[PlannedShard]) -> Iterator[str]:
 
 
 def build_shard(unit: ShardUnit) -> None:
-    """Write a shard's offsets, tar, packets and marker, in this order and each atomically. Runs in a worker.
+    """Write a shard's offsets, tar, packets and marker, in this order. Each file is written atomically.
+
+    Runs in a worker.
 
     Raises SourceError if a file has changed since it was probed, and StorageError if writing fails or an encoded or
     cut clip is damaged.

@@ -325,5 +325,5 @@ class _Growth:
 
 
 def _wanted(samples: Iterable[PlannedSample], options: ShardOptions) -> dict[Key, Job]:
-    """Return the jobs of these samples by the key of their clip."""
+    """Return the jobs of these samples by key."""
     return {job.key: job for sample in samples for job in jobs_of(sample, options)}

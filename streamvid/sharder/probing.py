@@ -49,7 +49,7 @@ def note(journal: Journal, key: Key, finding: Finding) -> None:
 
 
 def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
-    """Return the rejection that a finding contains, or None if it contains none."""
+    """Return the rejection that a finding contains, or None if the finding is not a rejection."""
     if "rejected" not in finding:
         return None
     # A sealed dataset contains no path of this machine (SHARD-1).

@@ -245,8 +245,8 @@ def dry_run(
 ) -> ShardReport:
     """Run all stages up to the shard plan without writing to `dest`. Earlier results of probing at `dest` are reused.
 
-    No clips are encoded or cut. If the build requires this, the report contains neither the sizes of the clips nor the
-    number of shards.
+    No clips are encoded or cut. If the build would encode or cut clips, the report contains neither the sizes of the
+    clips nor the number of shards.
 
     Raises the same errors as `shard`, except that an occupied `dest` and the rejection of all rows are not errors. The
     report lists the reasons for all rejections.

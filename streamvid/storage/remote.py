@@ -340,7 +340,10 @@ class RemoteStore(Store):
                 raise self._given_up(path) from None
 
     def _holds(self, path: str, file: Path) -> bool:
-        """Return True if the object has the same bytes as a local file. Their sizes must be equal."""
+        """Return True if the object has the same bytes as a local file.
+
+        The caller has checked that the sizes are equal.
+        """
         self._forget_version(path)
         offset = 0
         with file.open("rb") as source:

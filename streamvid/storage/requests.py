@@ -265,7 +265,7 @@ class Operation:
 
 
 class Call(Operation):
-    """Operation with one request, which is not hedged. The server may still process the request after a timeout."""
+    """Operation with a single request that is not hedged. After a timeout, the server may still process the request."""
 
     def ask(self, attempt: Callable[[Transport], _Answer], num_bytes: int) -> _Answer:
         """Run `attempt`, which sends a body of `num_bytes`, repeatedly until it succeeds. Return its result."""

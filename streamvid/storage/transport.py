@@ -45,7 +45,7 @@ class Body:
 
 
 class Transport:
-    """Interface for requests to one bucket or its equivalent. Keys are relative to the root of the bucket.
+    """Interface for requests to one bucket or an equivalent. Keys are relative to the root of the bucket.
 
     On failure, methods raise RequestError. Any thread of the process that created the transport may call them.
     """

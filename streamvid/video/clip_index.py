@@ -199,9 +199,9 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the indices of the first and the last packet to decode, and the indices of the packets of `numbers`.
+        """Return (first packet to decode, last packet to decode, packets of the frames `numbers`), all as indices.
 
-        The latter are relative to the first packet to decode."""
+        The indices in the third value are relative to the first packet to decode."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[bisect_right(keys, int(numbers[0])) - 1])

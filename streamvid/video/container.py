@@ -181,7 +181,7 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Within the context, read only the first bytes of a remote file's key frames.
+        """Read only the first bytes of a remote file's key frames inside the `with` block.
 
         Other packet data reads as zeros. This applies if the container's index contains sizes, times and key frames,
         and the codec needs nothing else from packets. Bytes between packets are always read from the file.
@@ -215,9 +215,9 @@ class VideoFile:
 
 
 def open_video(source: Source, limits: Limits) -> AbstractContextManager[VideoFile]:
-    """Open a video or an image. Raises ProbeError if it cannot be opened, is not allowed or exceeds a limit.
+    """Open a video or an image. Raises ProbeError if the file cannot be opened, is not allowed or exceeds a limit.
 
-    A binary file object must be seekable; it is read from its first byte and left open.
+    A binary file object must be seekable. It is read from the first byte, and is not closed.
     """
     return _opened(source, limits, needs_pictures=True)
 
@@ -358,7 +358,7 @@ def _canonical(format_name: str) -> str:
 def _choose_stream(container: InputContainer, limits: Limits, needs_pictures: bool) -> VideoStream | None:
     """Return the first video stream that is neither cover art nor a tile of a larger picture, if there is one.
 
-    If there is none, return None if the file has audio and pictures are not needed; otherwise, raise ProbeError.
+    Without such a stream, return None if the file has audio and pictures are not needed; otherwise, raise ProbeError.
     """
     from av.stream import Disposition
 

@@ -116,7 +116,7 @@ def read_frame_format(video: VideoFile, frame: VideoFrame) -> FrameFormat:
 
 
 def frame_format_of(info: StreamInfo, frame: VideoFrame) -> FrameFormat:
-    """Return the format of a frame decoded without its container. Raises ProbeError for unsupported colors."""
+    """Return the format of a frame that was decoded without a container. Raises ProbeError for unsupported colors."""
     return _make_format(frame, info.codec, info.sample_aspect_ratio, info.rotation, info.flip, info.margins)
 
 
@@ -145,7 +145,7 @@ def _make_format(
 
 
 def _even(margins: Margins, width: int, height: int) -> Margins:
-    """Return the margins after offsets and sizes are rounded down to even numbers, as in the ffmpeg program for 4:2:0.
+    """Return the margins with offsets and sizes rounded down to even numbers, as the ffmpeg program does for 4:2:0.
 
     The result is NO_MARGINS if the margins are impossible.
     """

@@ -33,7 +33,7 @@ class Crop:
 
     left, top: offset of the part in the displayed frame, as a share of the available margin, in units of 2**-32 (0 to
         2**32 - 1). A crop therefore selects the same part regardless of how a video is rotated.
-    scale: side lengths relative to those of the largest possible part, in units of 2**-16 (1 to 2**16).
+    scale: ratio of the part's side lengths to those of the largest possible part, in units of 2**-16 (1 to 2**16).
     """
 
     left: int
@@ -185,7 +185,7 @@ def _limited_format(pixel_format: str) -> str:
 
 
 def _as_stored(crop: Crop, rotation: int, flip: bool) -> tuple[int, int]:
-    """Return (left, top) of a crop in the stored frame. For display, that frame is mirrored, then rotated clockwise."""
+    """Return (left, top) of a crop in the stored frame, before it is mirrored and then rotated for display."""
     most = (1 << 32) - 1
     left, top = {
         0: (crop.left, crop.top),

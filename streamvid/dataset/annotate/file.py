@@ -88,7 +88,10 @@ def _whole_blocks(path: Path, columns: Iterable[str]) -> Iterable[RowBlock]:
 
 
 def find_key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
-    """Return (index column, column of the file). Equal values in the two columns match a row with its samples."""
+    """Return (index column, column of the file).
+
+    A row applies to the samples with an equal value in the index column.
+    """
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
             f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; rename the "

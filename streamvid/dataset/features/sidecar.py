@@ -90,7 +90,10 @@ class SidecarManifest:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
-        """Parse manifest.json. Raises DatasetError if it is invalid, or IntegrityError if its checksum is wrong."""
+        """Parse manifest.json.
+
+        Raises DatasetError if the file is invalid, and IntegrityError if its checksum is wrong.
+        """
         with naming(where, "copy it again, or create the features again with `streamvid encode`"):
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
@@ -128,8 +131,8 @@ class Sidecar:
     def check_base(self, dataset: Dataset) -> None:
         """Verify that the features were created from this dataset.
 
-        Raises ConfigError with the differences if they were created from another dataset, and IntegrityError if their
-        table of shards does not match the dataset.
+        Raises ConfigError with the differences if the features were created from another dataset, and IntegrityError if
+        the table of feature shards does not match the dataset.
         """
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
         problems = differences(of_it, base_facts(dataset), "fingerprints")

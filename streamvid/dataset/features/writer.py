@@ -142,7 +142,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 class SidecarWriter:
     """Writer of a dataset's features at a local path or at a file:// or s3:// URL.
 
-    made_with: JSON values that describe the encoder, such as its checksum. Readers compare these values with their own.
+    made_with: description of the encoder as JSON values, such as a checksum. Readers compare it with their own encoder.
     num_visits: number of visits per sample.
 
     Several processes may write different shards at the same time.
@@ -207,7 +207,7 @@ class SidecarWriter:
         """Write the features of `shard`. samples: (key, visits) of every sample, in the order of the shard.
 
         A finished shard is overwritten. Raises ConfigError for tensors that cannot be stored, DatasetError if the
-        samples differ from those of the shard, and StorageError if the store fails.
+        samples are not those of the shard, and StorageError if the store fails.
         """
         if self.sealed is not None:
             raise DatasetError(f"the features at {self._store.url} are sealed; choose another destination")
@@ -292,7 +292,7 @@ class SidecarWriter:
     def _temporary(self) -> Iterator[Path]:
         """Create a temporary folder.
 
-        For a local store, it is inside the store, so that files can be renamed into place.
+        If the store is local, the folder is inside it, so that files can be renamed into place.
 
         Raises StorageError if the folder cannot be written.
         """

@@ -143,7 +143,7 @@ def count_matches(
     The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
     `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the dataset's
     content and the filter, so that later calls read only 8 bytes per shard. If several processes on one machine call
-    this function at the same time, only one of them scans. If the folder cannot be written, each call scans.
+    this function at the same time, only one process scans. If the folder cannot be written, each call scans.
     """
     everything = dataset.shards
     cache = CountCache.of(cache_dir, dataset.manifest.fingerprints.content, filter.text)
@@ -231,7 +231,7 @@ class CountCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this entry inside the `with` block. It excludes other processes on this machine."""
+        """Hold the lock of this entry, which excludes other processes on this machine, inside the `with` block."""
         with contextlib.ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

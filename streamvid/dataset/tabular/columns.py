@@ -88,7 +88,7 @@ class Column:
 
 
 def common_kind(found: Iterable[frozenset[ColumnType] | None]) -> ColumnType:
-    """Return the type of a column. found: `Column.kinds` of its blocks. Mixed and empty columns are strings."""
+    """Return the type of a column. found: `Column.kinds` of each block. Mixed and empty columns are strings."""
     known = [kinds for kinds in found if kinds is not None]
     shared = frozenset.intersection(*known) if known else frozenset()
     ordered: tuple[ColumnType, ...] = ("int64", "double", "bool")

@@ -150,7 +150,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
     def arranged(self, order: npt.NDArray[np.int64]) -> Rows[_Row]:
         """Return rows in another order: the row with index `order[i]` becomes row i.
 
-        The rows are first distributed to parts that fit into memory, so that all files are read sequentially.
+        The rows are first distributed among parts that fit in memory, so that files are read and written sequentially.
         """
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))

@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 class FinishedFiles:
-    """Journal of finished files, with the states of the files on which each depends. Safe to use from several threads.
+    """Journal of finished files, and the states of the files on which they depend. Safe to use from several threads.
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
@@ -75,7 +75,7 @@ class FinishedFiles:
         return bool(self._journal.findings.get((path,)) == _facts(files))
 
     def add(self, path: str, *files: FileState) -> None:
-        """Mark `path` as finished, and record the current states of `files`, on which it depends."""
+        """Mark `path` as finished. files: current states of the files on which the result depends."""
         if self._journal is None or not all(file.version for file in files):
             return
         try:

@@ -70,7 +70,7 @@ def tag(
     move: bool = False,
     storage: StorageOptions | Mapping[str, Any] | None = None,
 ) -> VersionsReport:
-    """Tag a version, so that `URL@NAME` opens it and `compact --expire` keeps it. Return the versions.
+    """Tag a version, so that `URL@NAME` opens this version and `compact --expire` keeps it. Return the versions.
 
     version: number, another tag, or "latest"; None removes the tag.
     move: True to allow moving an existing tag to another version.

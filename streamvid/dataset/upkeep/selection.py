@@ -64,7 +64,7 @@ class SampleSelection:
 def select(
     dataset: Dataset, keys: str | Path | Collection[str] | None, where: str | None, source: str | None
 ) -> SampleSelection:
-    """Return the selection that one of the arguments describes. Raises ConfigError unless exactly one is given.
+    """Return the selection that `keys`, `where` or `source` describes. Raises ConfigError unless exactly one is given.
 
     keys: keys, record keys or source names, or the path of a file that lists them.
     where: condition on the dataset's columns.

@@ -181,7 +181,7 @@ def _open(store: Store, newest: Manifest, number: int) -> Dataset:
 
 
 def _is_publishing(store: Store, newest: Manifest) -> bool:
-    """Return True if a writer is replacing the files for other readers, or was killed while replacing them.
+    """Return True if a writer is replacing the files for other readers, or was killed while doing so.
 
     The next writer completes the replacement. If the access keys do not permit listing, it is unknown whether a file
     exists.
@@ -319,7 +319,7 @@ class _Check:
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
-        """Return the number of extra files in the store (None if unknown), and the paths of the first ones."""
+        """Return (number of extra files in the store or None if unknown, paths of the first extra files)."""
         count, first = 0, []
         try:
             known = kept_files(self.dataset.store, self.newest)

@@ -57,9 +57,9 @@ class Problem:
 
 @dataclass
 class ShardFindings:
-    """Findings of the verification of one shard.
+    """Result of the verification of one shard.
 
-    The fields include the problems, the number of bytes read and, if both files have the right size, their states.
+    states: states of the tar and of the offsets file; empty unless both have the right size.
 
     keys: keys of the samples if a later version deliberately deleted the shard; otherwise None.
     """

@@ -26,7 +26,7 @@ _log = logging.getLogger("streamvid.loader")
 
 @dataclass(frozen=True)
 class Later:
-    """Changes between a version and the newest one.
+    """Changes between a version and the newest version.
 
     newest: the newest version.
     removed: keys of samples that the version contains and the newest version does not.
@@ -82,7 +82,7 @@ def _by_shard(removed: pa.Table, version: int) -> dict[ShardName, set[str]]:
 def _removed_from(
     dataset: Dataset, gone: Mapping[ShardName, set[str]], moved: Mapping[ShardName, Sequence[ShardName]]
 ) -> set[str]:
-    """Return those removed keys that a version contains. Its index is read only for shards that were replaced."""
+    """Return those removed keys that `dataset` contains. The index is read only for shards that were replaced."""
     found: set[str] = set()
     before: dict[ShardName, list[ShardName]] = {}
     for old, several in moved.items():

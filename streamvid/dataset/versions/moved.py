@@ -28,7 +28,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class MovedShard:
-    """A shard that no longer exists in the newest version, and one shard to which samples of it were moved.
+    """Shard that no longer exists in the newest version, and a shard to which some of its samples were moved.
 
     Both shards have the same bucket.
 

@@ -135,9 +135,10 @@ def open_ref(ref: DatasetRef, store: Store, cache: BlockCache | None = None, ver
 
 
 def find_version(store: Store, newest: Manifest, version: str | int | None) -> Manifest:
-    """Return the manifest of a version. Raises ConfigError for an unknown version, and DatasetError for a deleted one.
+    """Return the manifest of a version.
 
-    An earlier version does not contain the files for other readers, which are always those of the newest version.
+    Raises ConfigError for an unknown version, and DatasetError for a deleted version. An earlier version does not
+    contain the files for other readers, which are always those of the newest version.
     """
     number = resolve(newest, version, store.url)
     if number == newest.version:
@@ -203,8 +204,7 @@ def history(store: Store, newest: Manifest) -> Iterator[Manifest]:
 def files_of_version(store: Store, manifest: Manifest) -> set[str]:
     """Return the paths of all files of a version, including its own manifest.
 
-    If deletion of the version was interrupted after its shard table was deleted, its tars no longer exist and are
-    omitted.
+    If an interrupted deletion of the version has removed the shard table, the tars no longer exist, and are omitted.
     """
     own = version_path(manifest.version)
     if any(store.size(file.path) is None for file in (*manifest.files.shards, *manifest.files.removed)):

@@ -64,7 +64,7 @@ def described(draft: Manifest, shards: ShardTable) -> Manifest:
 
 
 class Writing:
-    """Right to publish the next version of a dataset, held by one process at a time.
+    """Right to publish the next version of a dataset. Only one process at a time has this right.
 
     newest: the manifest from which the next version is made.
     """
@@ -139,7 +139,7 @@ def _with_reader_files(draft: Manifest, others: dict[str, bytes]) -> Manifest:
 
 
 def _put_reader_files(store: Store, new: Manifest, old: Manifest, others: dict[str, bytes]) -> None:
-    """Replace the files for other readers, whose names are fixed, if the version changes them."""
+    """Replace those files for other readers that differ in the new version. The names of these files are fixed."""
     there = set(old.files.other)
     for file in new.files.other:
         if file.path in others and file not in there:

@@ -137,7 +137,7 @@ def _rounded(total: int, count: int) -> float:
 
 
 def sample_steps(timestamps: Sequence[int], time_base: Fraction) -> dict[int, int]:
-    """Return, for each frame that is a sample, the number of the first multiple of 1/8 second at which it is shown.
+    """Return the samples by frame number: the first multiple of 1/8 second at which the frame is shown, as its number.
 
     Frames that are not shown at any multiple are not samples. The last frame is assumed to last as long as the frame
     before it.

@@ -86,8 +86,8 @@ class PlannedSample:
 class Assignment:
     """Samples and rejections that result from assigning buckets to all records.
 
-    draw_sets: PlannedSample.draw_set → (bucket id, probability) pairs, for clips that are stored in several buckets.
-    duplicates: near-duplicates among the samples; None if the sharder did not search for them.
+    draw_sets: (bucket id, probability) pairs by `PlannedSample.draw_set`, for clips that are stored in several buckets.
+    duplicates: near-duplicates among the samples; None if the sharder did not search for near-duplicates.
     """
 
     samples: Rows[PlannedSample]
@@ -111,7 +111,7 @@ def assign(
 ) -> Assignment:
     """Assign buckets to all probed records. A record that no bucket accepts becomes a rejection with the reason.
 
-    earlier: for an append, hash of a file name → number of rows with this file in the dataset.
+    earlier: for an append, number of rows in the dataset by hash of the file name.
     media: for an append, conditioning inputs of the dataset.
     """
     stills = still_media(records, probes, options.source.media_columns, media)
@@ -302,7 +302,7 @@ def _drawn(
 
 
 def _windows(time_range: TimeRange | None, probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """Yield each window of a source with its bucket choices.
+    """Yield each window of a source, with the buckets to which it may be assigned.
 
     time_range: part of the source to use; None for the whole source.
     Raises NoBucketError if no bucket accepts a window, and Rejected if the time range does not fit the source.

@@ -43,7 +43,7 @@ class Base:
 
     writing: the right to publish the next version; None for a task or a dry run, because these publish nothing.
     num_known: number of input rows that the dataset already knows.
-    earlier: hash of a file name → number of known rows with this file, for files of the input that have samples.
+    earlier: number of known rows by hash of the file name, for those files of the input that have samples.
     """
 
     dataset: Dataset

@@ -135,8 +135,10 @@ def _state(path: str, options: ShardOptions) -> tuple[int, str]:
 def confirm(plan: ShardPlan, shards: Sequence[PlannedShard], probes: Probes, options: ShardOptions) -> ShardPlan:
     """Return the plan with the probed facts of the samples in these shards. Other shards stay as planned.
 
-    A sample whose file cannot be used, or would be stored differently, becomes a rejection. Shards keep their names; a
-    shard can become empty. probes: results of probing the files of `shards`.
+    A sample whose file cannot be used, or would be stored differently, becomes a rejection. Shards keep their names,
+    and a shard can become empty.
+
+    probes: results of probing the files of `shards`.
     """
     return _changed(plan, shards, lambda samples: [_confirmed(sample, probes, options) for sample in samples])
 

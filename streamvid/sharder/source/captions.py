@@ -85,7 +85,7 @@ def text_source(text: str) -> str:
 
 
 def caption_lines(text: str | None) -> Captions:
-    """Return the captions in a text with one caption per line."""
+    """Return the captions in `text`, which contains one caption per line."""
     return parse_captions([line.strip() for line in (text or "").splitlines() if line.strip()])
 
 

@@ -49,7 +49,7 @@ class SourceInput:
 
     place: location of the media files.
     table: metadata rows; None for media files without metadata.
-    video_column, caption_column: column names if the layout defines them, else None.
+    video_column, caption_column: column names if the layout defines them; otherwise None.
     metadata: names of the files that contain the rows.
     unread_metadata: names of other metadata files in the source's folder.
     layout: name of the layout.

@@ -192,7 +192,7 @@ class Media:
             raise self._changed()
 
     def _is_same(self, num_bytes: int, version: str) -> bool:
-        """Return True if a file of this size and version is still the file that was probed."""
+        """Return True if a file with this size and version is the file that was probed."""
         is_as_long = self.offset + self.num_bytes <= num_bytes if self.is_part else self.num_bytes == num_bytes
         return is_as_long and (self.has_checksum or version == self.version)
 

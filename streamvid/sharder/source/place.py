@@ -101,10 +101,10 @@ class Place:
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
-        """Request the states of all objects to which the values refer, concurrently, and keep them for later calls."""
+        """Request the states of all objects to which the values refer concurrently, for use by later calls."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Read the caption files of those media files that are in an object store, concurrently."""
+        """Concurrently read the caption files of those media files that are in an object store."""
 
     def caption(self, file: CaptionFile) -> str | None:
         """Return the trimmed text of a caption file, or None if it is missing or blank."""
@@ -274,9 +274,9 @@ class BucketFolder(Place):
 class MemberFolder(Place):
     """Place whose files are parts of other files, such as members of tars.
 
-    where: name in rows → (source name, part path).
-    states: part path → (size in bytes, version).
-    origins: part path → SealedOrigin.
+    where: (source name, part path) by name in rows.
+    states: (size in bytes, version) by part path.
+    origins: SealedOrigin by part path.
     base: place of all other files; None if there are no other files.
     """
 

@@ -434,7 +434,7 @@ def _captions(cells: CaptionCells | CaptionFile, place: Place, options: ShardOpt
 
 
 def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> RecordSet:
-    """Join several inputs. Raises SourceError if two of them have files with the same name."""
+    """Join several inputs. Raises SourceError if two inputs contain files with the same name."""
     types: dict[str, str] = {}
     _check_owners(parts, sources)
     for part in parts:
@@ -469,7 +469,7 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Return the record with columns converted to `types`, and in split "val" if `val` contains its record key."""
+    """Return the record with columns converted to `types`. It is in split "val" if its record key is in `val`."""
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin
     if origin is not None and origin.record_key in val:

@@ -89,7 +89,7 @@ def read_tars(
 
 @dataclass
 class _TarReader:
-    """Reader of tars that collects the locations of their media."""
+    """Reader of tars that collects the locations of media members."""
 
     place: Place
     wanted: frozenset[str]
@@ -193,7 +193,7 @@ class _TarReader:
 
 @contextmanager
 def _reading(media: Media) -> Iterator[Read]:
-    """Open a tar for small reads. Raises SourceError if it cannot be opened."""
+    """Open a tar for small reads. Raises SourceError if the tar cannot be opened."""
     try:
         opened = (
             SpooledFile(media, None, first_bytes=_FIRST_BYTES)

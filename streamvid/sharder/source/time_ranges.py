@@ -184,7 +184,7 @@ def check_time_ranges(table: MetadataTable, used: Sequence[str | None]) -> None:
 def _pairs_of(names: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
     """Yield (start, end, is_certain) for each pair of names that differ only in one word, such as start and end.
 
-    is_certain: True if such names always denote time ranges; False if this depends on the values.
+    is_certain: True if such names always denote time ranges; False if only the values can show whether they do.
     """
     words_of = {name: name.split("_") for name in names}
     for first, last in sorted(product(_STARTS, _ENDS), key=lambda pair: pair not in _CERTAIN):

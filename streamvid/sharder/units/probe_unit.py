@@ -247,7 +247,7 @@ def clip_extension(container: str, source: str) -> str:
     """Return the extension of a clip's tar member, which depends on the file's container rather than its name.
 
     Each family of containers has one extension, so that .mov and .MP4 files share shards. As an exception, .webm files
-    keep their extension, because it implies certain codecs.
+    keep their extension, which implies certain codecs.
     """
     name = _EXTENSIONS.get(container)
     if name is None:
@@ -259,5 +259,5 @@ def clip_extension(container: str, source: str) -> str:
 
 
 def extension_of_name(suffix: str) -> str:
-    """Return the extension that a clip has in a tar if its source file has the extension `suffix`."""
+    """Return the extension of a clip in a tar. suffix: extension of the source file."""
     return _EXTENSIONS_OF_NAMES.get(suffix, suffix)

@@ -17,9 +17,10 @@ from streamvid.host.imports import skip_pandas
 
 
 def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
-    """Run `handler`, a "module:function", on each unit received from a socket. A limit of 0 means no limit.
+    """Run the function `handler`, given as "module:function", on each unit that is received from a socket.
 
-    A unit that exceeds its time limit ends the whole process, because nothing else stops C code that hangs. The pool
+    A limit of 0 means no limit. If a unit exceeds the time limit, the process ends, because C code that hangs cannot be
+    stopped in any other way. The pool
     detects that the worker has ended. `held_fd` is kept open, but not used.
     """
     if limit := int(memory_bytes):

@@ -43,13 +43,13 @@ Fetch = Callable[[Ranges], None]
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Traffic of this process through the cache, and the size of the folder, which all processes share.
+    """Statistics of this process's reads through the cache, and the size of the cache folder.
 
     hits, bytes_from_cache: number of blocks read from the disk, and number of bytes that readers wanted from these
         blocks.
     misses, bytes_fetched: number of blocks read from the store, and number of bytes received.
     evicted: number of blocks that this process removed to make room.
-    num_bytes: total size of the files in the cache, at most max_bytes.
+    num_bytes: total size of the files in the cache, which all processes share; at most max_bytes.
     """
 
     hits: int

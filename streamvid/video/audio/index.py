@@ -124,7 +124,7 @@ class AudioIndex:
         return AudioPackets(low, high - low, pieces, packets)
 
     def _start(self, first: int) -> int:
-        """Return the packet at which decoding must start for packet `first` to decode as it does in the whole track."""
+        """Return the packet at which decoding must start, so that packet `first` decodes correctly."""
         info = self.info
         num_samples, num_packets = preroll(info.codec, info.extradata, info.sample_rate)
         num_samples = num_samples if info.preroll is None else info.preroll
@@ -190,7 +190,7 @@ def index_audio(data: bytes, limits: Limits = LIMITS, see: Callable[[Piece], Non
 
 
 class _PieceNumbers:
-    """Positions and counts of all pieces, without their samples."""
+    """Positions and sample counts of all pieces. The samples are not kept."""
 
     def __init__(self) -> None:
         self.packets, self.positions, self.heads, self.counts = (array("q") for _ in range(4))

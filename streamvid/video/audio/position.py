@@ -30,7 +30,7 @@ _SLACK_SECONDS = {"vorbis": Fraction(1, 40)}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DecodedFrame:
-    """A decoded frame, and which of its samples are audio.
+    """Decoded frame, and the range of its samples that is audio rather than priming or padding.
 
     - packet: ordinal of the packet after which the decoder returned the frame.
     - timestamp: timestamp of the first sample, in ticks; None if unknown.
@@ -86,7 +86,7 @@ def _with_following(frames: Iterable[DecodedFrame]) -> Iterator[tuple[DecodedFra
 
 
 class _Positions:
-    """Positions of one stream's frames.
+    """State for computing the positions of one stream's frames.
 
     Times are compared as integers. Their unit is chosen so that a tick lasts `_tick` units and a sample lasts `_sample`
     units.
@@ -151,8 +151,9 @@ class _Positions:
     def _start(self, frame: DecodedFrame, following: Collection[DecodedFrame]) -> int:
         """Return the position of a run's first frame.
 
-        The position follows from the frame's own timestamp. It is corrected by the median deviation of the following
-        frames if this deviation is at most 1.5 ticks, but larger than the rounding of two timestamps can explain.
+        The position follows from the frame's own timestamp. The position is corrected by the median deviation of the
+        following frames if that deviation is at most 1.5 ticks but larger than the rounding of two timestamps can
+        explain.
         """
         position = round_half_up(Fraction(self._units(frame), self._sample)) - frame.head
         deviations = sorted(self._deviations(frame, position, following))
@@ -177,7 +178,7 @@ class _Positions:
         return found
 
     def _deviation(self, frame: DecodedFrame, position: int) -> int:
-        """Return the deviation of a frame's timestamp from `position`, the position of its first sample, in units."""
+        """Return by how many units a frame's timestamp deviates from `position`, the position of the first sample."""
         return self._units(frame) - (position + frame.head) * self._sample
 
     def _units(self, frame: DecodedFrame) -> int:

@@ -52,8 +52,8 @@ def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
 def stretch(samples: Float32s, num_samples: int, sample_rate: int) -> Float32s:
     """Return `samples` (channels, n) stretched in time to `num_samples` samples at the same pitch (FFmpeg's atempo).
 
-    Every sound is within 1/12 s of its proportional time in the result, or within 1/30 s if the result is at most 5 %
-    longer than the input. Raises DecodeError unless the speed is between MIN_SPEED and MAX_SPEED.
+    A sound in the result deviates by at most 1/12 s from its ideal time, or by at most 1/30 s if the result is at most
+    5 % longer than the input. Raises DecodeError unless the speed is between MIN_SPEED and MAX_SPEED.
     """
     speed = samples.shape[1] / num_samples
     if not MIN_SPEED <= speed <= MAX_SPEED:

@@ -72,9 +72,9 @@ def audio_packets(video: VideoFile, stream: AudioStream) -> Iterator[Packet[Audi
 
 
 def decode_pieces(stream: AudioStream, packets: Iterable[Packet[AudioStream]], is_exact: bool) -> Iterator[Piece]:
-    """Decode the packets of a stream, from its first packet on, and yield their pieces.
+    """Decode all packets of a stream, and yield the decoded pieces.
 
-    is_exact: True if the container stores where the audio ends (MP4), so that padding after it can be cut.
+    is_exact: True if the container stores where the audio ends (MP4), so that the padding can be cut.
     Raises ProbeError if a packet does not decode. Packets at the start are exempt, because the stream may have been cut
     there.
     """

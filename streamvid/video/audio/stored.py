@@ -67,7 +67,10 @@ def _warm_up(decoder: AudioCodecContext, packet: Packet[Any]) -> None:
 
 
 class _Run:
-    """Decoded frames of adjacent packets. They are drawn in one call, because one call per frame would be slow."""
+    """Decoded frames of adjacent packets.
+
+    All frames are drawn in one call, because one call per frame would be slow.
+    """
 
     def __init__(self, info: AudioStreamInfo, canvas: Canvas) -> None:
         from av.audio.fifo import AudioFifo

@@ -80,7 +80,7 @@ def _to_json(info: AudioStreamInfo) -> str:
 
 
 def audio_stream(video: VideoFile) -> AudioStream | None:
-    """Return the file's default audio stream (FFmpeg's choice of the best one), or None if it has none.
+    """Return the file's default audio stream (FFmpeg's choice of the best stream), or None without audio.
 
     The stream is set up for decoding. Raises ProbeError if its codec or its channel order is not allowed.
     """
@@ -126,7 +126,10 @@ def info_of(stream: AudioStream) -> AudioStreamInfo:
 
 
 def stream_decoder(stream: AudioStream) -> AudioCodecContext:
-    """Return a decoder for a stream. For indexed codecs, it is the same decoder that is used without the container."""
+    """Return a decoder for a stream.
+
+    For an indexed codec, the decoder is the same as that for packets without a container.
+    """
     if stream.codec_context.codec.canonical_name not in INDEXED_CODECS:
         return stream.codec_context
     try:

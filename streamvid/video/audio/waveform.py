@@ -30,7 +30,7 @@ def read_waveform(
 
     duration_seconds: duration of the video, or of the audio if there is no video. It is divided into `num_parts` equal
         parts.
-    Raises ProbeError if the file cannot be read, or its audio is not allowed or does not decode.
+    Raises ProbeError if the file cannot be read, or if the audio is not allowed or does not decode.
     """
     with open_audio(source, limits) as video:
         if not video.has_audio or duration_seconds <= 0:

@@ -52,7 +52,7 @@ class MaskReader:
             self._chain = FilterChain(frame, filters, matrix=matrix, color_range=color_range)
 
     def values(self, frame: VideoFrame) -> NDArray[np.uint8]:
-        """Return the upright values (H, W) of a frame. Raises DecodeError if its size or pixel format changed."""
+        """Return the upright values (H, W) of a frame. Raises DecodeError if the frame size or pixel format changed."""
         self._format.check(frame)
         if self._chain is not None:
             frame = self._chain.run(frame)

@@ -83,7 +83,7 @@ class AudioWindow:
         yield self._only
 
     def blocks_of(self, source: Source, first_sample: int) -> Iterator[tuple[Samples, bool]]:
-        """Yield blocks of another source, starting at `first_sample`. They have the same sizes as those of `blocks`."""
+        """Yield the audio of another source from `first_sample` on, in blocks of the same sizes as `blocks`."""
         try:
             for samples, found in read_blocks(source, first_sample, self.sizes, self.format, self._limits):
                 yield samples, found.is_present
@@ -135,7 +135,7 @@ def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
 
 
 class AudioTrack:
-    """Track of an MP4 or QuickTime file that contains the samples of a window. Its bytes depend only on the samples."""
+    """Audio track of an MP4 or QuickTime file. The samples of the window alone determine its bytes."""
 
     def __init__(self, container: OutputContainer, window: AudioWindow, codec: MadeAudioCodec | None = None) -> None:
         from av.codec.context import Flags

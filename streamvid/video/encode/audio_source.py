@@ -34,12 +34,14 @@ _DISORDER_SECONDS = 5
 def read_blocks(
     source: Source, first_sample: int, sizes: list[int], audio: AudioFormat, limits: Limits
 ) -> Iterator[tuple[Float32s, AudioResult]]:
-    """Yield the samples (channels, size) and the AudioResult of consecutive windows, one for each of `sizes`.
+    """Yield (samples, AudioResult) for each of several consecutive windows of a file's audio.
+
+    sizes: number of samples in each window. The samples have the shape (channels, size).
 
     first_sample: first sample of the first window, as for `decode_audio_file`. The position of an open file does not
-        change. The samples depend only on the file and the arguments. Decoding starts near the first window if packets
-        follow each other without gaps and the container stores their
-    exact times; otherwise, it starts at the beginning of the file.
+        change. The samples depend only on the file and the arguments. Decoding starts near the first window if there
+        are no gaps between packets and the container stores exact times;
+    otherwise, decoding starts at the beginning of the file.
     Raises DecodeError if the audio does not decode or is not allowed.
     """
     try:

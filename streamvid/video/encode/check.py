@@ -54,7 +54,10 @@ class QualityMeter:
         self._pending[number] = _rows(picture, 0).copy()
 
     def take(self, number: int, packet: bytes) -> None:
-        """Measure the packet of frame `number`. Raises DecodeError if it decodes to a different or damaged frame."""
+        """Measure the packet of frame `number`.
+
+        Raises DecodeError if the packet decodes to another or a damaged frame.
+        """
         import av
 
         data = cast("Packet[VideoStream]", av.Packet(packet))

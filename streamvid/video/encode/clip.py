@@ -160,7 +160,7 @@ def _encode_from(
     limits: Limits,
     key: tuple[int, int],
 ) -> tuple[bytes, float]:
-    """Decode the source, starting at a key packet; return the encoded clip and its PSNR in decibels."""
+    """Encode the source, decoding from a key packet on. Return (bytes of the clip, PSNR of luma in decibels)."""
     numbers, written = timeline.numbers, 0
     made: list[tuple[Cover, ClipWriter]] = []
 
@@ -280,7 +280,7 @@ class ClipWriter:
 def _encode_image(
     video: VideoFile, table: PacketTable, size: _Size, encoding: Encoding, is_mask: bool, limits: Limits
 ) -> tuple[bytes, str, str, float]:
-    """Encode a still image: a lossless PNG if the codec is ffv1, else a JPEG with quantizer 2 (BT.601, full range).
+    """Encode a still image: a lossless PNG for the codec ffv1, otherwise a JPEG with quantizer 2 (BT.601, full range).
 
     Return (contents, file extension, FFmpeg's name of the codec, PSNR of luma in decibels).
     """

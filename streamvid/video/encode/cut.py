@@ -212,7 +212,10 @@ class _Writer:
         self._container.close()
 
     def finish(self, ticks: int) -> bytes:
-        """Return the contents of the file. Its edit list ends after `ticks` and thus also hides all later frames."""
+        """Return the contents of the file.
+
+        The edit list of the file ends after `ticks`, so that later frames are hidden.
+        """
         if self._track is not None:
             self._track.write_until(None)
         self.close()

@@ -50,9 +50,9 @@ class AudioFacts:
 
 
 def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | None:
-    """Decode a file's audio once and return its facts, or None if it has no audio.
+    """Decode a file's audio once, and return facts about the audio, or None if there is none.
 
-    Raises ProbeError if the file cannot be read, or its audio does not decode or is not allowed.
+    Raises ProbeError if the file cannot be read, or if the audio does not decode or is not allowed.
     """
     with open_audio(source, limits) as video:
         if not video.has_audio:
@@ -69,9 +69,10 @@ def read_audio_facts(source: Source, limits: Limits = LIMITS) -> AudioFacts | No
 
 
 def index_with_facts(data: bytes, limits: Limits = LIMITS) -> tuple[AudioIndex | None, AudioFacts | None]:
-    """Index a clip's audio (see `index_audio`) and measure its facts, decoding it only once.
+    """Return (index of a clip's audio, facts about the audio). The audio is decoded only once.
 
-    For a clip without audio, both results are None. Raises the same errors as `index_audio`.
+    Both are None for a clip without audio. The index can also be None for other reasons; see `index_audio`. Raises the
+    same errors as `index_audio`.
     """
     with open_audio(data, limits) as video:
         stream = audio_stream(video)

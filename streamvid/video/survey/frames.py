@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 class FrameView:
-    """Decoded frame that is passed to an observer, with its frame number. It is valid only until `see` returns."""
+    """Decoded frame, as it is passed to an observer. Valid only until `see` returns. number: frame number."""
 
     def __init__(self, number: int, frame: VideoFrame, pictures: _Pictures) -> None:
         self.number = number
@@ -71,7 +71,7 @@ def survey(
     """Decode a video or an image once, show the chosen frames to an observer, and return the observer.
 
     source: as for `decode_into`.
-    choose: function that returns distinct frame numbers in ascending order, at least one.
+    choose: function that returns at least one frame number. The numbers are distinct and ascending.
     begin: function that creates the observer. It is called again if decoding must restart from an earlier key frame.
 
     Raises ProbeError if the file is not supported (see `probe`), and DecodeError if a frame does not decode.
