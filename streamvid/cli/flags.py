@@ -79,7 +79,7 @@ RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
 def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
     """Return the click type for comma-separated values.
 
-    The values are numbers if `kind` is int or float; otherwise, text.
+    Each value is parsed as `kind` if `kind` is int or float; otherwise, the value is text.
     """
     item = kind if kind in (int, float) else str
 

@@ -64,9 +64,9 @@ class LeaseNote:
 
     @property
     def is_alive(self) -> bool:
-        """True if the holder seems to be alive, judged by the clocks of two machines.
+        """True if the holder seems to be alive, according to the clocks of both machines.
 
-        To exclude others, use `acquire`.
+        The result may be wrong if the clocks differ. To exclude other processes, use `acquire`.
         """
         return not self.is_dead if self.is_here else time.time() - self.renewed < EXPIRE_SECONDS
 

@@ -237,9 +237,9 @@ def _fraction(text: object) -> Fraction:
 
 
 class _Lists:
-    """List columns of which each row has lists of equal length.
+    """List columns of a table. In each row, the lists of all columns have the same length.
 
-    edges: index of each row's first packet, then the end.
+    edges: index of the first packet of each row, followed by the total number of packets.
     """
 
     def __init__(self, columns: dict[str, pa.Array], sizes: str, others: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ class Dataset:
     verified against their checksums before use, and the shard table also against the manifest's fingerprints. A
     mismatch raises IntegrityError.
 
-    where: condition of the view that was opened, or None. Loaders deliver only the samples that meet it.
+    where: condition of the view that was opened, or None. Loaders deliver only samples that match this condition.
     newest: manifest of the version that was the newest when the dataset was opened.
     """
 

@@ -87,7 +87,7 @@ def _inherited(opens_stores: bool) -> dict[str, str]:
 
 
 def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float = 0.0) -> None:
-    """Wait for workers to end by themselves, kill those that still run after `grace_seconds`, and reap all of them."""
+    """Wait for workers to end by themselves. Kill the workers that still run after `grace_seconds`, and reap all."""
     deadline = time.monotonic() + grace_seconds
     for worker in workers:
         try:

@@ -128,7 +128,10 @@ def packets_path(staging: Path, path: str) -> Path:
 
 
 def load_marker(staging: Path, path: str) -> Marker:
-    """Load a shard's marker. Raises OSError if it cannot be read, and ValueError or TypeError if it is invalid."""
+    """Load a shard's marker.
+
+    Raises OSError if the file cannot be read, and ValueError or TypeError if it is invalid.
+    """
     return Marker(**json.loads(marker_path(staging, path).read_bytes()))
 
 

@@ -130,7 +130,8 @@ class Job:
 
     clip: facts that are known before the clip is made.
     follows: for conditioning videos and audio, the Timing of the sample's source as text; otherwise "".
-    audio_seconds: for conditioning audio, the time from the zero of its file to its end; None for other files.
+    audio_seconds: for conditioning audio, the time in seconds from the zero of the file to the end of the audio; None
+        for other files.
     source_bytes: size of a source video in bytes, multiplied by the fraction of its frames that the window contains; 0
         for other files.
     bars: black bars to crop; see Record.
@@ -294,7 +295,7 @@ def _max_bytes(job: Job, options: ShardOptions) -> float | None:
 
 @dataclass
 class _Growth:
-    """Comparison of the sizes of encoded clips and sources. It logs one warning if the clips are larger.
+    """Comparison of the sizes of encoded clips and their sources. A warning is logged once if the clips are larger.
 
     The sizes are compared after every clip from the hundredth on, so that the warning appears early, and at the end.
     """

@@ -44,7 +44,7 @@ Probes: TypeAlias = Callable[[Record | MediaFile], Probe | Rejected]
 
 
 def note(journal: Journal, key: Key, finding: Finding) -> None:
-    """Store a finding in the journal. Findings "fault" and "memory" are not final, because the next run may succeed."""
+    """Store a finding in the journal. Findings of kind "fault" or "memory" are not final: the next run may succeed."""
     journal.add(key, finding, is_final=finding.get("kind") not in ("fault", "memory"))
 
 

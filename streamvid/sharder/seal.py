@@ -291,7 +291,7 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
 
 
 def _psnr_y(plan: ShardPlan) -> Iterator[tuple[str, float | None]]:
-    """Yield (bucket id, PSNR-Y) for each sample."""
+    """Yield (bucket id, PSNR-Y in decibels) for each sample."""
     return ((bucket.id, psnr_y) for bucket, psnr_y in plan.samples.tuples("bucket", "clip.psnr_y"))
 
 

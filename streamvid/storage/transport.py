@@ -51,7 +51,7 @@ class Transport:
     """
 
     def start(self) -> None:
-        """Import and initialize the client in advance. Otherwise, the first request does this."""
+        """Import and initialize the client in advance. If this method is not called, the first request does both."""
 
     def disconnect(self) -> None:
         """Close all connections. Requests in progress finish first, and later requests open new connections."""

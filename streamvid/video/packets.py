@@ -83,7 +83,7 @@ def read_packets(video: VideoFile, see: Callable[[Packet[VideoStream]], None] | 
 
     Raises ProbeError if the file ends early or exceeds a limit, or if timestamps do not identify each frame.
 
-    see: function that is called with each packet; unread bytes in packets of remote files are 0.
+    see: function that is called with each packet. In packets of remote files, bytes that were not read are 0.
     """
     rows: list[tuple[int | None, int | None, int]] = []
     keys: list[tuple[int, int]] = []

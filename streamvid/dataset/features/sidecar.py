@@ -176,7 +176,7 @@ class Sidecar:
     def members(self, base: ShardInfo) -> MemberTable:
         """Read the table of members for a shard of the dataset, with one small read.
 
-        Raises IntegrityError if the table of members is damaged, and StorageError if it cannot be read.
+        Raises IntegrityError if the table is damaged, and StorageError if the table cannot be read.
         """
         shard, num_visits = self.shard(base), self.manifest.num_visits
         file = shard.index_file
@@ -262,7 +262,7 @@ def _shown(text: str | None) -> str:
 
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
-    """Return the manifest of the features in `store`. Raises DatasetError if it is missing."""
+    """Return the manifest of the features in `store`. Raises DatasetError if there is no manifest."""
     remedy = "create them with `streamvid encode`, or run an interrupted `streamvid encode` again"
     return read_sealed(store, SidecarManifest.from_json, f"no sealed features at {store.url}", remedy)
 

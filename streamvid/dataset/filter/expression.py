@@ -65,7 +65,7 @@ def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_c
     """Compile the condition `text`.
 
     resolve: function that returns (index column, kind) for a name.
-    is_canonical: True if `text` is a canonical spelling, which is allowed to be longer than a condition of a user.
+    is_canonical: True if `text` is a canonical spelling, which may be longer than a user's condition.
 
     Raises ConfigError with the text, the position and a remedy if `text` is not a valid condition, or contains a name
     for which `resolve` raises LookupError.

@@ -151,7 +151,7 @@ def is_metadata_name(name: str) -> bool:
 
 
 def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
-    """Return the column names of a local file. Raises SourceError if it cannot be read.
+    """Return the column names of a local file. Raises SourceError if the file cannot be read.
 
     is_sample: True to read only the first block of rows. The result then lacks columns of JSON files that occur only in
         later rows.
@@ -163,7 +163,7 @@ def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
 
 
 def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[RowBlock]:
-    """Yield the rows of a local file in blocks. Raises SourceError if it cannot be read.
+    """Yield the rows of a local file in blocks. Raises SourceError if the file cannot be read.
 
     columns: names of the columns to read; None reads all. For CSV and Parquet, the first block has columns but no rows.
     """

@@ -109,7 +109,7 @@ class Rows(Sequence[_Row], Generic[_Row]):
 
     @staticmethod
     def of(kind: type[_Row], values: Iterable[_Row]) -> Rows[_Row]:
-        """Store the values, and return them as rows. Errors that the iterable raises propagate."""
+        """Store the values, and return them as rows. Errors raised by `values` are not converted."""
         form, spill, values = _form_of(kind), Spill(), iter(values)
         while block := list(islice(values, BLOCK_ROWS)):
             spill.append(form.encode(block))

@@ -276,7 +276,7 @@ class _Copy:
         file: FileInfo,
         stop: threading.Event,
     ) -> int | None:
-        """Copy one file if needed. Return the number of bytes written, or None if the file was already correct."""
+        """Copy one file unless the existing copy is correct. Return the number of bytes written, or None if it was."""
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):
             return None

@@ -52,7 +52,7 @@ class FinishedFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Remove the journal of a complete run; keep it after an error."""
+        """Remove the journal if the run is complete. Keep it after an error."""
         with contextlib.suppress(OSError):
             if self._journal is not None and kind is None:
                 self._path.unlink()

@@ -142,9 +142,9 @@ def left_out(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicat
 
 
 def _owners(dest: Dataset, sources: Sequence[Dataset], on_duplicate: OnDuplicate) -> Mapping[str, int]:
-    """Map each record key of the sources to the number of the dataset whose samples stay.
+    """Return the number of the dataset whose samples stay, by record key of the sources.
 
-    Datasets are numbered from 0, which is `dest`.
+    Number 0 is `dest`. The sources have the numbers from 1 on.
     """
     owners: dict[str, int] = {}
     twice: set[str] = set()

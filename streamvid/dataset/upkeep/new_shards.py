@@ -73,7 +73,7 @@ class NewShard:
 
     @staticmethod
     def kept(dataset: Dataset, shard: ShardInfo) -> NewShard:
-        """Return a shard that keeps an existing shard unchanged."""
+        """Return the entry for an existing shard that stays unchanged."""
         part = Part.whole(dataset, shard)
         return NewShard(shard.bucket_id, shard.number, shard.build_id, shard.split, (part,), "kept")
 

@@ -44,9 +44,9 @@ class DatasetRef:
     def parse(url: str | Path) -> DatasetRef:
         """Parse `URL[@VERSION][#VIEW]`.
 
-        A local path that itself ends like this, such as "clips@2", is used unchanged, unless only the path without the
-        suffix exists. Raises ConfigError if both paths are datasets. A trailing slash selects the path that ends with
-        the suffix.
+        A local path that itself ends with such a suffix, such as "clips@2", is used unchanged, unless only the path
+        without the suffix exists. Raises ConfigError if both paths are datasets. A trailing slash selects the path that
+        ends with the suffix.
         """
         refuse_credentials("dataset", url)
         text = str(url)

@@ -96,7 +96,7 @@ def _column_files(shards: Sequence[PlannedShard], types: Mapping[str, str]) -> I
 
 
 def _clips(dataset: Dataset) -> Iterator[tuple[str, float | None]]:
-    """Yield (bucket id, PSNR-Y) for each sample."""
+    """Yield (bucket id, PSNR-Y in decibels) for each sample."""
     tables = in_parallel(lambda shard, _: dataset.samples(shard, ["psnr_y"]), dataset.shards, _READS_AT_ONCE)
     for shard, table in zip(dataset.shards, tables, strict=True):
         yield from ((shard.bucket_id, psnr_y) for psnr_y in table.column("psnr_y").to_pylist())

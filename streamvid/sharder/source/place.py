@@ -107,7 +107,7 @@ class Place:
         """Concurrently read the caption files of those media files that are in an object store."""
 
     def caption(self, file: CaptionFile) -> str | None:
-        """Return the trimmed text of a caption file, or None if it is missing or blank."""
+        """Return the trimmed text of a caption file, or None if the file is missing or blank."""
         return None
 
     def origin(self, path: str) -> SealedOrigin | None:

@@ -42,7 +42,7 @@ def opened(
 
 
 class Spans:
-    """Set of byte ranges in a file. Adjacent and overlapping ranges are joined."""
+    """Set of byte ranges in a file. Adjacent and overlapping ranges are merged."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []

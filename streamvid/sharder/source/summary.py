@@ -42,7 +42,7 @@ class SourceSummary:
     unread_metadata: other metadata files in the source's folder.
     columns: columns by use. The uses are "video", "caption", "caption weight", "time range", names of conditioning
         inputs, "kept" (stored with each sample) and "ignored".
-    num_usable: number of records. A usable row is one record, or one record per time range.
+    num_usable: number of records. Each usable row becomes one record, or one record per time range.
     num_captions: number of records with a caption.
     unnamed_files: media files in the folder to which no row of the metadata refers.
     """

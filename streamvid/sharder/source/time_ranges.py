@@ -54,7 +54,7 @@ class TimeRange:
 
     @property
     def text(self) -> str:
-        """Text of the range for messages, in seconds."""
+        """Description of the range in seconds, for messages."""
         return f"{float(self.start):g} to {float(self.end):g} s"
 
 

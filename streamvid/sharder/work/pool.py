@@ -48,8 +48,8 @@ class Pool:
     """Pool of worker processes for one kind of unit. The workers end when the `with` block ends.
 
     handler: function that workers call with a unit, as "module:function". It returns a JSON value.
-    held_fd: file descriptor of a lock. Every worker keeps it open, so that the lock is held until the last worker has
-        ended.
+    held_fd: file descriptor of a lock. Every worker keeps the descriptor open, so that the lock is held until the last
+        worker has ended.
     opens_stores: True if units read or write object stores; see `start_worker`.
     timeout_seconds: time limit per unit; 0 for no limit.
     memory_bytes: memory limit per worker; 0 for no limit.

@@ -42,7 +42,7 @@ def main(units_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
 
 @contextlib.contextmanager
 def clock_paused() -> Iterator[None]:
-    """Pause the unit's time limit inside the `with` block, which waits for something other than the file."""
+    """Pause the time limit of the unit inside the `with` block, during a wait that the file does not cause."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield

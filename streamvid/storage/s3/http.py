@@ -172,7 +172,7 @@ class _Connection:
 
 
 class HttpResponse:
-    """HTTP response. `readinto` and `read` return the body. Call `release_conn` or `close` afterwards."""
+    """HTTP response. Read the body with `readinto` or `read`, then call `release_conn` or `close`."""
 
     def __init__(self, connection: _Connection, owner: Connections) -> None:
         self._connection, self._owner = connection, owner

@@ -42,7 +42,7 @@ class Span:
 
 
 def needed_span(first_sample: int, num_samples: int, out_rate: int, in_rate: int) -> Span:
-    """Return the span of samples at `in_rate` on which `num_samples` delivered samples, from `first_sample`, depend."""
+    """Return the span at `in_rate` that determines `num_samples` delivered samples, starting at `first_sample`."""
     margin = reach(in_rate, out_rate)
     last = first_sample + num_samples - 1
     return Span(first_sample * in_rate // out_rate - margin, -(-last * in_rate // out_rate) + margin + 1)

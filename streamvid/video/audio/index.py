@@ -210,7 +210,7 @@ class _PieceNumbers:
 
 
 class _StoredPackets:
-    """Offsets and sizes, in the file `data`, of the packets that `watch` passes on."""
+    """Offsets (in the file `data`) and sizes of the packets that pass through `watch`."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self.are_stored = data, True

@@ -32,7 +32,7 @@ def reach(in_rate: int, out_rate: int) -> int:
 
 
 def resample(samples: Float32s, in_rate: int, out_rate: int) -> Float32s:
-    """Return `samples` (channels, n) at `out_rate`; the first samples of input and output coincide.
+    """Return `samples` (channels, n) resampled to `out_rate`. The first samples of input and output coincide.
 
     Raises DecodeError if the rates need a filter of more than 64 MiB.
     """

@@ -51,7 +51,7 @@ class FieldReader:
             self._learn(units(memoryview(header), b""))
 
     def read(self, packet: memoryview) -> Field | None:
-        """Return the header of the packet's first slice, or None if the packet contains a frame or no slice."""
+        """Return the header of the packet's first slice, or None if the packet contains a whole frame or no slice."""
         for unit in units(packet, self._header):
             kind = unit[0] & 0b11111 if len(unit) else 0
             if kind in (_SEQUENCE, _PICTURE):

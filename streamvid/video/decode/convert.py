@@ -41,7 +41,7 @@ class PictureColor:
 
 
 class FrameConverter:
-    """Converter that turns frames in the format of `frame` into pictures by a Transform. Alpha is dropped.
+    """Converter that turns frames in the format of `frame` into pictures as a Transform specifies. Alpha is dropped.
 
     color: color of yuv420p pictures, which keep the source's matrix and range.
     """

@@ -65,7 +65,10 @@ class MaskReader:
 
 
 def _nearest(first: int, size: int, num_values: int) -> NDArray[np.intp]:
-    """Split the `size` pixels from `first` into `num_values` equal parts; return the pixel nearest each center."""
+    """Split `size` pixels, starting at `first`, into `num_values` equal parts.
+
+    Return the pixel nearest each part's center.
+    """
     return first + (2 * np.arange(num_values) + 1) * size // (2 * num_values)
 
 

@@ -49,7 +49,7 @@ def decode_window(
     """Decode packets until all wanted frames are found, and call `take` with each.
 
     packets: pairs of a packet and a bool, which is True if the picture is wanted.
-    wanted: timestamp of each wanted frame → output slot.
+    wanted: output slot of each wanted frame by timestamp.
     key_time: timestamp of the key frame at which decoding starts.
     numbers: frame number of each slot in the clip, for messages; None if unknown.
     Raises DecodeError if a wanted frame does not decode or is damaged.

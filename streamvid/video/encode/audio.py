@@ -197,7 +197,7 @@ class AudioTrack:
 
 
 def as_integers(samples: Samples) -> NDArray[np.int16]:
-    """Return samples as 16-bit integers, rounded and clipped to the range of these."""
+    """Return samples as 16-bit integers, rounded and clipped to the 16-bit range."""
     return np.clip(np.rint(samples * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE - 1).astype(np.int16)
 
 

@@ -197,7 +197,7 @@ def _encode_from(
 
 
 class ClipWriter:
-    """Encoder and in-memory MP4 file. Its bytes depend only on the arguments, the pictures and the audio."""
+    """Encoder that writes an MP4 file in memory. The file depends only on the arguments, the pictures and the audio."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class AudioSpan:
 
 
 def read_audio_span(source: Source, limits: Limits = LIMITS) -> AudioSpan | None:
-    """Return the time that the audio of a file covers, or None if it has no audio.
+    """Return the time that the audio of a file covers, or None if the file has no audio.
 
     For a remote MP4, only the index is read. Raises ProbeError if the packets cannot be read or the codec is not
     allowed.
