@@ -98,10 +98,7 @@ class ShardInfo:
 
 
 def shard_path(bucket_id: str, number: int, build_id: int = 0) -> str:
-    """Return the path of a shard.
-
-    The file's name contains the bucket id, so that file names are unique in the dataset.
-    """
+    """Return the path of a shard. The file's name contains the bucket id, so it is unique in the dataset."""
     suffix = f"-{build_id:08x}" if build_id else ""
     return f"shards/{bucket_id}/{bucket_id}-{number:06d}{suffix}.tar"
 
@@ -117,8 +114,7 @@ class ColumnGroup:
 
     files: one file per samples file, in the same order. Each contains the keys, and has the same row groups and rows as
         the samples file. The entry is None for a samples file that was added after the columns.
-    columns: type by index column, as in `index.schema`.
-    source_sha256: checksum of the annotation.
+    columns: type by index column, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
     files: tuple[FileInfo | None, ...]
@@ -126,10 +122,7 @@ class ColumnGroup:
     source_sha256: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON-serializable values.
-
-        Files are listed by path; `ManifestFiles.other` describes them.
-        """
+        """Return the fields as JSON-serializable values. Files are given as paths; see `ManifestFiles.other`."""
         return {**asdict(self), "files": [file and file.path for file in self.files]}
 
     @property
@@ -139,10 +132,7 @@ class ColumnGroup:
 
     @staticmethod
     def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
-        """Parse the output of `to_json`.
-
-        Raises DatasetError for invalid values, and KeyError for a file not in `files`.
-        """
+        """Parse the output of `to_json`. Raises DatasetError for invalid values, and KeyError for unlisted files."""
         known = {file.path: file for file in files.other}
         columns = {str(name): str(kind) for name, kind in value["columns"].items()}
         of_files = tuple(None if path is None else known[path] for path in value["files"])
@@ -160,10 +150,8 @@ class ColumnGroup:
 class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
-    column: metadata column that listed the files.
-    is_optional: True if samples may lack the input.
-    is_still: True if the input is one image per clip.
-    is_audio: True if the input is audio.
+    column: metadata column that listed the files. is_optional: True if samples may lack the input.
+    is_still: True if the input is one image per clip. is_audio: True if the input is audio.
     is_mask: True if the input has one channel.
     is_list: True if a sample may have several images, at most `max_items`.
     """
@@ -256,8 +244,7 @@ class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
     plan: digest of everything that a plan depends on.
-    base: digest of the tars, of the index of samples and removed samples, and of the rules for reading clips and
-        inputs.
+    base: digest of the tars, samples files, tables of removed samples, and rules for reading clips and inputs.
     content: digest of `base` and of columns added later; equal to `base` without such columns.
     """
 

@@ -81,9 +81,10 @@ class Transport:
         raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
-        """Return a page of the objects whose keys begin with `prefix`, ordered by key. The paths are whole keys.
+        """Return (page, following). The page lists objects whose keys begin with `prefix`, ordered by key.
 
-        The second value is the `following` argument for the next page, or "" after the last page.
+        The paths of the objects are whole keys. The second value is the argument `following` for the next page, or ""
+        after the last page.
         """
         raise NotImplementedError
 

@@ -60,7 +60,6 @@ class ShardFindings:
     """Result of the verification of one shard.
 
     states: states of the tar and of the offsets file; empty unless both have the right size.
-
     keys: keys of the samples if a later version deliberately deleted the shard; otherwise None.
     """
 

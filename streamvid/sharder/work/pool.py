@@ -83,7 +83,7 @@ class Pool:
         self._workers.clear()
 
     def run(self, num_units: int, make_unit: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
-        """Yield (unit number, result) as units finish; the result is a Crash if the unit killed its worker.
+        """Yield (unit number, result) as units finish. The result is a Crash if the unit killed its worker.
 
         `make_unit(number)` is called just before the unit is sent. If a unit raises an error, this method raises the
         same error, and the run ends.
