@@ -52,7 +52,7 @@ def take_buckets(given: Values) -> BucketConfig | None:
 
 
 def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
-    """Return the configuration of a preset or a file, with the rules in `tree` instead of its own."""
+    """Return the configuration of a preset or a file, in which the rules in `tree` replace the original rules."""
     if tree.get("ratios") == {"multiple": config.multiple}:
         del tree["ratios"]
     if "policy" in tree:

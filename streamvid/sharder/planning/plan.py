@@ -116,7 +116,7 @@ def make_plan(
 
 
 def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets of the table, in its order. If sizes are derived from clips, return `found`, largest first."""
+    """Return the buckets in the order of the table. If sizes are derived from clips, return `found`, largest first."""
     if not config.is_dynamic:
         return config.table.buckets
     return tuple(sorted(set(found), key=lambda bucket: (-bucket.num_pixels, bucket.id)))

@@ -101,7 +101,7 @@ class Place:
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
-        """Request the states of all objects to which the values refer concurrently, for use by later calls."""
+        """Concurrently request the states of all objects to which the values refer, for later calls."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
         """Concurrently read the caption files of those media files that are in an object store."""

@@ -135,7 +135,7 @@ def muxer_options(sound: AudioWindow | None) -> dict[str, str]:
 
 
 class AudioTrack:
-    """Audio track of an MP4 or QuickTime file. The samples of the window alone determine its bytes."""
+    """Audio track of an MP4 or QuickTime file. The bytes of the track depend only on the samples of the window."""
 
     def __init__(self, container: OutputContainer, window: AudioWindow, codec: MadeAudioCodec | None = None) -> None:
         from av.codec.context import Flags
